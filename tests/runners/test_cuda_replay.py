@@ -94,22 +94,21 @@ def check_replays(noted_products: None) -> Callable[..., None]:
                     token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
                     rows, pages = workspace.part_rows[:count], workspace.pages[: len(parts)]
                     forward.run(Chunk(token_ids, rows, positions, pages, parts, way))
-            for count in (1, 3, 8, 16):  # 16 lanes serve 9 rows
+            for count in 2 * (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
-            for count in (2, 8):
+            for count in 2 * (2, 8):
                 token_ids, rows = workspace.token_ids[:count], workspace.no_rows[:count]
                 positions, pages = workspace.positions[:count], workspace.pages
                 forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans=1))
         replaying, straight = cards
         assert replaying.started == straight.started
-        num_chunks = len(ways) * len(CHUNKS)
-        num_passes = num_chunks + 6
+        num_passes = len(ways) * len(CHUNKS) + 6
         kinds = [layer.kind for layer in forward._layers]
         neighbours = set(zip([None, *kinds], kinds, strict=False))
-        # Of chunks also what comes first. In parts a layer adds what the one before has left, and the end the rest.
+        # Also what comes first. In parts a layer adds what the one before has left, and the end the rest.
         num_more = len(CHUNKS) * (len(neighbours) - num_kinds + 1) * ("in parts" in ways)
-        assert replaying.num_recordings == num_passes * num_kinds + num_chunks + num_more
+        assert replaying.num_recordings == num_passes * (num_kinds + 1) + num_more
         assert num_kinds < stored.config.num_hidden_layers
 
     return check

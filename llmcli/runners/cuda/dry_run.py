@@ -81,14 +81,12 @@ class DryRun:
         """Run `run`, and return its launches as something that can be started again."""
         begin = len(self._started)
         run()
-        return _Repeat(self, self._started[begin:], self._started)
+        return _Repeat(self, self._started[begin:])
 
     def repeat(self, repeat: "_Repeat") -> None:
-        """Note recorded launches once more: anew if their notes have been taken."""
-        if self._in_order or repeat.notes is not self._started:
-            repeat.launches = [Started(one.launch) for one in repeat.launches]
-            repeat.notes = self._started
-            self._started += repeat.launches
+        """Note recorded launches once more."""
+        if self._in_order:
+            self._started += [Started(one.launch) for one in repeat.launches]
         else:
             for one in repeat.launches:
                 one.count += 1
@@ -101,11 +99,10 @@ class DryRun:
 
 @dataclass
 class _Repeat:
-    """Stands in for a `Replay`. Its launches are among `notes`."""
+    """Stands in for a `Replay`. Its launches are among the notes that have not been taken."""
 
     dry_run: DryRun
     launches: list[Started]
-    notes: list[Started]
 
     def start(self, addresses: Sequence[int]) -> None:
         self.dry_run.repeat(self)
@@ -140,8 +137,8 @@ class DryModel:
     """
 
     def __init__(self, plan: MemoryPlan, card: CardFacts, *, in_order: bool = False):
-        dry_run = DryRun(card, in_order=in_order)
-        self.device = cast(Device, dry_run)
+        self._dry_run = DryRun(card, in_order=in_order)
+        self.device = cast(Device, self._dry_run)
         self.weights: Weights[Any] = phantoms(plan.weights, 1)
         cache: Cache[Any] = phantoms(plan.cache, 2)
         self._workspace: Workspace[Any] = phantoms(plan.workspace, 3)
@@ -152,7 +149,11 @@ class DryModel:
         self._num_rows = plan.num_rows
         self._longest = min(plan.chunk_tokens, plan.max_seq_len)  # a chunk also has room for every lane
         self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
-        self.take = dry_run.take
+
+    def take(self) -> list[Started]:
+        """Return the notes since the last call, and forget them, also those that would be repeated."""
+        self._forward.forget_passes()
+        return self._dry_run.take()
 
     def step(self, num_rows: int, depth: int) -> list[Started]:
         """The launches of a decoding step, as `DecodeLanes` queues it. Each row has `depth` tokens before the new one.

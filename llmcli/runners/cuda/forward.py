@@ -38,8 +38,8 @@ from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_LANES_IN_PARTS, MOST_
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
-# Chunks whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
-_MOST_KEPT_CHUNKS = 256
+# Passes whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
+_MOST_KEPT_PASSES = 256
 # What comes in front of all layers, and behind them.
 _BEGINNING, _END = "beginning", "end"
 
@@ -73,11 +73,11 @@ class Forward:
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
-        self._replays = RecentReplays(_MOST_KEPT_CHUNKS)
+        self._replays = RecentReplays(_MOST_KEPT_PASSES)
         # Keep the views: cutting them takes the host a tenth of a millisecond. The function does not hold `self`, or a
         # runner that is dropped would keep its memory until Python's collector comes.
         qkv_width = self._qkv.width
-        self._activations = functools.lru_cache(_MOST_KEPT_CHUNKS)(
+        self._activations = functools.lru_cache(_MOST_KEPT_PASSES)(
             lambda count: Activations(workspace, count, qkv_width)
         )
 
@@ -104,13 +104,15 @@ class Forward:
 
     def _lanes(self, lanes: Lanes) -> Iterator[Any]:
         activations = self._activations(len(lanes.rows))
-        self._begin(lanes.token_ids, activations, lanes.token_rows)
 
         def run(layer: Layer) -> None:
             attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
             self._few_tokens(layer.weights, activations, attend)
 
-        return self._each_layer(run, activations.hidden, {})
+        arrays = lanes.token_ids, lanes.token_rows, lanes.rows, lanes.positions, lanes.page_table
+        replays = self._replays_of(arrays, len(lanes.rows), lanes.num_spans)
+        self._record(replays, _BEGINNING, lambda: self._begin(lanes.token_ids, activations, lanes.token_rows))
+        return self._each_layer(run, activations.hidden, replays)
 
     def _chunk(self, chunk: Chunk, *, leaves: bool) -> Iterator[Any]:
         """With `leaves` a layer may leave parts of its sums to the next one."""
@@ -142,12 +144,16 @@ class Forward:
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
-        addresses = base_addresses((chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table))
-        replays = self._replays.of((self.device.uses_own, chunk.way, chunk.parts, leaves, *addresses))
+        arrays = chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table
+        replays = self._replays_of(arrays, chunk.way, chunk.parts, leaves)
         self._record(replays, _BEGINNING, lambda: self._begin(chunk.token_ids, activations))
         yield from self._each_layer(run, activations.hidden, replays, leaves)
         if leaves:
             self._record(replays, _END, lambda: self._finish(left_behind(-1), activations))
+
+    def forget_passes(self) -> None:
+        """Forget the launches that were kept: of a dry run, whose costs also follow from what it assumes of arrays."""
+        self._replays = RecentReplays(_MOST_KEPT_PASSES)
 
     def prepare_products(self) -> None:
         """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
@@ -219,6 +225,10 @@ class Forward:
             self._record(replays, kind, functools.partial(run, layer), layer.arrays, layer.addresses)
             before = layer.kind
             yield hidden
+
+    def _replays_of(self, arrays: Sequence[Any], *others: Hashable) -> dict[Hashable, Replay]:
+        """The kept replays of a pass whose launches these arrays and others decide."""
+        return self._replays.of((self.device.uses_own, *base_addresses(arrays), *others))
 
     def _record(
         self,
