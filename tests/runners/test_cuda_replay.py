@@ -97,13 +97,13 @@ def check_replays(noted_products: None) -> Callable[..., None]:
             for count in 2 * (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
-            for count in 2 * (2, 8):
+            for count, num_spans in 2 * ((2, 1), (8, 1), (8, 2)):
                 token_ids, rows = workspace.token_ids[:count], workspace.no_rows[:count]
                 positions, pages = workspace.positions[:count], workspace.pages
-                forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans=1))
+                forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
         replaying, straight = cards
         assert replaying.started == straight.started
-        num_passes = len(ways) * len(CHUNKS) + 6
+        num_passes = len(ways) * len(CHUNKS) + 7
         kinds = [layer.kind for layer in forward._layers]
         neighbours = set(zip([None, *kinds], kinds, strict=False))
         # Also what comes first. In parts a layer adds what the one before has left, and the end the rest.
