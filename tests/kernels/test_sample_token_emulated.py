@@ -39,8 +39,6 @@ def test_every_case_is_the_hosts(emulated):
         ("if (unusual != unusual) {", "if (false) {"),
         # the thread looks again at tokens that are not its own
         ("problems |= problems_of(logits[id + i])", "problems |= problems_of(logits[id / 4 + i])"),
-        # of equals the higher token id
-        ("a.token_id < b.token_id", "a.token_id > b.token_id"),
         ("score == 0 ? 0.0 : __ddiv_rn(score, temperature)", "score"),
     ],
 )
