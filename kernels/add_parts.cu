@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE) add_parts(const float* parts, floa
     grid_dependency_launch();
     grid_dependency_wait();
     if (i >= size) return;
-    float sums[VECTOR];
-    load_columns(out + i, sums);
-    add_parts_of(parts + i, num_parts, size, sums);
-    store_columns(out + i, sums);
+    float sums[1][VECTOR];
+    load_columns(out + i, sums[0]);
+    add_parts_of<1>(parts + i, 0, num_parts, size, sums, [](int) { return true; });
+    store_columns(out + i, sums[0]);
 }

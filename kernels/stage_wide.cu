@@ -7,7 +7,7 @@
 //           magnitude exceeds 2^15); largest [num_tokens] or null
 // Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
 // Launch:   grid (num_tokens), block (512), 8 B static shared memory a warp; may overlap the kernel in front of it
-// Traffic:  x and parts once from memory, x once more from L1, and with parts once to memory; 2 bytes an input to image
+// Traffic:  x and parts once, x beyond 4096 columns once more; with parts x once to memory; 2 bytes an input to image
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
@@ -20,6 +20,7 @@
 #include "common/wide_image.cuh"
 
 constexpr int BLOCK_SIZE = 512;
+constexpr int KEPT = 2;  // steps of the block whose columns stay in registers
 
 // Neighbouring inputs of a token from `column` on: one, or two pairs.
 template <int UNIT_INPUTS, int VECTOR>
@@ -38,7 +39,7 @@ __device__ __forceinline__ void store_inputs(unsigned char* image, int token, in
 }
 
 template <int UNIT_INPUTS, int VECTOR>
-__global__ void __launch_bounds__(BLOCK_SIZE)
+__global__ void __launch_bounds__(BLOCK_SIZE, 2)
     stage_wide(float* x, const float* parts, const float* __restrict__ norm_weight,
                unsigned char* __restrict__ image, float* __restrict__ row_scales, unsigned* __restrict__ largest,
                int num_parts, int num_inputs, float eps) {
@@ -47,22 +48,43 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     x += first, parts += first;
     grid_dependency_launch();
     grid_dependency_wait();
-    // A thread reads and writes the same columns wherever it passes them.
+    const bool has_norm = norm_weight != nullptr;
+    float kept[KEPT][VECTOR];
+    const auto column_of = [&](int step) { return (step * BLOCK_SIZE + threadIdx.x) * VECTOR; };
     SumMax found = {0.0f, 0.0f};
-    for (int column = threadIdx.x * VECTOR; column < num_inputs; column += BLOCK_SIZE * VECTOR) {
-        float values[VECTOR], weights[VECTOR];
-        load_columns(x + column, values);
-        if (norm_weight != nullptr) load_columns(norm_weight + column, weights);
-        if (num_parts > 0) {
-            add_parts_of(parts + column, num_parts, part_size, values);
-            store_columns(x + column, values);
-        }
+    const auto weigh = [&](int column, float(&values)[VECTOR]) {
+        float weights[VECTOR];
+        if (has_norm) load_columns(norm_weight + column, weights);
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
             found.sum = fmaf(values[v], values[v], found.sum);
-            if (norm_weight != nullptr) values[v] *= weights[v];
+            if (has_norm) values[v] *= weights[v];
             found.maximum = reduce::Max::combine(found.maximum, fabsf(values[v]));
         }
+    };
+    // All loads before the first store: the compiler cannot know that it changes none of them.
+#pragma unroll
+    for (int step = 0; step < KEPT; ++step) {
+        if (column_of(step) < num_inputs) load_columns(x + column_of(step), kept[step]);
+    }
+    if (num_parts > 0) {
+        const auto exists = [&](int step) { return column_of(step) < num_inputs; };
+        add_parts_of<KEPT>(parts + column_of(0), BLOCK_SIZE * VECTOR, num_parts, part_size, kept, exists);
+    }
+#pragma unroll
+    for (int step = 0; step < KEPT; ++step) {
+        if (column_of(step) >= num_inputs) break;
+        if (num_parts > 0) store_columns(x + column_of(step), kept[step]);
+        weigh(column_of(step), kept[step]);
+    }
+    for (int column = column_of(KEPT); column < num_inputs; column += BLOCK_SIZE * VECTOR) {
+        float values[1][VECTOR];
+        load_columns(x + column, values[0]);
+        if (num_parts > 0) {
+            add_parts_of<1>(parts + column, 0, num_parts, part_size, values, [](int) { return true; });
+            store_columns(x + column, values[0]);
+        }
+        weigh(column, values[0]);
     }
     found = reduce::over_row<reduce::SumAndMax, BLOCK_SIZE>(found);
     const float inverse_rms =
@@ -74,17 +96,29 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     }
 
     const float factor = inverse_rms * scale.inverse;
-    for (int column = threadIdx.x * VECTOR; column < num_steps * STEP_INPUTS; column += BLOCK_SIZE * VECTOR) {
-        float values[VECTOR] = {}, weights[VECTOR];  // zeros past the last input
+    const auto put = [&](int column, const float(&values)[VECTOR]) {
+        float scaled[VECTOR] = {};  // zeros past the last input
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+            if (column < num_inputs) scaled[v] = values[v] * factor;
+        }
+        store_inputs<UNIT_INPUTS>(image, token, column, num_steps, scaled);
+    };
+    const int padded = num_steps * STEP_INPUTS;
+#pragma unroll
+    for (int step = 0; step < KEPT; ++step) {
+        if (column_of(step) < padded) put(column_of(step), kept[step]);
+    }
+    for (int column = column_of(KEPT); column < padded; column += BLOCK_SIZE * VECTOR) {
+        float values[VECTOR] = {}, weights[VECTOR];
         if (column < num_inputs) {
-            load_columns(x + column, values);
-            if (norm_weight != nullptr) load_columns(norm_weight + column, weights);
+            load_columns(x + column, values);  // this thread wrote them
+            if (has_norm) load_columns(norm_weight + column, weights);
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {
-                if (norm_weight != nullptr) values[v] *= weights[v];
-                values[v] *= factor;
+                if (has_norm) values[v] *= weights[v];
             }
         }
-        store_inputs<UNIT_INPUTS>(image, token, column, num_steps, values);
+        put(column, values);
     }
 }

@@ -3,24 +3,32 @@
 
 #include "common/rows.cuh"
 
-// The loads of so many parts wait together. A product of gemm_wide has no more.
+// The loads of so many parts wait together. Of more, registers spill.
 constexpr int ADDED_AT_ONCE = 4;
 
-// Add the columns at `part` of the first part to the sums, then those of the next, `part_size` floats behind.
-template <int VECTOR>
-__device__ __forceinline__ void add_parts_of(const float* part, int num_parts, size_t part_size,
-                                             float (&sums)[VECTOR]) {
+// Adds to each step's sums its columns of the first part, then those of the next, `part_size` floats behind. The first
+// step's columns lie at `part`, those of the others `step_size` floats behind the step before, if the step `exists`.
+template <int STEPS, int VECTOR, typename Exists>
+__device__ __forceinline__ void add_parts_of(const float* part, size_t step_size, int num_parts, size_t part_size,
+                                             float (&sums)[STEPS][VECTOR], Exists exists) {
     for (int first = 0; first < num_parts; first += ADDED_AT_ONCE) {
-        float some[ADDED_AT_ONCE][VECTOR];
+        float some[ADDED_AT_ONCE][STEPS][VECTOR];
 #pragma unroll
         for (int j = 0; j < ADDED_AT_ONCE; ++j) {
-            if (first + j < num_parts) load_columns<Cache::STREAM>(part + (first + j) * part_size, some[j]);
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                if (first + j >= num_parts || !exists(step)) continue;
+                load_columns<Cache::STREAM>(part + (first + j) * part_size + step * step_size, some[j][step]);
+            }
         }
 #pragma unroll
         for (int j = 0; j < ADDED_AT_ONCE; ++j) {
             if (first + j >= num_parts) break;
 #pragma unroll
-            for (int v = 0; v < VECTOR; ++v) sums[v] = __fadd_rn(sums[v], some[j][v]);
+            for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v) sums[step][v] = __fadd_rn(sums[step][v], some[j][step][v]);
+            }
         }
     }
 }
