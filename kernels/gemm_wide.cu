@@ -32,12 +32,9 @@
 #include "common/wide_work.cuh"
 
 constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128;
-// Blocks of few tokens share a multiprocessor, where registers suffice: what one waits for, the other one hides.
-template <typename WeightT, typename ScaleT, int TOKENS>
-constexpr int WIDE_BLOCKS = TOKENS <= 64 && TileFormat<WeightT>::OFFSET != 0 && sizeof(ScaleT) == 2 ? 2 : 1;
 
 template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
-__global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKENS>))
+__global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(SHARERS, 1, 1)
 #endif
@@ -52,8 +49,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     // of int4, fetching them into L2 costs more than it brings (measured).
     constexpr bool FETCHES_AHEAD = TOKENS <= 128 && !Weights::IS_INT4;
     // Of a thread that multiplies and one that copies.
-    constexpr bool IS_ALONE = WIDE_BLOCKS<WeightT, ScaleT, TOKENS> == 1;
-    constexpr int MOST_REGISTERS = IS_ALONE ? 240 : 104, FEWEST_REGISTERS = 24;
+    constexpr int MOST_REGISTERS = 240, FEWEST_REGISTERS = 24;
     static_assert(HOST_SHARED_BYTES == (STAGES + 1) * STEP_BYTES, "gemm_wide.py plans another size");
 
     alignas(1024) extern __shared__ uint4 shared[];
@@ -68,16 +64,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     const int lane = threadIdx.x % 32;
     const Work work(shape, cluster_rank<SHARERS>());
 
-    if (shape.repeats) {
-        grid_dependency_wait();
-        bool needs_scale = false;
-        for (int token = threadIdx.x; token < shape.num_tokens; token += BLOCK_SIZE) {
-            const float most = __uint_as_float(largest[token]);
-            needs_scale |= most > LARGEST_UNSCALED;
-            if (blockIdx.x == 0) out_scales[token] = row_scale_for<__half>(most).scale;
-        }
-        if (!__syncthreads_or(needs_scale)) return;
-    }
+    if (shape.repeats && !gives_scales<BLOCK_SIZE>(shape.num_tokens, largest, out_scales)) return;
     if (threadIdx.x <= STAGES) {
         if (threadIdx.x < STAGES) barrier_init(&filled[threadIdx.x], 1);
         barrier_init(&emptied[threadIdx.x], MULTIPLIERS * SHARERS);
@@ -107,8 +94,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     registers_up_to<MOST_REGISTERS>();
     // Weights are loaded in one go over all items, ahead of the products.
     Weights weights[2];  // of a span's steps
-    constexpr int STEPS_WIDENED = IS_ALONE ? 2 : 1;  // at a time; beside another block one is enough
-    unsigned a[STEPS_WIDENED][4][4];
+    unsigned a[2][4][4];
     WideSource<ScaleT> source;
     typename Weights::Scales by;
     // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
@@ -148,7 +134,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     };
     const auto widen = [&](int step) {
         if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
-        weights[step].widen(a[step % STEPS_WIDENED], by);
+        weights[step].widen(a[step], by);
     };
 
     const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
@@ -186,7 +172,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
 #pragma unroll
             for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);
             wgmma_commit();
-            wgmma_wait<STEPS_WIDENED - 1>();
+            wgmma_wait<1>();
         };
         // The span before, whose second stage is to be given back: at first one for which nobody waits.
         unsigned span_at = emptied_at + 8 * (STAGES - 1);
@@ -200,7 +186,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
             release(span_at + 8);
             widen(1);
             load_second();
-            multiply(at + 8, columns + STEP_BYTES / 16, a[STEPS_WIDENED - 1]);
+            multiply(at + 8, columns + STEP_BYTES / 16, a[1]);
             span_at = emptied_at + offset;
             release(span_at);
             offset += 16;
@@ -239,7 +225,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
         }
         barrier_wait(&written, written_parity);
         written_parity ^= 1;
-        write_gated<TOKENS>(sums, token_scales[group], biases, staging, largest, shape, tile, first_token);
+        // These 64 columns of the next product's inputs are one of its steps, which the block leaves in `staging`.
+        const bool has_short_units = shape.down_unit_inputs == 32;
+        const int g = lane / 4, piece_of_token = 4 * (has_short_units ? group : warp % 2) + lane % 4;
+        unsigned char* word = staging + g * TOKEN_BYTES + (piece_of_token ^ g) * 16;
+        word += 4 * (has_short_units ? warp % 4 : warp / 2);
+        write_gated<TOKENS>(sums, token_scales[group], biases, word, largest, shape, tile, first_token);
         fence_async_side();
         __syncwarp();
         if (lane == 0) barrier_arrive(&staged);

@@ -103,6 +103,7 @@ __device__ __forceinline__ void wgmma_halves(float (&d)[NUM_VALUES], const unsig
     "%" tens "0,%" tens "1,%" tens "2,%" tens "3,%" tens "4,%" tens "5,%" tens "6,%" tens "7,%" tens "8,%" tens "9"
 #define LLMCLI_SIXTY LLMCLI_TEN("") "," LLMCLI_TEN("1") "," LLMCLI_TEN("2") "," LLMCLI_TEN("3") "," \
     LLMCLI_TEN("4") "," LLMCLI_TEN("5")
+LLMCLI_WGMMA_HALVES("16", 8, "%0,%1,%2,%3,%4,%5,%6,%7", "%8,%9,%10,%11", "%12", "%13", LLMCLI_F4(0), LLMCLI_F4(4))
 LLMCLI_WGMMA_HALVES("32", 16, LLMCLI_TEN("") ",%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21",
                     LLMCLI_F16(0))
 LLMCLI_WGMMA_HALVES("64", 32, LLMCLI_TEN("") "," LLMCLI_TEN("1") "," LLMCLI_TEN("2") ",%30,%31", "%32,%33,%34,%35",

@@ -1,8 +1,10 @@
 // wide_output: turns the sums of gemm_wide into outputs: scales of tokens, bias, epilogue.
 #pragma once
 
+#include "common/launch.cuh"
 #include "common/matrix.cuh"
 #include "common/rows.cuh"
+#include "common/silu.cuh"
 #include "common/tile.cuh"
 #include "common/wgmma.cuh"
 #include "common/wide_image.cuh"
@@ -21,11 +23,6 @@ struct WideShape {
         return (num_outputs + of_tile - 1) / of_tile;
     }
 };
-
-// x / (1 + e^-x), as swiglu.cu has it for 16-bit results, in six instructions. What is below 2^-126 becomes 0.
-__device__ __forceinline__ float silu_fast(float x) {
-    return __fmul_rn(x, reciprocal_fast(__fadd_rn(1.0f, exp2_fast(__fmul_rn(x, -1.4426950408889634f)))));
-}
 
 // Calls `write` for a lane's results that `exists` knows, by token and half tile. No branch comes between two of them:
 // that would have them one after the other.
@@ -107,13 +104,13 @@ __device__ __forceinline__ float write_pairs(float (&sums)[TOKENS / 2], const fl
     return most;
 }
 
-// silu(gate) * up as the next product's image: these 64 columns of its inputs are one of its steps, which the block
-// leaves in `staging` as wide_image has it, and in `sums`. `largest` learns results too large for fp16 without a scale.
+// silu(gate) * up as the next product's image, and in `sums`. `word` is this lane's of the token g: that of the columns
+// 2t and 2t + 1 of the tile, as wide_place has it. `largest` learns results too large for fp16 without a scale.
 template <int TOKENS>
 __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const float* scales,
-                                            const float* __restrict__ biases, unsigned char* staging,
-                                            unsigned* largest, const WideShape& shape, int tile, int first_token) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+                                            const float* __restrict__ biases, unsigned char* word, unsigned* largest,
+                                            const WideShape& shape, int tile, int first_token) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool exists = tile * HALF_ROWS + g < shape.num_outputs;  // else a zero
     const bool has_bias = biases != nullptr && exists;
     const float of_gate = has_bias ? biases[tile * TILE_ROWS + g] : 0.0f;
@@ -127,10 +124,6 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const flo
         if (token >= count) return 1.0f;
         return row_scale_for<__half>(__uint_as_float(largest[first_token + 2 * t + token])).inverse;
     };
-    // The pair of columns 2t and 2t + 1 of token 8i + g, once transposed.
-    const bool has_short_units = shape.down_unit_inputs == 32;
-    const int piece = 4 * (has_short_units ? warp / 4 : warp % 2) + t, place = has_short_units ? warp % 4 : warp / 2;
-    unsigned char* word = staging + g * TOKEN_BYTES + (piece ^ g) * 16 + place * 4;
     const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
     if (shape.repeats) {
         const auto scaled = [&](float value, int token) { return __fmul_rn(value, inverse_of(token)); };
@@ -150,4 +143,18 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const flo
             }
         }
     }
+}
+
+// Gives out the scales of SWIGLU's results, in its second launch. Returns whether any is not 1, so that results have to
+// be written again. A whole block calls it.
+template <int BLOCK_SIZE>
+__device__ __forceinline__ bool gives_scales(int num_tokens, const unsigned* largest, float* out_scales) {
+    grid_dependency_wait();
+    bool needs_scale = false;
+    for (int token = threadIdx.x; token < num_tokens; token += BLOCK_SIZE) {
+        const float most = __uint_as_float(largest[token]);
+        needs_scale |= most > LARGEST_UNSCALED;
+        if (blockIdx.x == 0) out_scales[token] = row_scale_for<__half>(most).scale;
+    }
+    return __syncthreads_or(needs_scale);
 }

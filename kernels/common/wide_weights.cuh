@@ -27,6 +27,15 @@ __device__ __forceinline__ bool has_half<__nv_bfloat16>(float scale) {
     return size >= 0x1p-17f && size < 0x1p16f;
 }
 
+__device__ __forceinline__ void take_words_of(const unsigned char* place, unsigned (&words)[4]) {
+    const uint4 all = *reinterpret_cast<const uint4*>(place);
+    words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+}
+__device__ __forceinline__ void take_words_of(const unsigned char* place, unsigned (&words)[2]) {
+    const uint2 all = *reinterpret_cast<const uint2*>(place);
+    words[0] = all.x, words[1] = all.y;
+}
+
 // Which tile, and where its scales and zero points begin.
 template <typename ScaleT>
 struct WideSource {
@@ -66,6 +75,16 @@ struct WideWeights {
             zeros[0] = load_stored_here(source.zero_points + place);
             zeros[1] = load_stored_here(source.zero_points + place + 8);
         }
+    }
+
+    // The same from a stage in shared memory.
+    __device__ __forceinline__ void take_words(const unsigned char* place) {
+        take_words_of(place, words[0]);
+        take_words_of(place + UNIT_BYTES / 2, words[1]);
+    }
+    __device__ __forceinline__ void take_scales(const ScaleT* place, const unsigned char* zero_points) {
+        scales[0] = place[0], scales[1] = place[8];
+        if (!IS_PLAIN && zero_points != nullptr) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
     }
 
     // As a of the four k-steps. Plain weights choose their way for the whole warp: a branch in which lanes may part
@@ -171,6 +190,10 @@ struct WideFloats {
         for (int i = 0; i < 4; ++i) load_words_here(place + i * (UNIT_BYTES / 2), words[i / 2][i % 2]);
     }
     __device__ __forceinline__ void load_scales(const WideSource<float>&, unsigned) {}
+    __device__ __forceinline__ void take_words(const unsigned char* place) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) take_words_of(place + i * (UNIT_BYTES / 2), words[i / 2][i % 2]);
+    }
     __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales& by) const {
 #pragma unroll
         for (int step = 0; step < 4; ++step) {

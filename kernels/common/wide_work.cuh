@@ -86,7 +86,6 @@ __device__ __forceinline__ void copy_results(const WideWork<TOKENS>& work, int n
                                              unsigned char* out, unsigned long long* staged,
                                              unsigned long long* written) {
     constexpr int STEP_BYTES = WideWork<TOKENS>::STEP_BYTES;
-    constexpr int AT_ONCE = STEP_BYTES < IMAGE_STEP_BYTES ? STEP_BYTES : IMAGE_STEP_BYTES;  // side by side in an image
     const int steps = wide_steps(num_outputs);
     unsigned parity = 0;
 #pragma unroll 1
@@ -94,8 +93,9 @@ __device__ __forceinline__ void copy_results(const WideWork<TOKENS>& work, int n
         const int step = item / work.num_token_blocks * SHARERS + work.rank;
         barrier_wait(staged, parity);
 #pragma unroll
-        for (int byte = 0; byte < STEP_BYTES; byte += AT_ONCE) {
-            store_bulk(out + work.image_place(item, step, steps, byte), shared_address(staging + byte), AT_ONCE);
+        for (int byte = 0; byte < STEP_BYTES; byte += IMAGE_STEP_BYTES) {  // what lies side by side in an image
+            store_bulk(out + work.image_place(item, step, steps, byte), shared_address(staging + byte),
+                       IMAGE_STEP_BYTES);
         }
         store_bulk_wait_read();
         barrier_arrive(written);

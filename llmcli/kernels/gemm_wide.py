@@ -1,44 +1,26 @@
 """y = f(x @ W.T + bias) of many tokens, staged in fp16, and a tiled matrix of 4 to 16 bits, which it widens itself."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_narrow import launch_narrow
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, TOKENS, check_image, image_bytes, num_steps
-from llmcli.kernels.tiles import (
-    BLOCK_SCALE,
-    HALF_ROWS,
-    SCALE_C_TYPES,
-    TILE_ROWS,
-    WEIGHT_BITS,
-    WEIGHT_C_TYPES,
-    TiledMatrix,
-    TileLayout,
-)
+from llmcli.kernels.stage_wide import STEP_INPUTS, WIDE_TOKENS, check_image, image_bytes
+from llmcli.kernels.tiles import HALF_ROWS, SCALE_C_TYPES, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.wide_plan import CLUSTER, MAX_NARROW_TOKENS, all_layouts, is_plain, num_spans, plan_wide, takes
 
 BLOCK_SIZE = 384
 STATIC_SHARED_BYTES = 3 * 1024
-_CLUSTER = 2  # blocks that share tokens
-_BLOCK_TILES = 8
-_STAGES = {64: 12, 128: 12, 256: 6}  # steps of tokens under way
-# The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
-# much it is larger where nearly all others idle. Fitted to prompts of 17 to 8,000 tokens and steps of 256 rows of
-# Llama-3.1-8B on an H200 (docs/performance/wide.md).
-_SHARES = {64: 0.6, 128: 0.74, 256: 0.91}
-_FASTER_ALONE = 0.5
-_LEAST_GROUP = 16  # inputs; a lane has one scale
-MAX_PARTS = 4  # of more, writing and adding them takes longer than it saves (measured)
+_STAGES = {128: 12, 256: 6}  # steps of tokens under way
 _ONE_GROUP = 31  # a shift that takes every input to group 0
-_TYPES = ("int8", "int4", "fp8")
-_HALF_TYPES = ("float16", "bfloat16")
 
 
 class WideShape(ctypes.Structure):
@@ -58,17 +40,6 @@ class WideShape(ctypes.Structure):
     )
 
 
-def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes and 8-bit floats, scaled by row, in groups a lane has whole.
-
-    Also weights of 16 bits, in whole spans: what lies behind a tile's last unit are other weights.
-    """
-    if layout.weight_type in _HALF_TYPES:
-        return layout.num_inputs % (2 * STEP_INPUTS) == 0
-    has_row_scales = layout.weight_type in _TYPES and layout.scale_type != BLOCK_SCALE
-    return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
-
-
 def gemm_wide(
     device: Device,
     *,
@@ -82,6 +53,7 @@ def gemm_wide(
 ) -> None:
     """Write what stage_wide has staged, times the matrix, times `row_scales`, plus the bias; or add it to `out`.
 
+    Few tokens are multiplied by gemm_narrow, which gives the same bits.
     With `others` the inputs are cut into as many parts and one: `out` gets the first one's product, with the bias, and
     these get the rest. Their sum has other bits than the product in one.
     Shapes: image uint8 [at least image_bytes]; row_scales float32 [num_tokens]; out float32 [num_tokens, num_rows],
@@ -94,8 +66,8 @@ def gemm_wide(
     if others is not None:
         check("gemm_wide", "others", others, dtype=np.float32, shape=(None, num_tokens, layout.num_rows), aligned=4)
         shape.num_parts = 1 + len(others)
-        if shape.num_parts > (num_spans := num_steps(layout.num_inputs) // 2):
-            raise ValueError(f"gemm_wide: cannot cut {num_spans} spans of inputs into {shape.num_parts} parts")
+        if shape.num_parts > num_spans(layout):
+            raise ValueError(f"gemm_wide: cannot cut {num_spans(layout)} spans of inputs into {shape.num_parts} parts")
     shape.out_stride = out.strides[0] // 4
     _launch(device, matrix, (image, row_scales, bias, out, None, None, others), shape)
 
@@ -166,15 +138,18 @@ def _shape(
 
 def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
     layout, num_tokens = matrix.layout, shape.num_tokens
-    plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
     epilogue = EPILOGUES[shape.epilogue]
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
     if shape.repeats:
         cost = partial(repeat_cost, num_tokens)
+    if num_tokens <= MAX_NARROW_TOKENS:
+        launch_narrow(device, matrix, arguments, shape, num_tokens, cost)
+        return
+    plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
     device.launch(
         "gemm_wide",
         kernel_name(layout, plan.tokens),
-        grid=(plan.num_clusters * _CLUSTER,),
+        grid=(plan.num_clusters * CLUSTER,),
         block=BLOCK_SIZE,
         arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
         shared_bytes=_shared_bytes(plan.tokens),
@@ -183,64 +158,11 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
     )
 
 
-@dataclass(frozen=True)
-class WidePlan:
-    """How a product is launched: blocks of `tokens` tokens, in `num_clusters` clusters that take pieces in turn.
-
-    `library_flops`: what the matrix library would compute in the time that it takes. No choice changes a bit.
-    """
-
-    tokens: int
-    num_items: int
-    num_clusters: int
-    library_flops: float
-
-
-@cache
-def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> WidePlan:
-    """The launch of the blocks that take the least time on a card of so many multiprocessors."""
-    few, many = [tokens for tokens in TOKENS if tokens >= num_tokens], TOKENS[1:]
-    possible = few[:1] if num_tokens <= IMAGE_TOKENS else many  # an image of few tokens has no room for large blocks
-    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in possible)
-    return min(plans, key=lambda one: one.library_flops)
-
-
-def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int, num_parts: int = 1) -> WidePlan:
-    num_items = num_parts * -(-num_tokens // tokens) * -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
-    most = num_slots(layout, num_multiprocessors, tokens)
-    # All clusters take as long as those that have most to do.
-    waves, outputs = -(-num_items // most), most * _CLUSTER * _BLOCK_TILES * TILE_ROWS
-    computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
-    share = _SHARES[tokens] * (1 + _FASTER_ALONE * (1 - num_items / (waves * most)))
-    return WidePlan(tokens, num_items, min(num_items, most), computed / share)
-
-
-def num_slots(layout: TileLayout, num_multiprocessors: int, tokens: int) -> int:
-    """Clusters of blocks of so many tokens that run at once: WIDE_BLOCKS of gemm_wide.cu on a multiprocessor."""
-    has_short_scales = layout.weight_type in ("int8", "int4") and layout.scale_type in ("float16", "bfloat16")
-    blocks = 2 if tokens <= 64 and has_short_scales else 1
-    return num_multiprocessors * blocks // _CLUSTER
-
-
-@cache
-def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
-    """The parts of a product such that most of a card's multiprocessors have one, if blocks have so many tokens."""
-    num_items = -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
-    slots = num_slots(layout, num_multiprocessors, num_tokens)
-    return max(min(slots // num_items, num_steps(layout.num_inputs) // 2, MAX_PARTS), 1)
-
-
 def kernel_name(layout: TileLayout, tokens: int) -> str:
     """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
     weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
-    is_plain = "true" if _is_plain(layout) else "false"
-    return f"gemm_wide<{weight_type}, {scale_type}, {is_plain}, {tokens}, {_STAGES[tokens]}, {_shared_bytes(tokens)}>"
-
-
-def _is_plain(layout: TileLayout) -> bool:
-    """Whether the kernel may multiply codes as they lie, with one scale for all inputs of a span."""
-    is_int8 = layout.weight_type == "int8" and layout.scale_type in ("float16", "bfloat16")
-    return is_int8 and layout.is_symmetric and (layout.group_size is None or layout.group_size >= 2 * STEP_INPUTS)
+    rings = f"{_STAGES[tokens]}, {_shared_bytes(tokens)}"
+    return f"gemm_wide<{weight_type}, {scale_type}, {'true' if is_plain(layout) else 'false'}, {tokens}, {rings}>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,19 +202,9 @@ def _shared_bytes(tokens: int) -> int:
     return (_STAGES[tokens] + 1) * tokens * STEP_INPUTS * 2
 
 
-def _variants() -> Iterator[str]:
-    for weight_type in _TYPES:
-        for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
-            for group_size in (64, 128) if weight_type == "int8" else (128,):
-                layout = TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
-                yield from (kernel_name(layout, tokens) for tokens in _STAGES)
-    for weight_type in _HALF_TYPES:
-        yield from (kernel_name(TileLayout(weight_type, TILE_ROWS, 4096), tokens) for tokens in _STAGES)
-
-
 SPEC = KernelSpec(
     "gemm_wide",
     "many tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
-    tuple(dict.fromkeys(_variants())),
+    tuple(dict.fromkeys(kernel_name(layout, tokens) for layout in all_layouts() for tokens in WIDE_TOKENS)),
     only_arch="sm_90",
 )

@@ -13,7 +13,7 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 BLOCK_SIZE = 512
 STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
-TOKENS = (64, 128, 256)  # that a block of gemm_wide may multiply
+WIDE_TOKENS = (128, 256)  # that a block of gemm_wide may multiply
 UNIT_INPUTS = (64, 128, 32)  # of the matrices that it takes
 
 SPEC = KernelSpec(
@@ -42,7 +42,7 @@ def num_steps(num_inputs: int) -> int:
 
 def image_bytes(num_inputs: int, num_tokens: int) -> int:
     """Bytes of the image of so many tokens: of the fewest that one block of gemm_wide has, or of whole large blocks."""
-    tokens = IMAGE_TOKENS if num_tokens <= IMAGE_TOKENS else TOKENS[-1]
+    tokens = IMAGE_TOKENS if num_tokens <= IMAGE_TOKENS else WIDE_TOKENS[-1]
     return -(-num_tokens // tokens) * tokens * num_steps(num_inputs) * STEP_INPUTS * 2
 
 

@@ -28,7 +28,7 @@ from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.draft_lanes import DraftLanes
-from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started, num_launches
+from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
@@ -326,11 +326,11 @@ def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool)
         for one in model.span(num_tokens, 100):
             assert one.launch.cost is not None
             flops[one.launch.stem] += one.count * one.launch.cost().flops
-        products = {"gemv", "gemm_packed", "gemm_codes", "gemm_wide", PRODUCT} & flops.keys()
+        products = {"gemv", "gemm_packed", "gemm_codes", "gemm_narrow", "gemm_wide", PRODUCT} & flops.keys()
         assert sum(flops[stem] for stem in products) == 2 * num_tokens * weights
         assert len(products) == 1
-        assert ("gemm_codes" in products) == (can_wgmma and 8 < num_tokens <= 16)
-        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 16)
+        assert ("gemm_narrow" in products) == (can_wgmma and 8 < num_tokens <= 64)
+        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 64)
         num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
         attention = sum(count for stem, count in flops.items() if stem.startswith("attention_"))
         assert attention == 32 * 4 * num_seen * 4096
@@ -361,7 +361,8 @@ def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int, s
     assert used <= known
     many = {one.launch.stem for one in model.step(72, 100)}
     assert ("gemm_wide" in many, "gemm_codes" in many) == (speed_first, not speed_first)
-    assert {name.split(", ")[3] for stem, name in used if stem == "gemm_wide"} == {"64", "128", "256"}
+    tokens = {(stem, name.split(", ")[3]) for stem, name in used if stem in ("gemm_narrow", "gemm_wide")}
+    assert tokens == {("gemm_narrow", one) for one in ("16", "32", "64")} | {("gemm_wide", "128"), ("gemm_wide", "256")}
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
@@ -371,7 +372,7 @@ def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
         CardPredictor(plan, replace(RATES, launch_seconds=seconds), TYPICAL_CARD) for seconds in (1e-3, 2e-3, 0.0, 1e-6)
     )
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
-    of_layer = (num_launches(DryModel(plan, TYPICAL_CARD).span(100, 0)) - 1) // 32
+    of_layer = sum(one.count for one in DryModel(plan, TYPICAL_CARD).span(100, 0)) // 32
     assert between == pytest.approx(1e-3 * (CHUNK_LAUNCHES + 31 * of_layer))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
     assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * CHUNK_LAUNCHES)

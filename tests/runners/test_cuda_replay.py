@@ -91,15 +91,13 @@ def check_replays(noted_products: None) -> Callable[..., None]:
             for parts in 2 * CHUNKS:
                 count = sum(part.num_tokens for part in parts)
                 for way in ways:
-                    token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-                    rows, pages = workspace.part_rows[:count], workspace.pages[: len(parts)]
+                    token_ids, rows, positions, pages = workspace.of_spans(count, len(parts))
                     forward.run(Chunk(token_ids, rows, positions, pages, parts, way))
             for count in 2 * (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
             for count, num_spans in 2 * ((2, 1), (8, 1), (8, 2)):
-                token_ids, rows = workspace.token_ids[:count], workspace.no_rows[:count]
-                positions, pages = workspace.positions[:count], workspace.pages
+                token_ids, rows, positions, pages = workspace.of_spans(count, num_spans)
                 forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
         replaying, straight = cards
         assert replaying.started == straight.started
@@ -159,8 +157,7 @@ def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_prod
     forward.prepare_products()
     prepared = products()
     for count in range(128, 1025, 128):
-        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        rows, pages = workspace.no_rows[:count], workspace.pages[:1]
+        token_ids, rows, positions, pages = workspace.of_spans(count, 1)
         forward.run(Chunk(token_ids, rows, positions, pages, (Part(count, 20),), "widened"))
         run = products()
         assert run
@@ -178,8 +175,8 @@ def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path)
 
     def num_recorded(count: int, first_row: int = 0) -> int:
         before = card.num_recordings
-        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        rows, pages = workspace.no_rows[:count], workspace.pages[first_row : first_row + 1]
+        token_ids, rows, positions, _ = workspace.of_spans(count, 1)
+        pages = workspace.page_table[first_row : first_row + 1]
         forward.run(Chunk(token_ids, rows, positions, pages, (Part(count, 0),), "widened"))
         return card.num_recordings - before
 

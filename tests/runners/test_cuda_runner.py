@@ -185,13 +185,14 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
         of_spans = ("append_tokens", "attention_decode") if options.get("dtype") == "float32" else ("attention_span",)
         assert spanned == {"embedding", "gemv", *of_spans}, (folder, options)
         launched |= prefilled | decoded | spanned
-    runner = load_on_card(formats[-1][0], uses_graphs=False, num_rows=40)
-    rows = [start(runner, PROMPT[row : row + 5]) for row in range(40)]
-    card.trace = []
-    runner.queue([Span(row) for row in rows]).choices()
-    launched |= {stem for stem, _ in card.trace}
-    card.trace = None
-    staged = {"stage_digits", "gemm_codes", "stage_halves", "gemm_halves", "stage_wide", "gemm_wide"}
+    for folder in (formats[-1][0], tmp_path / "int8-groups-of-128"):  # as pairs, and as digits
+        runner = load_on_card(folder, uses_graphs=False, num_rows=40)
+        rows = [start(runner, PROMPT[row : row + 5]) for row in range(40)]
+        card.trace = []
+        runner.queue([Span(row) for row in rows]).choices()
+        launched |= {stem for stem, _ in card.trace}
+        card.trace = None
+    staged = {"stage_digits", "gemm_codes", "stage_halves", "gemm_halves", "stage_wide", "gemm_narrow", "gemm_wide"}
     assert launched == KERNELS.keys() - NOT_IN_RUNS - (set() if card.can_wgmma else staged)
 
 

@@ -11,6 +11,7 @@ from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_cost, gemm_wide_swiglu
 from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
+from llmcli.kernels.wide_plan import MAX_NARROW_TOKENS
 from llmcli.lab.bounds import truncated_sum_bound
 from llmcli.lab.cases.gemv import U, swiglu_of_tiles
 from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
@@ -125,7 +126,7 @@ def problem_of(
             "largest": Output((num_tokens,), holds_zeros=True),
         }
     return Problem(
-        "gemm_wide",
+        "gemm_narrow" if num_tokens <= MAX_NARROW_TOKENS else "gemm_wide",
         {"num_tokens": num_tokens, "num_inputs": layout.num_inputs, "num_outputs": layout.num_rows},
         inputs={"image": image_of(x, layout.unit_inputs), "row_scales": scales, **arrays_of(tiles_of(stored)), **given},
         outputs=outputs,
@@ -155,23 +156,23 @@ def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_
 
 def _checks() -> Iterator[Problem]:
     for form in FORMATS:
-        for num_outputs, num_inputs, num_tokens in ((35, 72, 9), (300, 1000, 130), (528, 264, 33)):
+        for num_outputs, num_inputs, num_tokens in ((35, 72, 65), (300, 1000, 130), (528, 264, 97)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
-            yield problem_of(stored, num_tokens, has_bias=num_tokens == 33)
+            yield problem_of(stored, num_tokens, has_bias=num_tokens == 97)
         yield problem_of(stored, 300, "add", has_bias=True)
         for num_parts in (2, 3):
             yield problem_of(stored, 70, "add", has_bias=True, num_parts=num_parts)
         for down_type in ("int8", "int4"):
             yield swiglu_problem(form, 70, 100, 200, down_type)
             yield swiglu_problem(form, 260, 300, 136, down_type)
-        yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), 20)
+        yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), 80)
     for form in HALF_FORMATS:
-        for num_outputs, num_inputs, num_tokens in ((35, 128, 9), (300, 640, 130)):
+        for num_outputs, num_inputs, num_tokens in ((35, 128, 65), (300, 640, 130)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
             yield problem_of(stored, num_tokens, "add", has_bias=num_tokens == 130, num_parts=1 + num_inputs // 640)
         for down_type in ("int8", "bfloat16"):
             yield swiglu_problem(form, 70, 100, 256, down_type)
-    for num_tokens in (1, 127, 128, 129, 256, 257):
+    for num_tokens in (127, 128, 129, 256, 257):
         yield problem_of(random_matrix(2, num_rows=72, num_inputs=520, **FORMATS[0]), num_tokens)
     # More work than blocks run at once: they take one piece after the other, in blocks of 256 tokens.
     for form in (FORMATS[0], FORMATS[4], FORMATS[7]):

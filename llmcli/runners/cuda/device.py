@@ -112,6 +112,7 @@ class CudaDevice:
         with interrupts_held_back():
             self.num_steps += 1
             layers = self._forward.by_layer(self._send_spans([work]))
+            self._send_history(work.slot, work.position, work.token_ids)
         states = []
         for index, hidden in enumerate(layers):
             states.append(fetch(self._forward.device, hidden))
@@ -187,7 +188,10 @@ class CudaDevice:
 
     def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
         """Queue a pass of spans whose tokens the host knows, and their choices; returns each one's runs."""
-        self._forward.run(self._send_spans(works))
+        run = self._send_spans(works)
+        self._forward.run(run)
+        for work in works:  # sampling reads it, layers do not
+            self._send_history(work.slot, work.position, work.token_ids)
         ends = accumulate(work.num_tokens for work in works)
         behind = [_choices_behind(work, end) for work, end in zip(works, ends, strict=True)]
         places = list(chain.from_iterable(behind))
@@ -196,13 +200,13 @@ class CudaDevice:
             self._forward.project_logits(self._forward.outputs_of(places), logits)
         lasts = accumulate(len(of_work) for of_work in behind)
         return [
-            self._choose_behind(work, of_work, logits[last - len(of_work) : last], made)
+            self._choose_behind(work, of_work, logits[last - len(of_work) : last], made, run.positions)
             for work, of_work, last, made in zip(works, behind, lasts, masks, strict=True)
         ]
 
-    def _choose_behind(self, work: Work, places: range, logits: Any, masks: StepMasks) -> list[Run]:
+    def _choose_behind(self, work: Work, places: range, logits: Any, masks: StepMasks, positions: Any) -> list[Run]:
         """Queue a span's choices behind its last tokens, which have these places among the tokens of the pass."""
-        positions, runs = self._workspace.positions, []
+        runs = []
         for number, place in enumerate(places):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
             mask, end = masks.mask(number), work.position + work.num_tokens - len(places) + number + 1
@@ -214,33 +218,26 @@ class CudaDevice:
 
     def _send_spans(self, works: Sequence[Work]) -> Lanes | Chunk:
         """Send the card what it must know of spans of one method; returns what runs them."""
-        workspace, parts = self._workspace, tuple(Part(work.num_tokens, work.position) for work in works)
+        parts = tuple(Part(work.num_tokens, work.position) for work in works)
         count, method = sum(part.num_tokens for part in parts), works[0].method
-        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        page_table = workspace.pages[: len(works)]
-        pages = np.zeros(page_table.shape, np.int32)
-        for of_row, work in zip(pages, works, strict=True):
-            of_row[: len(work.pages)] = work.pages
-        ids = [np.array(work.token_ids, np.int32) for work in works]
-        self._mailbox.send(token_ids, np.concatenate(ids))
-        places = [np.arange(part.start, part.start + part.num_tokens, dtype=np.int32) for part in parts]
-        self._mailbox.send(positions, np.concatenate(places))
-        self._mailbox.send(page_table, pages)
-        for work, of_work in zip(works, ids, strict=True):
-            if work.slot is not None:
-                self._send_history(work.slot, work.position, of_work)
-        rows = workspace.no_rows[:count]
+        token_ids, rows, positions, page_table = self._workspace.of_spans(count, len(works))
+        begin, first_page = 0, (page_table.data.ptr - token_ids.data.ptr) // 4
+        told = np.zeros(first_page + page_table.size, np.int32)
+        tokens, pages = told[:first_page].reshape(3, -1), told[first_page:].reshape(page_table.shape)
+        for row, (part, work) in enumerate(zip(parts, works, strict=True)):
+            end = begin + part.num_tokens
+            tokens[0, begin:end], tokens[1, begin:end] = work.token_ids, row
+            tokens[2, begin:end] = np.arange(part.start, part.start + part.num_tokens)
+            pages[row, : len(work.pages)] = work.pages
+            begin = end
+        self._mailbox.send(self._workspace.spans[: len(told)], told)
         if method == SINGLE:
-            num_spans = 1 if count > 1 else None
-            return Lanes(token_ids, None, rows, positions, page_table, num_spans)
+            return Lanes(token_ids, None, rows, positions, page_table, 1 if count > 1 else None)
         way = way_of_method(method, self._forward.prompt_ways)
-        if len(parts) > 1:
-            rows = workspace.part_rows[:count]
-            self._mailbox.send(rows, np.repeat(np.arange(len(parts), dtype=np.int32), [len(of) for of in ids]))
         return Chunk(token_ids, rows, positions, page_table, parts, way)
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
-        on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]
+        on_card, position = self._workspace.score_logits[:1], self._workspace.spans[:1]
         self._mailbox.send(on_card, np.asarray(logits, np.float32).reshape(1, -1))
         self._mailbox.send(position, np.array([work.position - 1], np.int32))
         self._sample(work, on_card, position, masks.mask(0))
@@ -279,7 +276,9 @@ class CudaDevice:
             new = np.array(pages[begin:], np.int32)
             self._mailbox.send(self._workspace.page_table[slot, begin : len(pages)], new)
 
-    def _send_history(self, slot: int, position: int, token_ids: npt.ArrayLike) -> None:
+    def _send_history(self, slot: int | None, position: int, token_ids: npt.ArrayLike) -> None:
+        if slot is None:
+            return
         values = np.asarray(token_ids, np.int32)
         self._mailbox.send(self._workspace.history[slot, position : position + len(values)], values)
 

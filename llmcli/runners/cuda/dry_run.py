@@ -18,8 +18,8 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.spec import Cost
 from llmcli.kernels.stage_halves import TOKENS
-from llmcli.kernels.stage_wide import IMAGE_TOKENS
-from llmcli.kernels.stage_wide import TOKENS as WIDE_TOKENS
+from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS
+from llmcli.kernels.wide_plan import NARROW_TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan
@@ -106,11 +106,6 @@ class _Repeat:
 
     def start(self, addresses: Sequence[int]) -> None:
         self.dry_run.repeat(self)
-
-
-def num_launches(started: Iterable[Started]) -> int:
-    """Number of launches."""
-    return sum(one.count for one in started)
 
 
 def kernel_names(started: Iterable[Started]) -> Mapping[str, set[str]]:
@@ -213,7 +208,7 @@ class DryModel:
         if possible.can_stage:
             ways += [("staged", min(count, self._longest)) for count in TOKENS]
         if possible.can_cut:
-            ways += [("in parts", min(count, self._longest)) for count in WIDE_TOKENS]
+            ways += [("in parts", min(count, self._longest)) for count in (*NARROW_TOKENS, *WIDE_TOKENS)]
         if not possible.can_stage and not possible.can_cut:
             ways += [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
         ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
@@ -223,22 +218,18 @@ class DryModel:
         return started + self.take()
 
     def _run_lanes(self, num_tokens: int, start: int, num_spans: int | None) -> None:
-        workspace = self._workspace
-        token_ids, positions = workspace.token_ids[:num_tokens], self._positions(num_tokens, start)
-        rows, pages = self._no_rows(num_tokens), workspace.pages
+        token_ids, rows, positions, pages = self._of_row(num_tokens, start)
         self._forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
 
     def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
-        token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[:1]
-        rows, positions = self._no_rows(num_tokens), self._positions(num_tokens, start)
-        parts = (Part(num_tokens, start),)
-        self._forward.run(Chunk(token_ids, rows, positions, pages, parts, way))
+        token_ids, rows, positions, pages = self._of_row(num_tokens, start)
+        self._forward.run(Chunk(token_ids, rows, positions, pages, (Part(num_tokens, start),), way))
 
-    def _no_rows(self, num_tokens: int) -> Phantom:
-        return _assume(self._workspace.no_rows[:num_tokens], np.zeros(num_tokens, np.int32))
-
-    def _positions(self, num_tokens: int, start: int) -> Phantom:
-        return _assume(self._workspace.positions[:num_tokens], np.arange(start, start + num_tokens))
+    def _of_row(self, num_tokens: int, start: int) -> tuple[Phantom, Phantom, Phantom, Phantom]:
+        """Tokens of one row: their ids, rows and positions, and the row's pages."""
+        token_ids, rows, positions, pages = self._workspace.of_spans(num_tokens, 1)
+        rows = _assume(rows, np.zeros(num_tokens, np.int32))
+        return token_ids, rows, _assume(positions, np.arange(start, start + num_tokens)), pages
 
 
 def _assume(array: Phantom, values: Any) -> Phantom:

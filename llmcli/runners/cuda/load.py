@@ -115,7 +115,6 @@ def load(
         workspace.counters,
         workspace.row_counters,
         workspace.span_counters,
-        workspace.no_rows,
         workspace.slot_token_ids,
     ):
         if zeros is not None:

@@ -13,11 +13,12 @@ from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemm_codes import BLOCK_TILES, SPLITS, CodesCost
 from llmcli.kernels.gemm_halves import HalvesCost, plan_clocks, plan_halves
-from llmcli.kernels.gemm_wide import WideCost, plan_wide
+from llmcli.kernels.gemm_wide import WideCost
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.stage_digits import image_bytes, tokens_of
+from llmcli.kernels.wide_plan import CLUSTER, NARROW_TILES, plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
@@ -64,6 +65,8 @@ LOGITS_SHARE = 0.5
 # few tokens wait for their weights. Then the shares of that product's rate for prompts' attention and gemm_packed.
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
+# gemm_narrow: clocks of its start and end, and the bytes of weights and tokens that L2 gives a multiprocessor a clock.
+NARROW_CLOCKS, NARROW_BYTES_A_CLOCK = 5000, 22
 # Those of gemm_wide's shares stand in kernels/gemm_wide.py. It asks for weights two steps ahead, which does not reach
 # all of the bandwidth.
 WIDE_SHARE = 0.8
@@ -80,7 +83,7 @@ class Rates:
     """Rates of a card and its host, measured or from the maker. Without `flops` no prefill is predicted.
 
     Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it;
-    `launch_seconds`: the host's time to replay one launch of an earlier layer
+    `launch_seconds`: the host's time to replay a launch of one of our kernels
     """
 
     read_bytes: float
@@ -106,7 +109,7 @@ class Pricing:
         if isinstance(cost, HalvesCost):
             return self._gemm_halves(cost)
         if isinstance(cost, WideCost):
-            return self._gemm_wide(cost)
+            return self._gemm_narrow(cost) if launch.stem == "gemm_narrow" else self._gemm_wide(cost)
         if launch.stem in ("stage_digits", "stage_halves"):
             moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
             return moving + DIGITS_CLOCKS / self._card.clock_hertz
@@ -159,6 +162,15 @@ class Pricing:
         multiplying = plan.library_flops / self._flops("float16")
         moving = (cost.read_bytes + cost.written_bytes) / (WIDE_SHARE * self._rates.read_bytes)
         return max(moving, multiplying) + OVERLAPPING_CLOCKS / self._card.clock_hertz
+
+    def _gemm_narrow(self, cost: WideCost) -> float:
+        layout = cost.layout
+        plan = plan_narrow(layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts)
+        pairs = -(-layout.num_tiles // (CLUSTER * NARROW_TILES))
+        fetched = cost.stored_bytes + pairs * 2 * plan.tokens * layout.num_inputs
+        reading = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
+        fetching = self._clocks(fetched / NARROW_BYTES_A_CLOCK)
+        return max(reading, fetching) + NARROW_CLOCKS / self._card.clock_hertz
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE

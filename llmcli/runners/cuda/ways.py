@@ -13,7 +13,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 # Many side by side would take longer, as "widened" multiplies as many together as fit a chunk.
 MAX_SHORT_TOKENS = 64
 # The most tokens of a prompt that is staged where it could be in parts.
-MAX_STAGED_PROMPT = 16
+MAX_STAGED_PROMPT = 8
 # The most tokens of short prompts side by side.
 MAX_TOGETHER = 256
 

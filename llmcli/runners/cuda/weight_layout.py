@@ -16,9 +16,9 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UnsupportedModelError
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_wide import takes as takes_wide
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, segment_offsets, tile_layout
+from llmcli.kernels.wide_plan import takes as takes_wide
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, FLOAT32, INT32, Region, TiledRegion
 from llmcli.runners.cuda.stored import MatrixFormat, StoredModel
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu, parts_of
+from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.stage_wide import stage_wide
+from llmcli.kernels.wide_plan import parts_of
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 

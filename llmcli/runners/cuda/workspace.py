@@ -1,15 +1,15 @@
 """The arrays a runner works in: the KV cache of all layers, and the activations and logits. Nothing here needs CuPy."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
 from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.gemm_wide import parts_of
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
+from llmcli.kernels.wide_plan import parts_of
 from llmcli.runners.base import MAX_SPAN, MOST_EXACT_ROWS, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.row_products import staged_bytes
@@ -63,8 +63,7 @@ def plan_cache(stored: StoredModel, num_pages: int) -> Cache[Region]:
 class Workspace(Generic[A]):
     """The arrays that the forward pass, decoding and scoring write.
 
-    - For chunks and spans: token_ids, positions int32 [chunk]; pages int32 [MOST_PARTS, pages_per_row]; part_rows int32
-      [chunk], each token's row of pages; no_rows alike, zeros; and their activations: hidden float32 [chunk,
+    - For chunks and spans: spans int32, flat, which `of_spans` cuts; and their activations: hidden float32 [chunk,
       hidden_size]; outputs float32 and inputs uint8, flat; mixed float32 [chunk, q_size]; gated float32 [most rows,
       intermediate_size]; row_scale, gated_scale, unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8;
       score_logits float32 [LOGIT_ROWS, vocab_size]
@@ -82,11 +81,7 @@ class Workspace(Generic[A]):
       [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
     """
 
-    token_ids: A
-    positions: A
-    pages: A
-    part_rows: A
-    no_rows: A
+    spans: A
     hidden: A
     outputs: A
     mixed: A
@@ -117,6 +112,24 @@ class Workspace(Generic[A]):
     slot_token_ids: A
     history: A
     page_table: A
+
+    def of_spans(self, num_tokens: int, num_rows: int) -> tuple[A, A, A, A]:
+        """Where the ids, rows and positions of so many tokens of chunks or spans lie, and the pages of their rows.
+
+        They lie side by side, so that the host sends them in one copy.
+        Shapes: int32 [num_tokens] three times; int32 [num_rows, pages_per_row]
+        """
+        spans: Any = self.spans
+        count = _aligned_count(num_tokens)
+        token_ids, rows, positions = (spans[place * count : place * count + num_tokens] for place in range(3))
+        pages_per_row = self.page_table.shape[1]  # type: ignore[attr-defined]
+        pages = spans[3 * count : 3 * count + num_rows * pages_per_row]
+        return token_ids, rows, positions, pages.reshape(num_rows, pages_per_row)
+
+
+def _aligned_count(count: int) -> int:
+    """As many numbers of 4 bytes, or up to three more: whole vectors of 16 bytes."""
+    return -(-count // 4) * 4
 
 
 def num_lanes(num_rows: int) -> int:
@@ -152,14 +165,10 @@ def plan_workspace(
     many_lanes = lanes if speed_first and lanes > MOST_STAGED_LANES else 0
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
-    of_tokens, scales = Region((chunk,), INT32), Region((chunk,), FLOAT32)
+    scales = Region((chunk,), FLOAT32)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
     return Workspace(
-        token_ids=of_tokens,
-        positions=of_tokens,
-        pages=Region((MOST_PARTS, pages_of(max_seq_len)), INT32),
-        part_rows=of_tokens,
-        no_rows=of_tokens,
+        spans=Region((3 * _aligned_count(chunk) + MOST_PARTS * pages_of(max_seq_len),), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
         mixed=Region((chunk, config.q_size), FLOAT32),

@@ -1,0 +1,140 @@
+// narrow_ring: how the work of gemm_narrow is cut, and how weights and tokens come to shared memory, a span of 128
+// inputs at a time.
+//
+// Each warp has a ring of slots for its own tile. It copies weights there some spans early, and nobody else reads them.
+// Tokens lie in stages, which all warps of both blocks of a cluster read. One thread of each block copies them.
+#pragma once
+
+#include "common/cluster.cuh"
+#include "common/wide_output.cuh"
+#include "common/wide_weights.cuh"
+
+constexpr int NARROW_WARPS = 4;   // that multiply, a tile each
+constexpr int NARROW_SHARERS = 2;  // blocks of a cluster
+constexpr int SPAN_SHIFT = 7;      // log2 of a span's inputs
+
+// A piece is a part of the inputs, mostly all of them, of as many tiles as a cluster has.
+struct NarrowWork {
+    int rank, num_spans, num_tiles, num_parts, num_pieces, first, stride;
+
+    __device__ __forceinline__ NarrowWork(const WideShape& shape, int rank_in_cluster) {
+        constexpr int TILES = 2 * SHARED_TILES;
+        rank = rank_in_cluster;
+        num_spans = wide_steps(shape.num_inputs) / 2, num_tiles = shape.num_tiles(), num_parts = shape.num_parts;
+        // Of SWIGLU there are results for whole spans of the next product's inputs.
+        num_pieces = num_parts * 2 * ((num_tiles + TILES - 1) / TILES);
+        first = blockIdx.x / NARROW_SHARERS, stride = gridDim.x / NARROW_SHARERS;
+    }
+    __device__ __forceinline__ int begin(int piece) const { return num_spans * (piece % num_parts) / num_parts; }
+    __device__ __forceinline__ int end(int piece) const { return num_spans * (piece % num_parts + 1) / num_parts; }
+    __device__ __forceinline__ int tile_of(int piece, int warp) const {
+        return piece / num_parts * SHARED_TILES + rank * NARROW_WARPS + warp;
+    }
+    // Spans of all pieces of this cluster.
+    __device__ __forceinline__ int num_own_spans() const {
+        int count = 0;
+        for (int piece = first; piece < num_pieces; piece += stride) count += end(piece) - begin(piece);
+        return count;
+    }
+
+private:
+    static constexpr int SHARED_TILES = NARROW_SHARERS * NARROW_WARPS;
+};
+
+// [weights of a span][groups][16 scales][groups][16 zero points]
+template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+struct NarrowSlot {
+    using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
+    static constexpr bool HAS_SCALES = TileFormat<WeightT>::HAS_SCALES, HAS_ZEROS = HAS_SCALES && !IS_PLAIN;
+    static constexpr int MOST_GROUPS = IS_PLAIN ? 1 : 8;  // of 16 inputs or more
+    static constexpr int SCALES_AT = Weights::SPAN_BYTES;
+    static constexpr int ZEROS_AT = SCALES_AT + HAS_SCALES * MOST_GROUPS * TILE_ROWS * static_cast<int>(sizeof(ScaleT));
+    static constexpr int BYTES = ZEROS_AT + HAS_ZEROS * MOST_GROUPS * TILE_ROWS;
+};
+
+// The spans that a warp copies, piece by piece.
+template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+struct NarrowSource {
+    using Slot = NarrowSlot<WeightT, ScaleT, IS_PLAIN>;
+    const unsigned char* tiles;
+    const ScaleT* scales;
+    const unsigned char* zero_points;
+    const unsigned char* weights;  // of the tile at hand and of this lane
+    size_t first_group;            // of the tile
+    int piece, span, end;
+
+    __device__ __forceinline__ NarrowSource(const NarrowWork& work, const WideShape& shape, int warp,
+                                            const unsigned char* all_tiles, const ScaleT* all_scales,
+                                            const unsigned char* all_zero_points)
+        : tiles(all_tiles), scales(all_scales), zero_points(all_zero_points), piece(work.first) {
+        seek(work, shape, warp);
+    }
+
+    // Asks for the next span, and closes a group of copies, which is empty where no span is left.
+    __device__ __forceinline__ void copy_next(const NarrowWork& work, const WideShape& shape, int warp, unsigned slot) {
+        if (piece < work.num_pieces) {
+            copy_span(shape, slot);
+            if (++span == end) {
+                piece += work.stride;
+                if (piece < work.num_pieces) seek(work, shape, warp);
+            }
+        }
+        copy_async_commit();
+    }
+
+private:
+    __device__ __forceinline__ void seek(const NarrowWork& work, const WideShape& shape, int warp) {
+        const size_t tile = min(work.tile_of(piece, warp), work.num_tiles - 1);
+        weights = tiles + tile * work.num_spans * Slot::Weights::SPAN_BYTES + threadIdx.x % 32 * 16;
+        first_group = tile * shape.num_groups;
+        span = work.begin(piece), end = work.end(piece);
+    }
+    __device__ __forceinline__ void copy_span(const WideShape& shape, unsigned slot) const {
+        const int lane = threadIdx.x % 32;
+        const unsigned char* source = weights + static_cast<size_t>(span) * Slot::Weights::SPAN_BYTES;
+#pragma unroll
+        for (int byte = 0; byte < Slot::Weights::SPAN_BYTES; byte += 512) {
+            copy_async(slot + byte + lane * 16, source + byte);
+        }
+        if constexpr (Slot::HAS_SCALES) {
+            const int num_groups = IS_PLAIN ? 1 : max(1 << SPAN_SHIFT >> min(shape.group_shift, SPAN_SHIFT), 1);
+            const size_t group = first_group + (span << SPAN_SHIFT >> shape.group_shift);
+            if (lane < num_groups * static_cast<int>(sizeof(ScaleT))) {
+                copy_async(slot + Slot::SCALES_AT + lane * 16,
+                           reinterpret_cast<const unsigned char*>(scales + group * TILE_ROWS) + lane * 16);
+            }
+            if (Slot::HAS_ZEROS && zero_points != nullptr && lane < num_groups) {
+                copy_async(slot + Slot::ZEROS_AT + lane * 16, zero_points + group * TILE_ROWS + lane * 16);
+            }
+        }
+    }
+};
+
+// Copies a block's share of tokens, span by span, into the stages of both blocks. One thread calls it.
+template <int TOKENS, int STAGES>
+__device__ __forceinline__ void copy_spans_of_tokens(const NarrowWork& work, const unsigned char* image,
+                                                     unsigned char* stages, unsigned long long* filled,
+                                                     unsigned long long* emptied) {
+    constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, SHARE_BYTES = STEP_BYTES / NARROW_SHARERS;
+    const size_t share = work.rank * SHARE_BYTES;
+    int stage = 0;
+    unsigned parity = 1;
+#pragma unroll 1
+    for (int piece = work.first; piece < work.num_pieces; piece += work.stride) {
+        const int begin = work.begin(piece), end = work.end(piece);
+        const unsigned char* source = image + 2 * begin * static_cast<size_t>(IMAGE_STEP_BYTES) + share;
+#pragma unroll 1
+        for (int span = begin; span < end; ++span) {
+            barrier_wait(&emptied[stage], parity);
+            barrier_expect(&filled[stage], 2 * STEP_BYTES);
+            const unsigned place = shared_address(stages + stage * 2 * STEP_BYTES) + share;
+#pragma unroll
+            for (int i = 0; i < 2; ++i, source += IMAGE_STEP_BYTES) {
+                copy_bulk_to_sharers<NARROW_SHARERS>(place + i * STEP_BYTES, source, SHARE_BYTES, &filled[stage],
+                                                     (1 << NARROW_SHARERS) - 1);
+            }
+            barrier_arrive(&filled[stage]);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}

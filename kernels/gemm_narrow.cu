@@ -1,0 +1,175 @@
+// gemm_narrow: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) for up to 64 tokens, W in 4 to 16 bits
+//           Source: kernels/gemm_wide.cu, whose bits it gives; CUTLASS, sm90 mixed-input products; PTX ISA, wgmma
+// Shapes:   as in gemm_wide, with up to TOKENS tokens
+// Requires: as gemm_wide
+// Launch:   clusters of 2 blocks (160), any number of them; dynamic shared memory by llmcli/kernels/gemm_narrow.py; may
+//           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
+// Traffic:  weights once; the image once for every 128 outputs, which L2 serves
+// Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
+// Choice:   Few tokens take the tensor cores few clocks: weights are to come as fast as memory gives them. That needs
+//           more bytes under way than registers hold: each warp copies its own tile's weights into a ring in shared
+//           memory, some spans early. It fetches a step's words from there before it multiplies the step in front, so
+//           that nothing waits for shared memory. Blocks are small, so that each multiprocessor has as many as the
+//           others, and several hide each other's waits. The next kernel starts when this one ends, but behind
+//           `repeats` at once: down's blocks then ask for their weights. Starting it at once everywhere is 1 to 3 %
+//           slower.
+//           Rejected (docs/performance/wide.md): bulk copies of weights (the copy engine takes too long to begin each);
+//           weights in registers two steps early, as gemm_wide has them; blocks of 8 tiles; the next product's weights
+//           fetched into L2; SwiGLU in parts, by a kernel of its own
+#include "common/launch.cuh"
+#include "common/narrow_ring.cuh"
+
+constexpr int NUM_THREADS = 32 * NARROW_WARPS, BLOCK_SIZE = NUM_THREADS + 32;
+
+// BLOCKS: that share a multiprocessor. STAGES, SLOTS: of the rings of tokens and of weights.
+template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int BLOCKS, int STAGES, int SLOTS,
+          int HOST_SHARED_BYTES>
+__global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
+#if __CUDA_ARCH__ >= 900
+    __cluster_dims__(NARROW_SHARERS, 1, 1)
+#endif
+        gemm_narrow(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
+                    const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
+                    const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
+                    WideShape shape) {
+    using Slot = NarrowSlot<WeightT, ScaleT, IS_PLAIN>;
+    using Weights = typename Slot::Weights;
+    constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
+    static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * NARROW_WARPS * Slot::BYTES,
+                  "gemm_narrow.py plans another size");
+
+    alignas(1024) extern __shared__ uint4 shared[];
+    unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
+    __shared__ unsigned long long filled[STAGES], emptied[STAGES];
+    __shared__ __align__(8) float token_scales[TOKENS];
+
+    // The assembler is to see that all lanes of a warp have this number (gemm_wide.cu).
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int lane = threadIdx.x % 32;
+    const NarrowWork work(shape, cluster_rank<NARROW_SHARERS>());
+
+    if (shape.repeats) grid_dependency_launch();
+    if (shape.repeats && !gives_scales<BLOCK_SIZE>(shape.num_tokens, largest, out_scales)) return;
+    if (threadIdx.x < STAGES) {
+        barrier_init(&filled[threadIdx.x], 1);
+        barrier_init(&emptied[threadIdx.x], NARROW_SHARERS * NARROW_WARPS);
+    }
+    barrier_init_fence();
+    __syncthreads();  // barriers stand, here
+    cluster_arrive();
+    cluster_wait();  // and in the block that shares tokens
+
+    if (warp == NARROW_WARPS) {
+        if (lane == 0) {
+            grid_dependency_wait();
+            copy_spans_of_tokens<TOKENS, STAGES>(work, image, memory, filled, emptied);
+        }
+        __syncwarp();
+        cluster_arrive();  // as the other warps
+        cluster_wait();
+        return;
+    }
+
+    unsigned char* slots = memory + STAGES * STAGE_BYTES + warp * SLOTS * Slot::BYTES;
+    const unsigned slots_at = shared_address(slots);
+    NarrowSource<WeightT, ScaleT, IS_PLAIN> source(work, shape, warp, tiles, scales, zero_points);
+    const auto copy_next = [&](int slot) { source.copy_next(work, shape, warp, slots_at + slot * Slot::BYTES); };
+#pragma unroll
+    for (int i = 0; i < SLOTS - 1; ++i) copy_next(i);
+
+    Weights weights[2];  // of a span's steps
+    unsigned a[2][4][4];
+    typename Weights::Scales by;
+    // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
+    const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT);
+    const unsigned lane_input = lane % 4 * (Weights::UNIT_INPUTS / 4);
+    const auto take = [&](int slot, int step) {
+        const unsigned char* place = slots + slot * Slot::BYTES;
+        weights[step].take_words(place + step * Weights::STEP_BYTES + lane * 16);
+        if constexpr (Slot::HAS_SCALES) {
+            if (step > 0 && has_span_scales) return;
+            const unsigned input = lane_input + step * (Weights::IS_INT4 ? 16 : STEP_INPUTS);
+            const unsigned group = IS_PLAIN ? 0 : input >> min(shape.group_shift, SPAN_SHIFT);
+            const unsigned number = group * TILE_ROWS + lane / 4;
+            weights[step].take_scales(reinterpret_cast<const ScaleT*>(place + Slot::SCALES_AT) + number,
+                                      zero_points == nullptr ? nullptr : place + Slot::ZEROS_AT + number);
+        }
+    };
+    // Waits for the oldest copies under way, whose span lies in this slot, and fetches its first step.
+    const auto take_first = [&](int slot) {
+        copy_async_wait<SLOTS - 2>();
+        __syncwarp();
+        take(slot, 0);
+    };
+    const auto widen = [&](int step) {
+        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
+        weights[step].widen(a[step], by);
+    };
+    float sums[TOKENS / 2];
+    // Asks for the products of a step, and waits for those of the step before, whose weights the next ones replace.
+    const auto multiply = [&](unsigned tokens_at, unsigned(&now)[4][4]) {
+        const unsigned long long columns = swizzled_at(tokens_at, 0);
+        wgmma_begin();
+#pragma unroll
+        for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);
+        wgmma_commit();
+        wgmma_wait<1>();
+    };
+    const unsigned filled_at = shared_address(filled), stages_at = shared_address(memory);
+    // Of a sharer, which a lane tells.
+    const unsigned emptied_at = address_in_block(shared_address(emptied), min(lane, NARROW_SHARERS - 1));
+    // Gives back the stage of the span before, whose products are done. Nobody waits for the last ones, and the other
+    // block may have ended when such an arrival comes: it would meet the barriers of a block that follows.
+    unsigned before_at = 0;
+    int num_left = work.num_own_spans();  // with the one at hand
+    const auto release = [&] {
+        if (lane < NARROW_SHARERS && before_at != 0 && num_left >= STAGES) barrier_arrive_there(before_at);
+    };
+
+    int stage = 0, slot = 0;
+    unsigned parity = 0;
+    take_first(0);
+    grid_dependency_wait();
+    if (threadIdx.x < TOKENS) {
+        token_scales[threadIdx.x] = threadIdx.x < shape.num_tokens ? row_scales[threadIdx.x] : 1.0f;
+    }
+    sync_threads_of<NUM_THREADS>(1);
+#pragma unroll 1
+    for (int piece = work.first; piece < work.num_pieces; piece += work.stride) {
+        const int tile = work.tile_of(piece, warp), part = piece % shape.num_parts;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
+        const int end = work.end(piece);
+#pragma unroll 1
+        for (int span = work.begin(piece); span < end; ++span, --num_left) {
+            const unsigned tokens_at = stages_at + stage * STAGE_BYTES;
+            widen(0);
+            take(slot, 1);
+            barrier_wait(filled_at + 8 * stage, parity);
+            multiply(tokens_at, a[0]);
+            release();
+            copy_next(slot == 0 ? SLOTS - 1 : slot - 1);  // all lanes have fetched what lay there
+            widen(1);
+            if (++slot == SLOTS) slot = 0;
+            take_first(slot);
+            multiply(tokens_at + STEP_BYTES, a[1]);
+            before_at = emptied_at + 8 * stage;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        wgmma_wait<0>();
+        if (shape.epilogue == SWIGLU) {
+            const int column = tile * HALF_ROWS + lane % 4 * 2, steps = wide_steps(shape.num_outputs);
+            size_t place = wide_place<64>(lane / 4, column, steps);
+            if (shape.down_unit_inputs == 32) place = wide_place<32>(lane / 4, column, steps);
+            if (shape.down_unit_inputs == 128) place = wide_place<128>(lane / 4, column, steps);
+            write_gated<TOKENS>(sums, token_scales, biases, static_cast<unsigned char*>(out) + place, largest, shape,
+                                tile, 0);
+        } else {
+            float* place = static_cast<float*>(out);
+            if (part > 0) place = others + static_cast<size_t>(part - 1) * shape.num_tokens * shape.num_outputs;
+            write_floats<TOKENS>(sums, token_scales, biases, place, shape, tile, 0, part == 0);
+        }
+    }
+    cluster_arrive();  // nobody writes into a block that has ended
+    cluster_wait();
+}

@@ -1,0 +1,84 @@
+"""The launch of kernels/gemm_narrow.cu: what gemm_wide does, for few tokens."""
+
+from typing import Any
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.spec import Cost, KernelSpec
+from llmcli.kernels.tiles import (
+    SCALE_C_TYPES,
+    SCALE_DTYPES,
+    TILE_ROWS,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
+from llmcli.kernels.wide_plan import (
+    CLUSTER,
+    NARROW_BLOCKS,
+    NARROW_TILES,
+    NARROW_TOKENS,
+    SPAN_INPUTS,
+    all_layouts,
+    is_plain,
+    plan_narrow,
+)
+
+BLOCK_SIZE = 32 * (NARROW_TILES + 1)  # a warp for each tile, and one that copies tokens
+STATIC_SHARED_BYTES = 1024
+_SHARED_BYTES = 228 * 1024  # of a multiprocessor, of which the driver takes some for each block
+_RESERVED_BYTES = 1024
+_MAX_STAGES, _MAX_SLOTS = 4, 6  # spans of tokens, and of a warp's weights, under way
+_MOST_GROUPS = 8  # of a span
+
+
+def launch_narrow(
+    device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: Any, num_tokens: int, cost: Cost
+) -> None:
+    """Launch it. `arguments` stand behind the matrix in the kernel's header, `shape` behind them."""
+    layout = matrix.layout
+    plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
+    device.launch(
+        "gemm_narrow",
+        kernel_name(layout, plan.tokens),
+        grid=(plan.num_clusters * CLUSTER,),
+        block=BLOCK_SIZE,
+        arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
+        shared_bytes=_rings(layout, plan.tokens)[2],
+        overlaps=True,
+        cost=cost,
+    )
+
+
+def kernel_name(layout: TileLayout, tokens: int) -> str:
+    """The name expression for blocks of so many tokens."""
+    types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
+    plain, rings = str(is_plain(layout)).lower(), _rings(layout, tokens)
+    return f"gemm_narrow<{types}, {plain}, {tokens}, {NARROW_BLOCKS[tokens]}, {', '.join(map(str, rings))}>"
+
+
+def _slot_bytes(layout: TileLayout) -> int:
+    """Bytes of a tile's span of weights, with room for as many scales and zero points as it may have."""
+    num_bytes = TILE_ROWS * SPAN_INPUTS * WEIGHT_BITS[layout.weight_type] // 8
+    if layout.scale_type is None:
+        return num_bytes
+    scale_bytes = SCALE_DTYPES[layout.scale_type].itemsize
+    return num_bytes + TILE_ROWS * (scale_bytes if is_plain(layout) else _MOST_GROUPS * (scale_bytes + 1))
+
+
+def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
+    """Stages of tokens, slots of weights, and the bytes of both."""
+    room = _SHARED_BYTES // NARROW_BLOCKS[tokens] - _RESERVED_BYTES - STATIC_SHARED_BYTES
+    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * tokens, NARROW_TILES * _slot_bytes(layout)
+    # Weights need two slots, so that some are on their way.
+    stages = min(_MAX_STAGES, (room - 2 * slot_bytes) // stage_bytes)
+    slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
+    return stages, slots, stages * stage_bytes + slots * slot_bytes
+
+
+SPEC = KernelSpec(
+    "gemm_narrow",
+    "up to 64 tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias or residual sum, on sm_90",
+    tuple(dict.fromkeys(kernel_name(layout, tokens) for layout in all_layouts() for tokens in NARROW_TOKENS)),
+    only_arch="sm_90",
+)

@@ -1,0 +1,132 @@
+"""How products of tokens in fp16 are cut into work: those of few tokens for gemm_narrow, of many for gemm_wide."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, WIDE_TOKENS, num_steps
+from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayout
+
+CLUSTER = 2  # blocks that share tokens
+BLOCK_TILES, NARROW_TILES = 8, 4  # of a block of gemm_wide and of gemm_narrow
+NARROW_BLOCKS = {16: 4, 32: 3, 64: 3}  # of gemm_narrow on a multiprocessor, by the most tokens of one
+NARROW_TOKENS = tuple(NARROW_BLOCKS)
+MAX_NARROW_TOKENS = max(NARROW_BLOCKS)
+SPAN_INPUTS = 2 * STEP_INPUTS
+
+# The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
+# much it is larger where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 256 rows of
+# Llama-3.1-8B on an H200 (docs/performance/wide.md).
+_SHARES = {128: 0.74, 256: 0.91}
+_FASTER_ALONE = 0.5
+_LEAST_GROUP = 16  # inputs; a lane has one scale
+# Of more parts, writing and adding them takes longer than it saves (measured).
+_MAX_PARTS, _MAX_NARROW_PARTS = 4, 8
+# What a part costs where few tokens are multiplied, in spans of a block.
+_SPANS_A_PART = 0.75
+_SCALED = ("int8", "int4", "fp8")
+_HALF_TYPES = ("float16", "bfloat16")
+
+
+def takes(layout: TileLayout) -> bool:
+    """Whether the kernels are for such a matrix: codes and 8-bit floats, scaled by row, in groups a lane has whole.
+
+    Also weights of 16 bits, in whole spans: what lies behind a tile's last unit are other weights.
+    """
+    if layout.weight_type in _HALF_TYPES:
+        return layout.num_inputs % SPAN_INPUTS == 0
+    has_row_scales = layout.weight_type in _SCALED and layout.scale_type != BLOCK_SCALE
+    return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
+
+
+def is_plain(layout: TileLayout) -> bool:
+    """Whether the kernels may multiply codes as they lie, with one scale for all inputs of a span."""
+    is_int8 = layout.weight_type == "int8" and layout.scale_type in ("float16", "bfloat16")
+    return is_int8 and layout.is_symmetric and (layout.group_size is None or layout.group_size >= SPAN_INPUTS)
+
+
+def num_spans(layout: TileLayout) -> int:
+    """Spans of a row's inputs."""
+    return num_steps(layout.num_inputs) // 2
+
+
+@dataclass(frozen=True)
+class NarrowPlan:
+    """How gemm_narrow is launched: blocks of `tokens` tokens, in `num_clusters` clusters that take pieces in turn.
+
+    `spans`: those that the clusters with most to do multiply, one after the other
+    """
+
+    tokens: int
+    num_clusters: int
+    spans: int
+
+
+@cache
+def plan_narrow(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> NarrowPlan:
+    """The launch for up to 64 tokens: as many clusters as find room."""
+    tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
+    num_pieces = num_parts * _items(layout) * BLOCK_TILES // NARROW_TILES
+    num_clusters = min(num_pieces, num_multiprocessors * NARROW_BLOCKS[tokens] // CLUSTER)
+    spans = -(-num_pieces // num_clusters) * -(-num_spans(layout) // num_parts)
+    return NarrowPlan(tokens, num_clusters, spans)
+
+
+@dataclass(frozen=True)
+class WidePlan:
+    """How gemm_wide is launched: blocks of `tokens` tokens, in `num_clusters` clusters that take pieces in turn.
+
+    `library_flops`: what the matrix library would compute in the time that it takes. No choice changes a bit.
+    """
+
+    tokens: int
+    num_items: int
+    num_clusters: int
+    library_flops: float
+
+
+@cache
+def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> WidePlan:
+    """The launch of the blocks that take the least time on a card of so many multiprocessors."""
+    # An image of few tokens has no room for large blocks.
+    possible = [IMAGE_TOKENS] if num_tokens <= IMAGE_TOKENS else WIDE_TOKENS
+    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in possible)
+    return min(plans, key=lambda one: one.library_flops)
+
+
+def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int, num_parts: int = 1) -> WidePlan:
+    num_items, most = num_parts * -(-num_tokens // tokens) * _items(layout), num_multiprocessors // CLUSTER
+    # All clusters take as long as those that have most to do.
+    waves, outputs = -(-num_items // most), most * CLUSTER * BLOCK_TILES * TILE_ROWS
+    computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
+    share = _SHARES[tokens] * (1 + _FASTER_ALONE * (1 - num_items / (waves * most)))
+    return WidePlan(tokens, num_items, min(num_items, most), computed / share)
+
+
+@cache
+def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
+    """The parts of a product that take the least time, if blocks have so many tokens."""
+    if num_tokens > MAX_NARROW_TOKENS:
+        fitting = num_multiprocessors // CLUSTER // _items(layout)
+        return max(min(fitting, num_spans(layout), _MAX_PARTS), 1)
+
+    def spans(num_parts: int) -> float:
+        plan = plan_narrow(layout, num_tokens, num_multiprocessors, num_parts)
+        return plan.spans + _SPANS_A_PART * num_parts
+
+    return min(range(1, min(num_spans(layout), _MAX_NARROW_PARTS) + 1), key=spans)
+
+
+def all_layouts() -> Iterator[TileLayout]:
+    """A matrix for each of the variants of the kernels, but for the number of tokens."""
+    for weight_type in _SCALED:
+        for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
+            for group_size in (64, 128) if weight_type == "int8" else (128,):
+                yield TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
+    for weight_type in _HALF_TYPES:
+        yield TileLayout(weight_type, TILE_ROWS, 4096)
+
+
+def _items(layout: TileLayout) -> int:
+    """Products of all tokens and as many outputs as a cluster has."""
+    return -(-layout.num_tiles // (CLUSTER * BLOCK_TILES))

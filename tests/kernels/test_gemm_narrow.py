@@ -1,0 +1,226 @@
+"""gemm_narrow, which multiplies up to 64 tokens; on cards with wgmma. That it has gemm_wide's bits: test_gemm_wide."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import EmulatedDevice, can_emulate, solve
+from fenced import assert_launches_agree, fenced, to_host
+from right import assert_right
+from uploaded import upload
+
+from llmcli.kernels import gemm_narrow as launcher
+from llmcli.kernels.compiler import compile_kernels
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_narrow import SPEC, STATIC_SHARED_BYTES, kernel_name
+from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.sources import flatten
+from llmcli.kernels.stage_wide import image_bytes
+from llmcli.kernels.tiles import TileLayout, tile_layout
+from llmcli.kernels.wide_plan import NARROW_BLOCKS, NARROW_TOKENS, all_layouts, num_spans, parts_of, plan_narrow
+from llmcli.lab.cases.gemm_narrow import CASES
+from llmcli.lab.cases.gemm_wide import FORMATS, HALF_FORMATS, activations, problem_of, swiglu_problem
+from llmcli.lab.matrices import random_matrix, tiles_of
+from llmcli.lab.notes import Notes
+from llmcli.lab.problem import Problem, find_mismatch
+from llmcli.lab.wide import image_of
+
+REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65536, 228 * 1024, 1024  # of a multiprocessor; and of each of its blocks
+
+
+@pytest.fixture
+def wgmma_card(device: Device) -> Device:
+    if not device.can_wgmma:
+        pytest.skip("the card has no wgmma")
+    return device
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs"), [(16, 40), (35, 72), (48, 176), (100, 1001), (272, 2304), (40011, 200), (64, 14336)]
+)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_types_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
+    stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+    for num_tokens in (12, 20, 50):
+        assert_right(wgmma_card, problem_of(stored, num_tokens))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 128), (100, 1152), (40011, 256), (64, 14336)])
+@pytest.mark.parametrize("form", HALF_FORMATS, ids=str)
+def test_weights_of_16_bits(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
+    stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+    for num_tokens in (12, 20, 50):
+        assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_parts", [2, 3, 4, 8, 18])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 64])
+@pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
+def test_products_in_parts(wgmma_card: Device, form: dict[str, Any], num_tokens: int, num_parts: int) -> None:
+    stored = random_matrix(8, num_rows=300, num_inputs=2304, **form)
+    assert_right(wgmma_card, problem_of(stored, num_tokens, "add", has_bias=True, num_parts=num_parts))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64])
+@pytest.mark.parametrize("form", FORMATS[:5], ids=str)
+def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_tokens: int) -> None:
+    stored = random_matrix(2, num_rows=300, num_inputs=712, **form)
+    assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
+    assert_right(wgmma_card, problem_of(stored, num_tokens, "add", has_bias=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [5, 20, 64])
+@pytest.mark.parametrize("num_outputs", [8, 60, 100, 128, 130, 1000])
+@pytest.mark.parametrize("down_type", ["int8", "int4", "bfloat16"])
+@pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
+def test_swiglu_with_scales_and_without(
+    wgmma_card: Device, form: dict[str, Any], down_type: str, num_outputs: int, num_tokens: int
+) -> None:
+    assert_right(wgmma_card, swiglu_problem(form, num_tokens, num_outputs, 256, down_type))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [12, 32, 64])
+@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6], HALF_FORMATS[1]], ids=str)
+def test_every_launch_of_a_whole_product_has_the_same_bits(
+    wgmma_card: Device, form: dict[str, Any], num_tokens: int
+) -> None:
+    """A place that is filled again too early shows in one launch of many; launches overlap."""
+    import cupy
+
+    stored = random_matrix(4, num_rows=8192, num_inputs=4096, **form)
+    image = cupy.asarray(image_of(activations(num_tokens, 4096), stored.layout.unit_inputs)).view(np.uint8)
+    arrays = {"matrix": upload(tiles_of(stored)), "image": image, "row_scales": cupy.ones(num_tokens, np.float32)}
+    first = fenced((num_tokens, 8192), np.float32)
+    gemm_wide(wgmma_card, **arrays, out=first.array)
+    wgmma_card.synchronize()
+    first.check()
+    assert_launches_agree(lambda out: gemm_wide(wgmma_card, **arrays, out=out), to_host(first.array), 200)
+
+
+# Without a card
+
+
+def arguments(layout: TileLayout, num_tokens: int) -> dict[str, Any]:
+    return {
+        "matrix": layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20)),
+        "image": Phantom((image_bytes(layout.num_inputs, num_tokens),), np.uint8, 2 << 30),
+        "row_scales": Phantom((num_tokens,), np.float32, 3 << 30),
+    }
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 64])
+def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
+    layout, notes = tile_layout("int8", 22016, 4096, 128, "float16"), Notes()
+    device: Any = notes
+    out = Phantom((num_tokens, 22016), np.float32, 4 << 30)
+    gemm_wide(device, **arguments(layout, num_tokens), out=out)
+    outputs = {"out_scales": Phantom((num_tokens,), np.float32, 6 << 30)}
+    outputs["largest"] = Phantom((num_tokens,), np.uint32, 7 << 30)
+    image = Phantom((image_bytes(11008, num_tokens),), np.uint8, 5 << 30)
+    down = tile_layout("int8", 4096, 11008, 128, "float16")
+    gemm_wide_swiglu(device, **arguments(layout, num_tokens), **outputs, down=down, out=image)
+    assert [one.stem for one in notes.launches] == ["gemm_narrow"] * 3
+    tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
+    for launch in notes.launches:
+        assert launch.name in SPEC.variants
+        # 22,016 outputs are 172 pairs of blocks of 4 tiles, and each multiprocessor of 132 has NARROW_BLOCKS blocks.
+        assert launch.grid == (2 * min(172, 132 * NARROW_BLOCKS[tokens] // 2),)
+    gemm_wide(device, **arguments(layout, 65), out=Phantom((65, 22016), np.float32, 4 << 30))
+    assert notes.launches[-1].stem == "gemm_wide"
+
+
+def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
+    """In registers, which a scheduler gives to every fourth warp, and in shared memory."""
+    names = {kernel_name(layout, tokens): (layout, tokens) for layout in all_layouts() for tokens in NARROW_TOKENS}
+    compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
+    warps = launcher.BLOCK_SIZE // 32
+    for name, (layout, tokens) in names.items():
+        blocks, resources = NARROW_BLOCKS[tokens], compiled.resources[name]
+        of_scheduler = -(-blocks * warps // 4) * 32 * -(-resources.registers // 8) * 8
+        assert of_scheduler <= REGISTERS // 4, name
+        assert resources.shared_bytes <= STATIC_SHARED_BYTES, name
+        shared_bytes = launcher._rings(layout, tokens)[2]
+        assert blocks * (shared_bytes + STATIC_SHARED_BYTES + RESERVED_BYTES) <= SHARED_BYTES, name
+        assert resources.spill_store_bytes == 0, name
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "parts", "spans"),
+    [
+        (12288, 4096, 2, 16),  # 96 pairs of blocks in one part would leave half of the card idle
+        (4096, 4096, 6, 6),
+        (4096, 11008, 6, 15),
+        (64, 128, 1, 1),
+    ],
+)
+def test_parts_that_take_the_least_time(num_outputs: int, num_inputs: int, parts: int, spans: int) -> None:
+    layout = tile_layout("int8", num_outputs, num_inputs, 128, "float16")
+    assert parts_of(layout, 132, 64) == parts <= num_spans(layout)
+    assert plan_narrow(layout, 64, 132, parts).spans == spans
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
+    if not can_emulate():
+        pytest.skip("no compiler that can emulate a card")
+    return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
+
+
+def emulated_problems() -> list[Problem]:
+    """Products of each form of weights, in parts; blocks take several pieces each."""
+    problems = []
+    for form in (FORMATS[0], FORMATS[2], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
+        stored = random_matrix(1000, num_rows=300, num_inputs=640, **form)
+        problems += [problem_of(stored, 12, "add", has_bias=True, num_parts=3), problem_of(stored, 40)]
+    gated = [(FORMATS[0], 30, 300, 136, "int4"), (FORMATS[3], 9, 130, 136, "int8")]
+    return [*problems, *(swiglu_problem(*one) for one in gated)]
+
+
+def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> list[str]:
+    found: list[Any] = []
+    for problem in problems:
+        for emulated.is_late in (False, True):
+            try:
+                found.append(find_mismatch(problem, solve(emulated, problem)))
+            except RuntimeError as error:  # a deadlock, or more arrivals than a barrier waits for
+                found.append(error)
+    return [str(one) for one in found if one is not None]
+
+
+def test_emulated_products_are_right(emulated: EmulatedDevice) -> None:
+    problems = emulated_problems()
+    emulated.num_multiprocessors = 2
+    emulated.compile_for(problems)
+    assert not mismatches(emulated, problems)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("copy_async_wait<SLOTS - 2>();", ""),  # words that have not come
+        ("copy_next(slot == 0 ? SLOTS - 1 : slot - 1);", "copy_next(slot);"),  # over words that are still to be fetched
+        ("num_left >= STAGES", "num_left > STAGES + 1"),  # a stage that is never given back
+        ("if (piece < work.num_pieces) seek(work, shape, warp);", ""),  # weights of the tile before
+    ],
+)
+def test_planted_faults_are_found(emulated: EmulatedDevice, right: str, wrong: str) -> None:
+    problems = emulated_problems()[:2]
+
+    def change(text: str) -> str:
+        assert right in text
+        return text.replace(right, wrong)
+
+    emulated.num_multiprocessors = 2
+    emulated.compile_for(problems, change)
+    assert mismatches(emulated, problems)
+
+
+def test_cases_are_of_few_tokens() -> None:
+    assert {problem.name for problem in CASES.checks()} == {"gemm_narrow"}
