@@ -1,18 +1,20 @@
 // launch: programmatic dependent launch. A kernel launched with `overlaps` starts while the kernel in front still runs.
 // From sm_90 on; before it both functions do nothing.
 //
-// gemv, stage_digits, gemm_codes, stage_halves, gemm_halves, stage_wide, gemm_wide, add_parts, gather_columns,
-// append_tokens, attention_decode, attention_rows, attention_span, attention_prefill_wgmma and sample_token overlap.
+// gemv, stage_digits, gemm_codes, stage_halves, gemm_halves, stage_wide, gemm_wide, gemm_narrow, add_parts,
+// gather_columns, append_tokens, attention_decode, attention_rows, attention_span, attention_prefill_wgmma and
+// sample_token overlap.
 // All other kernels start when everything in front has ended, and call neither function.
 // The rules for a kernel that overlaps:
 // 1. At least one of its blocks waits. So when it ends, every kernel in front has ended too, and the kernel behind need
 //    only wait for this one.
-// 2. It may overlap several kernels, back to the last one that does not overlap: gemv, stage_wide and add_parts let the
-//    next one start before they wait themselves.
+// 2. It may overlap several kernels, back to the last one that does not overlap: gemv, stage_wide, add_parts and the
+//    second launch of gemm_narrow's SwiGLU let the next one start before they wait themselves.
 // 3. Before it waits, a thread writes no global memory, and reads only what none of these kernels writes. gemv,
-//    stage_digits, gemm_codes, stage_halves and gemm_halves read weights, also the norm's, gemm_wide its weights;
-//    gather_columns reads the order. append_tokens, attention_decode, attention_rows and attention_span read rows,
-//    positions, page_table and cos_sin. The last three also read earlier tokens of the cache, unless is_cached.
+//    stage_digits, gemm_codes, stage_halves and gemm_halves read weights, also the norm's, gemm_wide and gemm_narrow
+//    their weights; gather_columns reads the order. append_tokens, attention_decode, attention_rows and attention_span
+//    read rows, positions, page_table and cos_sin. The last three also read earlier tokens of the cache, unless
+//    is_cached.
 // 4. embedding must not overlap. It is the first kernel of a step. In the step before, sample_token wrote positions and
 //    attention wrote the cache. Because embedding starts after their end, the reads of rule 3 find what they wrote.
 #pragma once

@@ -120,9 +120,9 @@ class Workspace(Generic[A]):
         Shapes: int32 [num_tokens] three times; int32 [num_rows, pages_per_row]
         """
         spans: Any = self.spans
-        count = _aligned_count(num_tokens)
+        table: Any = self.page_table
+        count, pages_per_row = _aligned_count(num_tokens), table.shape[1]
         token_ids, rows, positions = (spans[place * count : place * count + num_tokens] for place in range(3))
-        pages_per_row = self.page_table.shape[1]  # type: ignore[attr-defined]
         pages = spans[3 * count : 3 * count + num_rows * pages_per_row]
         return token_ids, rows, positions, pages.reshape(num_rows, pages_per_row)
 
