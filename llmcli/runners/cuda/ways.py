@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 # Staged: as the rows of decoding are. Packed: from the codes, if the matrix has any. In parts: by gemm_narrow, or many
-# together by gemm_wide, products cut into parts of the inputs, so that few tokens fill the card. Widened: by gemm_wide in one part, or by the
-# matrix library, after the weights have been widened for it. Each rounds, or adds up, in its own way.
+# together by gemm_wide, products cut into parts of the inputs, so that few tokens fill the card. Widened: by gemm_wide
+# in one part, or by the matrix library, after the weights have been widened for it. Each rounds, or adds up, in its own
+# way.
 Way = Literal["staged", "packed", "in parts", "widened"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
