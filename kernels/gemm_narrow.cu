@@ -1,7 +1,7 @@
 // gemm_narrow: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) for up to 64 tokens, W in 4 to 16 bits
 //           Source: kernels/gemm_wide.cu, whose bits it gives; CUTLASS, sm90 mixed-input products; PTX ISA, wgmma
 // Shapes:   as in gemm_wide, with up to TOKENS tokens
-// Requires: as gemm_wide
+// Requires: as gemm_wide; scales and zero_points 16-byte aligned
 // Launch:   clusters of 2 blocks (160), any number of them; dynamic shared memory by llmcli/kernels/gemm_narrow.py; may
 //           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
 // Traffic:  weights once; the image once for every 128 outputs, which L2 serves
@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
     static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * NARROW_WARPS * Slot::BYTES,
                   "gemm_narrow.py plans another size");
+    static_assert(STAGES >= 2 && SLOTS >= 2, "one is given back while the next one is read");
 
     alignas(1024) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 }
             }
         }
-        constexpr int SCALES = (TOKENS + GROUP_THREADS - 1) / GROUP_THREADS;  // of a thread
+        constexpr int SCALES = TOKENS / GROUP_THREADS;  // of a thread
         float loaded_scales[SCALES];
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
@@ -213,8 +213,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
-            const int token = i * GROUP_THREADS + thread;
-            if (token < TOKENS) token_scales[group][token] = loaded_scales[i];
+            token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
         }
         sync_threads_of<GROUP_THREADS>(2 + group);
         if (shape.epilogue != SWIGLU) {

@@ -7,7 +7,7 @@
 //           magnitude exceeds 2^15); largest [num_tokens] or null
 // Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
 // Launch:   grid (num_tokens), block (512), 8 B static shared memory a warp; may overlap the kernel in front of it
-// Traffic:  x and parts once, x beyond 4096 columns once more; with parts x once to memory; 2 bytes an input to image
+// Traffic:  x and parts once, what of x no register keeps once more; with parts x to memory; 2 bytes an input
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay

@@ -1,4 +1,4 @@
-// parts: the parts of a product, as gemm_wide leaves them, added up.
+// parts: the parts of a product, as gemm_wide and gemm_narrow leave them, added up.
 #pragma once
 
 #include "common/rows.cuh"

@@ -1,4 +1,4 @@
-// wide_output: turns the sums of gemm_wide into outputs: scales of tokens, bias, epilogue.
+// wide_output: turns the sums of gemm_wide and gemm_narrow into outputs: scales of tokens, bias, epilogue.
 #pragma once
 
 #include "common/launch.cuh"
@@ -10,7 +10,7 @@
 #include "common/wide_image.cuh"
 
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
-constexpr int MULTIPLIERS = 8;                 // warps that multiply, a tile each
+constexpr int MULTIPLIERS = 8;                 // warps of gemm_wide that multiply, a tile each
 
 // down_unit_inputs: of the matrix that takes what SWIGLU writes. repeats: see gemm_wide.cu. num_parts: in which a
 // product is computed, each of some spans of inputs.

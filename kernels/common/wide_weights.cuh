@@ -77,7 +77,7 @@ struct WideWeights {
         }
     }
 
-    // The same from a stage in shared memory.
+    // The same from shared memory.
     __device__ __forceinline__ void take_words(const unsigned char* place) {
         take_words_of(place, words[0]);
         take_words_of(place + UNIT_BYTES / 2, words[1]);

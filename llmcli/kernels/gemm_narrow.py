@@ -78,7 +78,7 @@ def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
 
 SPEC = KernelSpec(
     "gemm_narrow",
-    "up to 64 tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias or residual sum, on sm_90",
+    "up to 64 tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
     tuple(dict.fromkeys(kernel_name(layout, tokens) for layout in all_layouts() for tokens in NARROW_TOKENS)),
     only_arch="sm_90",
 )

@@ -105,7 +105,7 @@ def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens:
 
 @cache
 def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
-    """The parts of a product that take the least time, if blocks have so many tokens."""
+    """The parts of a product: those of least time for few tokens, and for many those that fill the card."""
     if num_tokens > MAX_NARROW_TOKENS:
         fitting = num_multiprocessors // CLUSTER // _items(layout)
         return max(min(fitting, num_spans(layout), _MAX_PARTS), 1)
@@ -128,5 +128,5 @@ def all_layouts() -> Iterator[TileLayout]:
 
 
 def _items(layout: TileLayout) -> int:
-    """Products of all tokens and as many outputs as a cluster has."""
+    """Products of all tokens and as many outputs as a cluster of gemm_wide has."""
     return -(-layout.num_tiles // (CLUSTER * BLOCK_TILES))

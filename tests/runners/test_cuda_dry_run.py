@@ -79,6 +79,17 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     assert ("gemm_codes" in names) == ("stage_digits" in names) == is_staged
 
 
+def test_few_tokens_of_a_chunk_are_known_where_gemm_wide_takes_some_layers(tmp_path: Path) -> None:
+    """Their prompts are not in parts, but the end of a chunk may have any number of tokens."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.float32, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128), skip=("layers.0.",)))
+    stored = StoredModel.of_model(open_model(folder), dtype="float32")
+    plan = plan_memory(stored, max_seq_len=256, num_rows=1, chunk_tokens=200)
+    assert not plan.prompt_ways.can_cut
+    names = needed(folder, num_rows=1, dtype="float32")["gemm_narrow"]
+    assert {name.split(", ")[3] for name in names} == {"16", "32", "64"}
+
+
 @pytest.mark.parametrize(
     ("num_rows", "has_codes_head", "tokens"),
     [(8, True, set()), (9, False, {16}), (9, True, {16, 32, 64}), (20, False, {16, 32}), (70, False, {16, 32, 64})],

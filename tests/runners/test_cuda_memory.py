@@ -263,9 +263,10 @@ def test_how_products_are_made() -> None:
 
 
 def test_short_prompts_are_in_parts_where_gemm_wide_takes_all_layers() -> None:
-    counts = (7, 8, 9, 64, 65)
-    assert [PromptWays(True, True).of(count) for count in counts] == ["staged"] * 2 + ["in parts"] * 2 + ["widened"]
-    assert [PromptWays(False, True).of(count) for count in counts] == ["in parts"] * 4 + ["widened"]
+    for can_stage in (True, False):
+        ways = PromptWays(can_stage, can_cut=True)
+        assert [ways.of(count) for count in (9, 16, 64, 65)] == ["in parts"] * 3 + ["widened"]
+    assert PromptWays(can_stage=True, can_cut=False).of(9) == "staged"
     assert most_tokens_of("in parts", 2048) == 256
     assert most_tokens_of("in parts", 100) == 100
 

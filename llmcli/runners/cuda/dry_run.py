@@ -211,7 +211,10 @@ class DryModel:
             ways += [("in parts", min(count, self._longest)) for count in (*NARROW_TOKENS, *WIDE_TOKENS)]
         if not possible.can_stage and not possible.can_cut:
             ways += [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
-        ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
+        ways += [
+            ("widened", count)
+            for count in (*NARROW_TOKENS, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)
+        ]
         for way, count in ways:
             if count <= self._longest:
                 self._run_chunk(count, 0, way)

@@ -67,7 +67,7 @@ MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
 # gemm_narrow: clocks of its start and end, and the bytes of weights and tokens that L2 gives a multiprocessor a clock.
 NARROW_CLOCKS, NARROW_BYTES_A_CLOCK = 5000, 22
-# Those of gemm_wide's shares stand in kernels/gemm_wide.py. It asks for weights two steps ahead, which does not reach
+# Those of gemm_wide's shares stand in kernels/wide_plan.py. It asks for weights two steps ahead, which does not reach
 # all of the bandwidth.
 WIDE_SHARE = 0.8
 # Prompts' attention with wgmma: that share, and clocks of its first queries, keys and values and of its last results.

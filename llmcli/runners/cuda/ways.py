@@ -13,8 +13,6 @@ WAYS: tuple[Way, ...] = get_args(Way)
 # The most tokens of a prompt that is not widened. A lone prompt of up to some 200 tokens would take less time in parts.
 # Many side by side would take longer, as "widened" multiplies as many together as fit a chunk.
 MAX_SHORT_TOKENS = 64
-# The most tokens of a prompt that is staged where it could be in parts.
-MAX_STAGED_PROMPT = 8
 # The most tokens of short prompts side by side.
 MAX_TOGETHER = 256
 
@@ -30,7 +28,7 @@ class PromptWays:
         """The way of a chunk of `num_tokens` tokens."""
         if num_tokens > MAX_SHORT_TOKENS:
             return "widened"
-        if self.can_cut and (num_tokens > MAX_STAGED_PROMPT or not self.can_stage):
+        if self.can_cut:
             return "in parts"
         return "staged" if self.can_stage else "packed"
 

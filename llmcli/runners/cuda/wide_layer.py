@@ -26,7 +26,7 @@ def run_wide(
     """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
 
     With `attend_stages` it makes their image instead, whose scales are 1.
-    With `parts_for` products are cut into parts of the inputs, as many as fill the card with so many tokens. The next
+    With `parts_for` products are cut into parts of the inputs, as `parts_of` has them for so many tokens. The next
     rounding adds the parts up; what this layer leaves to the next is `left_by`. `left` is what the layer before has
     left.
     Shapes: left float32 [parts, num_tokens, hidden_size]

@@ -69,7 +69,7 @@ class Workspace(Generic[A]):
       score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
-    - For lanes that are multiplied as prompts are: others float32, flat, for parts of a product; None where none are
+    - For products in parts: others float32, flat, all parts but the first; None where there are none
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
