@@ -9,7 +9,7 @@
 #include "common/wide_output.cuh"
 #include "common/wide_weights.cuh"
 
-constexpr int NARROW_WARPS = 4;   // that multiply, a tile each
+constexpr int NARROW_WARPS = 4;    // that multiply, a tile each
 constexpr int NARROW_SHARERS = 2;  // blocks of a cluster
 constexpr int SPAN_SHIFT = 7;      // log2 of a span's inputs
 

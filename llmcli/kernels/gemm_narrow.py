@@ -1,27 +1,21 @@
-"""The launch of kernels/gemm_narrow.cu: what gemm_wide does, for few tokens."""
+"""The forms of kernels/gemm_narrow.cu, which does what gemm_wide does for few tokens, and is launched there."""
 
-from typing import Any
-
-from llmcli.kernels.device import Device
-from llmcli.kernels.spec import Cost, KernelSpec
+from llmcli.kernels.spec import KernelSpec
 from llmcli.kernels.tiles import (
     SCALE_C_TYPES,
     SCALE_DTYPES,
     TILE_ROWS,
     WEIGHT_BITS,
     WEIGHT_C_TYPES,
-    TiledMatrix,
     TileLayout,
 )
 from llmcli.kernels.wide_plan import (
-    CLUSTER,
     NARROW_BLOCKS,
     NARROW_TILES,
     NARROW_TOKENS,
     SPAN_INPUTS,
     all_layouts,
     is_plain,
-    plan_narrow,
 )
 
 BLOCK_SIZE = 32 * (NARROW_TILES + 1)  # a warp for each tile, and one that copies tokens
@@ -32,29 +26,16 @@ _MAX_STAGES, _MAX_SLOTS = 4, 6  # spans of tokens, and of a warp's weights, unde
 _MOST_GROUPS = 8  # of a span
 
 
-def launch_narrow(
-    device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: Any, num_tokens: int, cost: Cost
-) -> None:
-    """Launch it. `arguments` stand behind the matrix in the kernel's header, `shape` behind them."""
-    layout = matrix.layout
-    plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
-    device.launch(
-        "gemm_narrow",
-        kernel_name(layout, plan.tokens),
-        grid=(plan.num_clusters * CLUSTER,),
-        block=BLOCK_SIZE,
-        arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
-        shared_bytes=_rings(layout, plan.tokens)[2],
-        overlaps=True,
-        cost=cost,
-    )
-
-
 def kernel_name(layout: TileLayout, tokens: int) -> str:
     """The name expression for blocks of so many tokens."""
     types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
     plain, rings = str(is_plain(layout)).lower(), _rings(layout, tokens)
     return f"gemm_narrow<{types}, {plain}, {tokens}, {NARROW_BLOCKS[tokens]}, {', '.join(map(str, rings))}>"
+
+
+def shared_bytes(layout: TileLayout, tokens: int) -> int:
+    """Bytes of dynamic shared memory of a block of so many tokens."""
+    return _rings(layout, tokens)[2]
 
 
 def _slot_bytes(layout: TileLayout) -> int:

@@ -8,14 +8,25 @@ from typing import Any, Literal
 
 import numpy as np
 
+from llmcli.kernels import gemm_narrow
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_narrow import launch_narrow
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, WIDE_TOKENS, check_image, image_bytes
 from llmcli.kernels.tiles import HALF_ROWS, SCALE_C_TYPES, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
-from llmcli.kernels.wide_plan import CLUSTER, MAX_NARROW_TOKENS, all_layouts, is_plain, num_spans, plan_wide, takes
+from llmcli.kernels.wide_plan import (
+    CLUSTER,
+    MAX_NARROW_TOKENS,
+    NarrowPlan,
+    WidePlan,
+    all_layouts,
+    is_plain,
+    num_spans,
+    plan_narrow,
+    plan_wide,
+    takes,
+)
 
 BLOCK_SIZE = 384
 STATIC_SHARED_BYTES = 3 * 1024
@@ -67,7 +78,9 @@ def gemm_wide(
         check("gemm_wide", "others", others, dtype=np.float32, shape=(None, num_tokens, layout.num_rows), aligned=4)
         shape.num_parts = 1 + len(others)
         if shape.num_parts > num_spans(layout):
-            raise ValueError(f"gemm_wide: cannot cut {num_spans(layout)} spans of inputs into {shape.num_parts} parts")
+            raise ValueError(
+                f"gemm_wide: cannot cut {layout.num_inputs} inputs into {shape.num_parts} parts of 128 or more"
+            )
     shape.out_stride = out.strides[0] // 4
     _launch(device, matrix, (image, row_scales, bias, out, None, None, others), shape)
 
@@ -142,17 +155,21 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
     if shape.repeats:
         cost = partial(repeat_cost, num_tokens)
+    plan: NarrowPlan | WidePlan
     if num_tokens <= MAX_NARROW_TOKENS:
-        launch_narrow(device, matrix, arguments, shape, num_tokens, cost)
-        return
-    plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
+        plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
+        name, block = gemm_narrow.kernel_name(layout, plan.tokens), gemm_narrow.BLOCK_SIZE
+        shared_bytes = gemm_narrow.shared_bytes(layout, plan.tokens)
+    else:
+        plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
+        name, block, shared_bytes = kernel_name(layout, plan.tokens), BLOCK_SIZE, _shared_bytes(plan.tokens)
     device.launch(
-        "gemm_wide",
-        kernel_name(layout, plan.tokens),
+        name.partition("<")[0],
+        name,
         grid=(plan.num_clusters * CLUSTER,),
-        block=BLOCK_SIZE,
+        block=block,
         arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
-        shared_bytes=_shared_bytes(plan.tokens),
+        shared_bytes=shared_bytes,
         overlaps=True,
         cost=cost,
     )
@@ -162,7 +179,7 @@ def kernel_name(layout: TileLayout, tokens: int) -> str:
     """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
     weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
     rings = f"{_STAGES[tokens]}, {_shared_bytes(tokens)}"
-    return f"gemm_wide<{weight_type}, {scale_type}, {'true' if is_plain(layout) else 'false'}, {tokens}, {rings}>"
+    return f"gemm_wide<{weight_type}, {scale_type}, {str(is_plain(layout)).lower()}, {tokens}, {rings}>"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""gemm_wide against float64 of the weights that dequantize writes; on cards with wgmma."""
+"""gemm_wide, and gemm_narrow for few tokens, against float64 of dequantize's weights; on cards with wgmma."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,29 +45,29 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(
-    ("num_outputs", "num_inputs"), [(16, 40), (35, 72), (48, 176), (100, 1001), (272, 2304), (20011, 200), (64, 14336)]
+    ("num_outputs", "num_inputs"), [(16, 40), (35, 72), (48, 176), (100, 1001), (272, 2304), (40011, 200), (64, 14336)]
 )
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_types_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
     stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
-    for num_tokens in (70, 150):
+    for num_tokens in (12, 20, 50, 70, 150):
         assert_right(wgmma_card, problem_of(stored, num_tokens))
 
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 128), (100, 1152), (20011, 256), (64, 14336)])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 128), (100, 1152), (40011, 256), (64, 14336)])
 @pytest.mark.parametrize("form", HALF_FORMATS, ids=str)
 def test_weights_of_16_bits(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
     stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
-    for num_tokens in (70, 150, 300):
+    for num_tokens in (12, 20, 50, 70, 150, 300):
         assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
 
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("num_parts", [2, 3, 4, 8, 18])
-@pytest.mark.parametrize("num_tokens", [65, 128, 129, 200, 257])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 64, 65, 128, 129, 200, 257])
 @pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
 def test_products_in_parts(wgmma_card: Device, form: dict[str, Any], num_tokens: int, num_parts: int) -> None:
     stored = random_matrix(8, num_rows=300, num_inputs=2304, **form)
@@ -76,7 +76,9 @@ def test_products_in_parts(wgmma_card: Device, form: dict[str, Any], num_tokens:
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("num_tokens", [65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 600])
+@pytest.mark.parametrize(
+    "num_tokens", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 600]
+)
 @pytest.mark.parametrize("form", FORMATS[:5], ids=str)
 def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_tokens: int) -> None:
     stored = random_matrix(2, num_rows=300, num_inputs=712, **form)
@@ -86,7 +88,7 @@ def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_toke
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("num_tokens", [70, 128, 129, 300])
+@pytest.mark.parametrize("num_tokens", [5, 20, 64, 70, 128, 129, 300])
 @pytest.mark.parametrize("num_outputs", [8, 60, 100, 128, 130, 1000])
 @pytest.mark.parametrize("down_type", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
@@ -208,7 +210,7 @@ def swiglu_arguments() -> dict[str, Any]:
         ({"out": Phantom((90, 16), np.float32, 1 << 30)}, r"out is \[90, 16\]"),
         ({"bias": Phantom((40,), np.float32, 1 << 30)}, r"bias is \[40\], expected \[48\]"),
         ({"others": Phantom((1, 80, 40), np.float32, 1 << 30)}, r"others is \[1, 80, 40\], expected \[any, 90, 40\]"),
-        ({"others": Phantom((1, 90, 40), np.float32, 1 << 30)}, "cannot cut 1 spans of inputs into 2 parts"),
+        ({"others": Phantom((1, 90, 40), np.float32, 1 << 30)}, "cannot cut 128 inputs into 2 parts of 128 or more"),
     ],
 )
 def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:

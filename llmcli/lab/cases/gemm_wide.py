@@ -154,24 +154,29 @@ def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_
     return problem_of(stored, num_tokens, "swiglu", down=down)
 
 
-def _checks() -> Iterator[Problem]:
+def checks_of(few: int, some: int, many: int) -> Iterator[Problem]:
+    """Products of so many tokens in all formats: tails, parts, epilogues, small scales."""
     for form in FORMATS:
-        for num_outputs, num_inputs, num_tokens in ((35, 72, 65), (300, 1000, 130), (528, 264, 97)):
+        for num_outputs, num_inputs, num_tokens in ((35, 72, few), (300, 1000, many), (528, 264, some)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
-            yield problem_of(stored, num_tokens, has_bias=num_tokens == 97)
-        yield problem_of(stored, 300, "add", has_bias=True)
+            yield problem_of(stored, num_tokens, has_bias=num_tokens == some)
+        yield problem_of(stored, many, "add", has_bias=True)
         for num_parts in (2, 3):
-            yield problem_of(stored, 70, "add", has_bias=True, num_parts=num_parts)
+            yield problem_of(stored, some, "add", has_bias=True, num_parts=num_parts)
         for down_type in ("int8", "int4"):
-            yield swiglu_problem(form, 70, 100, 200, down_type)
-            yield swiglu_problem(form, 260, 300, 136, down_type)
-        yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), 80)
+            yield swiglu_problem(form, few, 100, 200, down_type)
+            yield swiglu_problem(form, many, 300, 136, down_type)
+        yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), some)
     for form in HALF_FORMATS:
-        for num_outputs, num_inputs, num_tokens in ((35, 128, 65), (300, 640, 130)):
+        for num_outputs, num_inputs, num_tokens in ((35, 128, few), (300, 640, many)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
-            yield problem_of(stored, num_tokens, "add", has_bias=num_tokens == 130, num_parts=1 + num_inputs // 640)
+            yield problem_of(stored, num_tokens, "add", has_bias=num_tokens == many, num_parts=1 + num_inputs // 640)
         for down_type in ("int8", "bfloat16"):
-            yield swiglu_problem(form, 70, 100, 256, down_type)
+            yield swiglu_problem(form, some, 100, 256, down_type)
+
+
+def _checks() -> Iterator[Problem]:
+    yield from checks_of(65, 97, 260)
     for num_tokens in (127, 128, 129, 256, 257):
         yield problem_of(random_matrix(2, num_rows=72, num_inputs=520, **FORMATS[0]), num_tokens)
     # More work than blocks run at once: they take one piece after the other, in blocks of 256 tokens.

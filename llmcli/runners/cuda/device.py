@@ -21,7 +21,7 @@ from llmcli.runners.cuda.passes import Chunk, Lanes, Part
 from llmcli.runners.cuda.prompts import method_of, prompt_passes, way_of_method
 from llmcli.runners.cuda.sampling import DeviceSampler, Run
 from llmcli.runners.cuda.step_masks import StepMasks
-from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.cuda.workspace import Workspace, cut_spans, spans_size
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.mask import TokenMask
@@ -220,17 +220,18 @@ class CudaDevice:
         """Send the card what it must know of spans of one method; returns what runs them."""
         parts = tuple(Part(work.num_tokens, work.position) for work in works)
         count, method = sum(part.num_tokens for part in parts), works[0].method
-        token_ids, rows, positions, page_table = self._workspace.of_spans(count, len(works))
-        begin, first_page = 0, (page_table.data.ptr - token_ids.data.ptr) // 4
-        told = np.zeros(first_page + page_table.size, np.int32)
-        tokens, pages = told[:first_page].reshape(3, -1), told[first_page:].reshape(page_table.shape)
+        sizes = count, len(works), self._workspace.page_table.shape[1]
+        told = np.zeros(spans_size(*sizes), np.int32)
+        token_ids, rows, positions, pages = cut_spans(told, *sizes)
+        begin = 0
         for row, (part, work) in enumerate(zip(parts, works, strict=True)):
             end = begin + part.num_tokens
-            tokens[0, begin:end], tokens[1, begin:end] = work.token_ids, row
-            tokens[2, begin:end] = np.arange(part.start, part.start + part.num_tokens)
+            token_ids[begin:end], rows[begin:end] = work.token_ids, row
+            positions[begin:end] = np.arange(part.start, part.start + part.num_tokens)
             pages[row, : len(work.pages)] = work.pages
             begin = end
         self._mailbox.send(self._workspace.spans[: len(told)], told)
+        token_ids, rows, positions, page_table = self._workspace.of_spans(count, len(works))
         if method == SINGLE:
             return Lanes(token_ids, None, rows, positions, page_table, 1 if count > 1 else None)
         way = way_of_method(method, self._forward.prompt_ways)

@@ -63,7 +63,7 @@ def plan_cache(stored: StoredModel, num_pages: int) -> Cache[Region]:
 class Workspace(Generic[A]):
     """The arrays that the forward pass, decoding and scoring write.
 
-    - For chunks and spans: spans int32, flat, which `of_spans` cuts; and their activations: hidden float32 [chunk,
+    - For chunks and spans: spans int32, flat, which `cut_spans` cuts; and their activations: hidden float32 [chunk,
       hidden_size]; outputs float32 and inputs uint8, flat; mixed float32 [chunk, q_size]; gated float32 [most rows,
       intermediate_size]; row_scale, gated_scale, unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8;
       score_logits float32 [LOGIT_ROWS, vocab_size]
@@ -113,18 +113,27 @@ class Workspace(Generic[A]):
     history: A
     page_table: A
 
-    def of_spans(self, num_tokens: int, num_rows: int) -> tuple[A, A, A, A]:
-        """Where the ids, rows and positions of so many tokens of chunks or spans lie, and the pages of their rows.
-
-        They lie side by side, so that the host sends them in one copy.
-        Shapes: int32 [num_tokens] three times; int32 [num_rows, pages_per_row]
-        """
-        spans: Any = self.spans
+    def of_spans(self, num_tokens: int, num_rows: int) -> tuple[Any, Any, Any, Any]:
+        """`cut_spans` of the card's array."""
         table: Any = self.page_table
-        count, pages_per_row = _aligned_count(num_tokens), table.shape[1]
-        token_ids, rows, positions = (spans[place * count : place * count + num_tokens] for place in range(3))
-        pages = spans[3 * count : 3 * count + num_rows * pages_per_row]
-        return token_ids, rows, positions, pages.reshape(num_rows, pages_per_row)
+        return cut_spans(self.spans, num_tokens, num_rows, table.shape[1])
+
+
+def spans_size(num_tokens: int, num_rows: int, pages_per_row: int) -> int:
+    """Numbers that tell of so many tokens of chunks or spans, and of the pages of their rows."""
+    return 3 * _aligned_count(num_tokens) + num_rows * pages_per_row
+
+
+def cut_spans(spans: Any, num_tokens: int, num_rows: int, pages_per_row: int) -> tuple[Any, Any, Any, Any]:
+    """Cut the ids, rows and positions of tokens, and the pages of their rows, from an array that holds all of them.
+
+    They lie side by side, so that the host sends them in one copy.
+    Shapes: spans int32 [at least spans_size]; result int32 [num_tokens] three times, [num_rows, pages_per_row]
+    """
+    count = _aligned_count(num_tokens)
+    token_ids, rows, positions = (spans[place * count : place * count + num_tokens] for place in range(3))
+    pages = spans[3 * count : 3 * count + num_rows * pages_per_row]
+    return token_ids, rows, positions, pages.reshape(num_rows, pages_per_row)
 
 
 def _aligned_count(count: int) -> int:
@@ -168,7 +177,7 @@ def plan_workspace(
     scales = Region((chunk,), FLOAT32)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
     return Workspace(
-        spans=Region((3 * _aligned_count(chunk) + MOST_PARTS * pages_of(max_seq_len),), INT32),
+        spans=Region((spans_size(chunk, MOST_PARTS, pages_of(max_seq_len)),), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
         mixed=Region((chunk, config.q_size), FLOAT32),
