@@ -6,12 +6,12 @@
 //           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
 // Traffic:  weights once; the image once for every 128 outputs, which L2 serves
 // Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
-// Choice:   Few tokens take the tensor cores few clocks: weights are to come as fast as memory gives them. That needs
+// Choice:   The tensor cores need few clocks for few tokens, so memory sets the time. It gives its full rate only with
 //           more bytes under way than registers hold: each warp copies its own tile's weights into a ring in shared
 //           memory, some spans early. It fetches a step's words from there before it multiplies the step in front, so
-//           that nothing waits for shared memory. Blocks are small, so that each multiprocessor has as many as the
-//           others, and several hide each other's waits. The next kernel starts when this one ends, but behind
-//           `repeats` at once: down's blocks then ask for their weights. Starting it at once everywhere is 1 to 3 %
+//           that nothing waits for shared memory. Blocks are small, so that each multiprocessor gets as many as the
+//           others, and several hide each other's waits. The launch with `repeats` lets the next kernel start at once,
+//           whose blocks then ask for their weights. Other launches let it start at their end: at once is 1 to 3 %
 //           slower.
 //           Rejected (docs/performance/wide.md): bulk copies of weights (the copy engine takes too long to begin each);
 //           weights in registers two steps early, as gemm_wide has them; blocks of 8 tiles; the next product's weights
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     const unsigned filled_at = shared_address(filled), stages_at = shared_address(memory);
     // Of a sharer, which a lane tells.
     const unsigned emptied_at = address_in_block(shared_address(emptied), min(lane, NARROW_SHARERS - 1));
-    // Gives back the stage of the span before, whose products are done. Nobody waits for the last ones, and the other
-    // block may have ended when such an arrival comes: it would meet the barriers of a block that follows.
+    // Gives back the stage of the span before, whose products are done. It keeps the last stages: nobody waits for them.
+    // The other block may have ended when such an arrival comes, which would meet the barriers of a block behind it.
     unsigned before_at = 0;
     int num_left = work.num_own_spans();  // with the one at hand
     const auto release = [&] {

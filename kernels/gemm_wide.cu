@@ -234,6 +234,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         __syncwarp();
         if (lane == 0) barrier_arrive(&staged);
     }
-    // Nobody copies into a block that has ended, or gives a stage back there. As above it would order neither.
+    // A block stays until the other one has copied its last tokens there, and has given back its last stage. Relaxed
+    // arrivals, as above, do not order that.
     cluster_sync();
 }

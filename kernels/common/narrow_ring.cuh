@@ -13,7 +13,7 @@ constexpr int NARROW_WARPS = 4;    // that multiply, a tile each
 constexpr int NARROW_SHARERS = 2;  // blocks of a cluster
 constexpr int SPAN_SHIFT = 7;      // log2 of a span's inputs
 
-// A piece is a part of the inputs, mostly all of them, of as many tiles as a cluster has.
+// A piece is what a cluster multiplies at a time: as many tiles as it has warps, and all inputs or a part of them.
 struct NarrowWork {
     int rank, num_spans, num_tiles, num_parts, num_pieces, first, stride;
 
@@ -21,7 +21,7 @@ struct NarrowWork {
         constexpr int TILES = 2 * SHARED_TILES;
         rank = rank_in_cluster;
         num_spans = wide_steps(shape.num_inputs) / 2, num_tiles = shape.num_tiles(), num_parts = shape.num_parts;
-        // Of SWIGLU there are results for whole spans of the next product's inputs.
+        // SWIGLU writes whole spans of the next product's inputs: 8 of a tile, 128 of 16 tiles.
         num_pieces = num_parts * 2 * ((num_tiles + TILES - 1) / TILES);
         first = blockIdx.x / NARROW_SHARERS, stride = gridDim.x / NARROW_SHARERS;
     }

@@ -128,5 +128,5 @@ def all_layouts() -> Iterator[TileLayout]:
 
 
 def _items(layout: TileLayout) -> int:
-    """Products of all tokens and as many outputs as a cluster of gemm_wide has."""
+    """How many clusters of gemm_wide it takes for all outputs, each with all tokens of a block."""
     return -(-layout.num_tiles // (CLUSTER * BLOCK_TILES))
