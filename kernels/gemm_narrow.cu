@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     const unsigned filled_at = shared_address(filled), stages_at = shared_address(memory);
     // Of a sharer, which a lane tells.
     const unsigned emptied_at = address_in_block(shared_address(emptied), min(lane, NARROW_SHARERS - 1));
-    // Gives back the stage of the span before, whose products are done. It keeps the last stages, for which nobody waits.
+    // Gives back the stage of the span before, whose products are done. It keeps the last ones: nobody waits for them.
     // The other block may have ended when such an arrival comes, which would meet the barriers of a block behind it.
     unsigned before_at = 0;
     int num_left = work.num_own_spans();  // with the one at hand
