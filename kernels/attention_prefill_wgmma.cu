@@ -21,13 +21,16 @@
 //           worked out while its last tile is mixed and while the other group multiplies. One group is faster while
 //           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first
 #include "common/launch.cuh"
+#include "common/load.cuh"
 #include "common/prefill_wgmma.cuh"
 
-template <typename KvT, int CONSUMERS, int STAGES, int UNIT_INPUTS>
+// TOKENS: of a tile. With fewer than TILE_TOKENS all tokens lie in the first tile, and no block takes a second one.
+template <typename KvT, int CONSUMERS, int STAGES, int UNIT_INPUTS, int TOKENS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_prefill_wgmma(const float* q, const float* __restrict__ cos_sin, const KvT* keys, const KvT* values,
                             const int* __restrict__ pages, void* out, PrefillShape shape) {
-    constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS;
+    constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS, HALF_BYTES = half_bytes(TOKENS), TILE_BYTES = 2 * HALF_BYTES;
+    constexpr bool IS_SHORT = TOKENS < TILE_TOKENS;
     // Shared memory: stages of keys, then of values. The first four warps fill them, the others empty them.
     alignas(1024) extern __shared__ uint4 shared[];
     __shared__ unsigned long long filled[2][STAGES], emptied[2][STAGES];  // of keys and of values
@@ -38,8 +41,6 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     }
     barrier_init_fence();
     __syncthreads();
-    grid_dependency_wait();
-    grid_dependency_launch();
 
     if (threadIdx.x < 128) {
         if constexpr (CONSUMERS > 1) registers_down_to<40>();  // all of a multiprocessor's: 128 * 40 + 256 * 232
@@ -50,16 +51,21 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             const int element = tile.kv_head * PAGE_TOKENS * HEAD_DIM + threadIdx.x * 8;
             const int last_page = (tile.end - 1) / PAGE_TOKENS;
             for (int first = tile.begin; first < tile.end; first += TILE_TOKENS) {
-                const int page = __ldg(pages + min(first / PAGE_TOKENS + int(threadIdx.x % 8), last_page));
+                const int page = load_here(pages + min(first / PAGE_TOKENS + int(threadIdx.x % 8), last_page));
+                grid_dependency_wait();  // takes no time but the first one
+                grid_dependency_launch();
                 barrier_wait(&emptied[0][turn.stage], turn.parity ^ 1);
-                copy_tile(shared_keys + turn.stage * TILE_BYTES, keys + element, page, page_elements, tile.end - first);
+                copy_tile<TOKENS>(shared_keys + turn.stage * TILE_BYTES, keys + element, page, page_elements,
+                                  tile.end - first);
                 barrier_arrive_behind_copies(&filled[0][turn.stage]);
                 barrier_wait(&emptied[1][turn.stage], turn.parity ^ 1);
-                copy_tile(shared_values + turn.stage * TILE_BYTES, values + element, page, page_elements,
-                          tile.end - first);
+                copy_tile<TOKENS>(shared_values + turn.stage * TILE_BYTES, values + element, page, page_elements,
+                                  tile.end - first);
                 barrier_arrive_behind_copies(&filled[1][turn.stage]);
                 turn.next();
+                if (IS_SHORT) break;
             }
+            if (IS_SHORT) break;
         }
         copy_async_commit();
         copy_async_wait<0>();
@@ -72,7 +78,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         Turn<STAGES> key_turn, value_turn;
         // Rows past the last one are copies of it, which nobody stores.
         const int last_row = shape.num_tokens * shape.group_size - 1;
-        float scores[64];  // before the first product of a tile the queries of two rows, not yet rounded
+        float rows[HEAD_DIM / 2];  // the queries of two rows, not yet rounded; from the first product of a tile on scores
+        auto& scores = reinterpret_cast<float(&)[TOKENS / 2]>(rows);
         const auto load_queries = [&](int index) {
             const PrefillTile tile(shape, index, TILE_ROWS);
 #pragma unroll
@@ -84,8 +91,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 #pragma unroll
                 for (int j = 0; j < HEAD_DIM / 8; ++j) {
                     const float2 pair = *reinterpret_cast<const float2*>(x + 8 * j);
-                    scores[4 * j + 2 * i] = pair.x;
-                    scores[4 * j + 2 * i + 1] = pair.y;
+                    rows[4 * j + 2 * i] = pair.x;
+                    rows[4 * j + 2 * i + 1] = pair.y;
                 }
             }
         };
@@ -98,8 +105,10 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             if (cos_sin == nullptr) return;
             int position[2];
             find_positions(index, position);
-            rotate_rows(scores, cos_sin, position);
+            rotate_rows(rows, cos_sin, position);
         };
+        grid_dependency_wait();
+        grid_dependency_launch();
         if (tile_index(0) < shape.num_items()) {
             load_queries(tile_index(0));
             rotate_queries(tile_index(0));
@@ -109,8 +118,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             unsigned queries[HEAD_DIM / 16][4];
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 4; ++i) {
-                queries[i / 4][i % 4] = pack_pair<KvT>(within_range<KvT>(scores[2 * i] * shape.scale),
-                                                       within_range<KvT>(scores[2 * i + 1] * shape.scale));
+                queries[i / 4][i % 4] = pack_pair<KvT>(within_range<KvT>(rows[2 * i] * shape.scale),
+                                                       within_range<KvT>(rows[2 * i + 1] * shape.scale));
             }
             int position[2];
             find_positions(tile_index(round), position);
@@ -119,7 +128,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             const int highest = shape.start + (group_row + GROUP_ROWS - 1) / shape.group_size;
 
             float mixed[64] = {};
-            unsigned weights[TILE_TOKENS / 16][4];
+            unsigned weights[TOKENS / 16][4];
             RowSoftmax softmax;
             const auto score = [&] {
                 const unsigned long long b = swizzled_at(shared_keys + key_turn.stage * TILE_BYTES, HALF_BYTES);
@@ -132,7 +141,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             const auto mix = [&] {
                 const unsigned long long b = swizzled_at(shared_values + value_turn.stage * TILE_BYTES, HALF_BYTES);
 #pragma unroll
-                for (int i = 0; i < TILE_TOKENS / 16; ++i) {
+                for (int i = 0; i < TOKENS / 16; ++i) {
                     wgmma_halves<KvT, true>(mixed, weights[i], b + i * (2048 / 16), true);
                 }
                 wgmma_commit();
@@ -141,14 +150,14 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 if (lane == 0) barrier_arrive(barrier);
             };
             const auto weigh = [&](int first, float (&factor)[2]) {
-                if (first + TILE_TOKENS > lowest + 1 || first < highest + 1 - shape.window) {
+                if (first + TOKENS > lowest + 1 || first < highest + 1 - shape.window) {
                     hide_tokens(scores, first, position, shape.window);
                 }
                 softmax.weigh<KvT>(scores, factor);
             };
             const auto round_weights = [&] {
 #pragma unroll
-                for (int i = 0; i < 32; ++i) {
+                for (int i = 0; i < TOKENS / 4; ++i) {
                     weights[i / 4][i % 4] = pack_pair<KvT>(scores[2 * i], scores[2 * i + 1]);
                 }
             };
@@ -164,7 +173,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             key_turn.next();
             weigh(tile.begin, factor);
             round_weights();
-            for (int first = tile.begin + TILE_TOKENS; first < tile.end; first += TILE_TOKENS) {
+            for (int first = tile.begin + TILE_TOKENS; !IS_SHORT && first < tile.end; first += TILE_TOKENS) {
                 // Values were asked for before these keys.
                 barrier_wait(&filled[0][key_turn.stage], key_turn.parity);
                 barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
@@ -188,7 +197,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 round_weights();
             }
             // Load the next rows' queries before the last product, and rotate them beside it.
-            const bool goes_on = tile_index(round + 1) < shape.num_items();
+            const bool goes_on = !IS_SHORT && tile_index(round + 1) < shape.num_items();
             if (goes_on) load_queries(tile_index(round + 1));
             barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
             fence_async_side();
@@ -220,6 +229,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                         make_float2(mixed[4 * j + 2 * i] * inverse, mixed[4 * j + 2 * i + 1] * inverse);
                 }
             }
+            if (IS_SHORT) break;
         }
     }
 }

@@ -27,6 +27,32 @@ struct Head {
         }
     }
 
+    // Adds `num_parts` heads, one after the other, each `part_size` floats behind the one before.
+    __device__ __forceinline__ void add(const float* part, int num_parts, size_t part_size) {
+        constexpr int AT_ONCE = 4;  // loads wait together
+        for (int begin = 0; begin < num_parts; begin += AT_ONCE) {
+            Head heads[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) heads[i].load(part + (begin + i) * part_size, begin + i < num_parts);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (begin + i >= num_parts) break;  // a zero added would change the sign of another
+#pragma unroll
+                for (int pair = 0; pair < PAIRS; ++pair) {
+                    first[pair] = __fadd_rn(first[pair], heads[i].first[pair]);
+                    second[pair] = __fadd_rn(second[pair], heads[i].second[pair]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(float* x) const {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            if (has(pair)) x[index(pair)] = first[pair], x[index(pair) + HALF] = second[pair];
+        }
+    }
+
     // The angles of a position, for rotate; without a table they rotate nothing.
     static __device__ __forceinline__ void load_angles(const float2* cos_sin, int position, float2 (&angles)[PAIRS]) {
 #pragma unroll

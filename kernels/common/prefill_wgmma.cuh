@@ -13,8 +13,8 @@
 constexpr int HEAD_DIM = 128;
 constexpr int TILE_TOKENS = 128;  // fixed: a token's bits depend on where tiles begin
 constexpr int GROUP_ROWS = 64;    // of four warps
-constexpr int HALF_BYTES = TILE_TOKENS * 128;
-constexpr int TILE_BYTES = 2 * HALF_BYTES;  // dimensions 0 ... 63 of all tokens, then the others
+// Of a tile of keys or values in shared memory: dimensions 0 ... 63 of all tokens, then the others.
+__host__ __device__ constexpr int half_bytes(int tokens) { return tokens * 128; }
 
 struct PrefillShape {
     int q_stride, num_key_value_heads, group_size, num_tokens, num_tiles, start, window, first_token;
@@ -100,15 +100,15 @@ struct Turn {
     }
 };
 
-// Four warps copy a tile of keys or values; tokens from `num_tokens` on are zeros. Lane i of each warp gives the page
+// Four warps copy TOKENS keys or values; tokens from `num_tokens` on are zeros. Lane i of each warp gives the page
 // number i, and `source` is this thread's 16 bytes of the first 8 tokens in page 0.
-template <typename KvT>
+template <int TOKENS, typename KvT>
 __device__ __forceinline__ void copy_tile(unsigned destination, const KvT* source, int page, int page_elements,
                                           int num_tokens) {
     const int token = threadIdx.x / 16, piece = threadIdx.x % 16;
-    destination += piece / 8 * HALF_BYTES + token * 128 + (piece % 8 ^ token) * 16;
+    destination += piece / 8 * half_bytes(TOKENS) + token * 128 + (piece % 8 ^ token) * 16;
 #pragma unroll
-    for (int i = 0; i < TILE_TOKENS / PAGE_TOKENS; ++i) {
+    for (int i = 0; i < TOKENS / PAGE_TOKENS; ++i) {
         const KvT* of_page = source + size_t(__shfl_sync(0xffffffff, page, i)) * page_elements;
 #pragma unroll
         for (int j = 0; j < PAGE_TOKENS; j += 8) {
@@ -118,14 +118,18 @@ __device__ __forceinline__ void copy_tile(unsigned destination, const KvT* sourc
     }
 }
 
-__device__ __forceinline__ float& score_at(float (&scores)[64], int i, int j) {
+// Of row i, the j-th of the NUM_SCORES / 2 that a lane holds.
+template <int NUM_SCORES>
+__device__ __forceinline__ float& score_at(float (&scores)[NUM_SCORES], int i, int j) {
     return scores[j / 2 * 4 + 2 * i + j % 2];
 }
 
 // Minus infinity for tokens that the rows' positions do not see.
-__device__ __forceinline__ void hide_tokens(float (&scores)[64], int first, const int (&position)[2], int window) {
+template <int NUM_SCORES>
+__device__ __forceinline__ void hide_tokens(float (&scores)[NUM_SCORES], int first, const int (&position)[2],
+                                            int window) {
 #pragma unroll
-    for (int j = 0; j < TILE_TOKENS / 4; ++j) {
+    for (int j = 0; j < NUM_SCORES / 2; ++j) {
         const int token = first + j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -141,13 +145,13 @@ struct RowSoftmax {
     float sum[2] = {0.0f, 0.0f};  // this lane's part
 
     // Scores to weights. `factor` is what the sums of the tokens before are multiplied by.
-    template <typename KvT>
-    __device__ __forceinline__ void weigh(float (&scores)[64], float (&factor)[2]) {
+    template <typename KvT, int NUM_SCORES>
+    __device__ __forceinline__ void weigh(float (&scores)[NUM_SCORES], float (&factor)[2]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float larger[2] = {maximum[i], maximum[i]}, part[2] = {0.0f, 0.0f};  // two chains, to wait less
 #pragma unroll
-            for (int j = 0; j < TILE_TOKENS / 4; ++j) larger[j % 2] = fmaxf(larger[j % 2], score_at(scores, i, j));
+            for (int j = 0; j < NUM_SCORES / 2; ++j) larger[j % 2] = fmaxf(larger[j % 2], score_at(scores, i, j));
             float largest = fmaxf(larger[0], larger[1]);
             largest = fmaxf(largest, reduce::shuffle_xor(largest, 1));
             largest = fmaxf(largest, reduce::shuffle_xor(largest, 2));
@@ -156,7 +160,7 @@ struct RowSoftmax {
             factor[i] = exp2_fast(maximum[i] - base);
             maximum[i] = largest;
 #pragma unroll
-            for (int j = 0; j < TILE_TOKENS / 4; ++j) {
+            for (int j = 0; j < NUM_SCORES / 2; ++j) {
                 float& weight = score_at(scores, i, j);
                 weight = exp2_fast(weight - (base - WEIGHT_EXPONENT<KvT>));
                 part[j % 2] += weight;

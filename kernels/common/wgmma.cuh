@@ -123,9 +123,10 @@ LLMCLI_WGMMA_HALVES("256", 128,
 #undef LLMCLI_WGMMA
 
 // Keeps the compiler from moving anything that uses these sums to before this place, such as a wgmma_wait.
-__device__ __forceinline__ void hold(float (&sums)[64]) {
+template <int NUM_VALUES>
+__device__ __forceinline__ void hold(float (&sums)[NUM_VALUES]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+    for (int i = 0; i < NUM_VALUES; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 // Orders what this thread has read and written in shared memory with what the asynchronous side does there behind the
@@ -173,11 +174,6 @@ __device__ __forceinline__ void prefetch_bulk(const void* source, int num_bytes)
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(num_bytes) : "memory");
 #endif
-}
-
-// The same of the line of 128 bytes in which something lies.
-__device__ __forceinline__ void prefetch_line(const void* place) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(place) : "memory");
 }
 
 // Copies from shared to global memory, a multiple of 16 bytes. What threads wrote there before needs fence_async_side

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/cluster.cuh"
+#include "common/load.cuh"
 #include "common/wide_output.cuh"
 #include "common/wide_weights.cuh"
 

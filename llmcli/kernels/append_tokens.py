@@ -13,7 +13,6 @@ from llmcli.kernels.qkv import (
     check_layout,
     check_qkv,
     check_rotary,
-    column_address,
 )
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -46,18 +45,25 @@ def append_tokens(
     values: Array,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
+    parts: Array | None = None,
 ) -> None:
     """Append a token to the cache in each lane, with the bits that attention_decode would append.
 
+    First `parts` are added to `qkv`, in order: queries there become their sums, keys and values only in the cache.
     Row -1 marks a lane that nobody uses. May start before the kernel in front has ended and then reads rows, positions
     and page_table at once: that kernel must not write them, nor one that it overlaps.
-    Shapes: as for `attention_decode`
+    Shapes: as for `attention_decode`; parts float32 [num_parts, R, layout.width], for contiguous `qkv`
     Raises: ValueError
     """
     kernel = "append_tokens"
     check_layout(kernel, layout)
     stride = check_qkv(kernel, qkv, layout)
-    num_lanes = qkv.shape[0]
+    num_lanes, num_parts = qkv.shape[0], 0
+    if parts is not None:
+        check(kernel, "qkv", qkv, dtype=np.float32, shape=(num_lanes, layout.width))
+        check(kernel, "parts", parts, dtype=np.float32, shape=(None, num_lanes, layout.width))
+        num_parts = parts.shape[0]
+    num_query_heads = layout.num_attention_heads if num_parts else 0
     if k_norm is not None:
         check(kernel, "k_norm", k_norm, dtype=np.float32, shape=(layout.head_dim,))
     check_cache(kernel, keys, values, layout, key_scales, value_scales)
@@ -65,12 +71,15 @@ def append_tokens(
     device.launch(
         kernel,
         kernel_name(keys),
-        grid=(num_lanes, -(-2 * layout.num_key_value_heads // _WARPS)),
+        grid=(num_lanes, -(-(2 * layout.num_key_value_heads + num_query_heads) // _WARPS)),
         block=32 * _WARPS,
         arguments=(
-            column_address(qkv, layout.k_offset),
-            column_address(qkv, layout.v_offset),
+            qkv,
+            np.int32(layout.k_offset),
+            np.int32(layout.v_offset),
             np.int32(stride),
+            parts,
+            np.int32(num_parts),
             k_norm,
             np.float32(eps),
             cos_sin,
@@ -83,12 +92,16 @@ def append_tokens(
             key_scales,
             value_scales,
             np.int32(layout.num_key_value_heads),
+            np.int32(num_query_heads),
         ),
         overlaps=True,
-        cost=lambda: append_tokens_cost(num_lanes, layout, keys.dtype.itemsize),
+        cost=lambda: append_tokens_cost(num_lanes, layout, keys.dtype.itemsize, num_parts),
     )
 
 
-def append_tokens_cost(num_tokens: int, layout: QkvLayout, itemsize: int) -> KernelCost:
-    """What one call moves; `itemsize` is the cache's."""
-    return KernelCost(8 * num_tokens * layout.kv_size, 2 * num_tokens * cached_bytes(layout, itemsize), 0)
+def append_tokens_cost(num_tokens: int, layout: QkvLayout, itemsize: int, num_parts: int = 0) -> KernelCost:
+    """What one call moves and adds; `itemsize` is the cache's."""
+    queries = num_tokens * layout.q_size if num_parts else 0
+    added = num_parts * (queries + 2 * num_tokens * layout.kv_size)
+    read = 4 * (queries + 2 * num_tokens * layout.kv_size + added)
+    return KernelCost(read, 4 * queries + 2 * num_tokens * cached_bytes(layout, itemsize), added)

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,8 +14,26 @@ from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows
 
 HEAD_DIM = 128
 _GROUP_ROWS = 64  # of a group of four warps
-_STAGES = 3
-_STAGE_BYTES = 2 * 128 * HEAD_DIM * 2  # keys and values of 128 tokens
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the kernel, all of which give the same bits: groups of warps that share keys and values, the places for
+    these, and the tokens of a place. Those with fewer than 128 are for rows whose tokens all lie in the first place.
+    """
+
+    consumers: int
+    stages: int
+    tokens: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.stages * 2 * self.tokens * HEAD_DIM * 2
+
+
+_SHORT_FORMS = Form(1, 1, 16), Form(1, 1, 64)
+_ALONE, _SHARED = Form(1, 3, 128), Form(2, 3, 128)
 
 
 class PrefillShape(ctypes.Structure):
@@ -61,8 +80,9 @@ def attention_prefill_wgmma(
 ) -> None:
     """Attend from the tokens of `qkv`; attention_prefill has checked all."""
     num_rows = qkv.shape[0] * layout.group_size
-    consumers = choose_consumers(num_rows, layout.num_key_value_heads, device.num_multiprocessors)
-    num_tiles = -(-num_rows // (consumers * _GROUP_ROWS))
+    form = choose_form(num_rows, start + qkv.shape[0], layout.num_key_value_heads, device.num_multiprocessors)
+    num_tiles = -(-num_rows // (form.consumers * _GROUP_ROWS))
+    num_items = num_tiles * layout.num_key_value_heads
     rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)
     shape = PrefillShape(
         q_stride=q_stride,
@@ -77,30 +97,37 @@ def attention_prefill_wgmma(
     )
     device.launch(
         "attention_prefill_wgmma",
-        kernel_name(keys.dtype, consumers, rows.unit_inputs),
-        grid=(min(num_tiles * layout.num_key_value_heads, device.num_multiprocessors),),
-        block=128 * (consumers + 1),
+        kernel_name(keys.dtype, form, rows.unit_inputs),
+        grid=(num_items if form in _SHORT_FORMS else min(num_items, device.num_multiprocessors),),
+        block=128 * (form.consumers + 1),
         arguments=(qkv, cos_sin, keys, values, pages, rows.image, shape),
-        shared_bytes=_STAGES * _STAGE_BYTES,
+        shared_bytes=form.shared_bytes,
         overlaps=True,
         cost=cost,
     )
 
 
-def choose_consumers(num_rows: int, num_key_value_heads: int, num_multiprocessors: int) -> int:
-    """Groups of warps that share keys and values: one while all of them find a multiprocessor of their own."""
-    return 1 if -(-num_rows // _GROUP_ROWS) * num_key_value_heads <= num_multiprocessors else 2
+def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> Form:
+    """The form for so many rows that see up to `num_tokens` tokens.
+
+    Of many tokens groups share keys and values once not each of them finds a multiprocessor of its own.
+    """
+    short = next((form for form in _SHORT_FORMS if num_tokens <= form.tokens), None)
+    if short is not None:
+        return short
+    return _ALONE if -(-num_rows // _GROUP_ROWS) * num_key_value_heads <= num_multiprocessors else _SHARED
 
 
-def kernel_name(dtype: np.dtype[np.generic], consumers: int, unit_inputs: int) -> str:
+def kernel_name(dtype: np.dtype[np.generic], form: Form, unit_inputs: int) -> str:
     """The name expression; `unit_inputs` are those of an image, 0 for rows of floats."""
-    return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {consumers}, {_STAGES}, {unit_inputs}>"
+    sizes = f"{form.consumers}, {form.stages}, {unit_inputs}, {form.tokens}"
+    return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {sizes}>"
 
 
 def _variants() -> Iterator[str]:
     for dtype in (np.dtype(np.float16), np.dtype(np.uint16)):
         for unit_inputs in (0, *UNIT_INPUTS) if makes_images(dtype) else (0,):
-            yield from (kernel_name(dtype, consumers, unit_inputs) for consumers in (1, 2))
+            yield from (kernel_name(dtype, form, unit_inputs) for form in (*_SHORT_FORMS, _ALONE, _SHARED))
 
 
 SPEC = KernelSpec(

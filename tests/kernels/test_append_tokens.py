@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 from kv_codes import cache_arguments, upload_cache
+from right import assert_right
 from test_attention_decode import KINDS, LLAMA, cupy_array, run
 from test_attention_decode_launch import F32, Recorder, host
 
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.cases.append_tokens import problem_of
 from llmcli.lab.kv_cache import paged, visible_table
-from llmcli.lab.new_tokens import EPS, NewTokens, new_tokens
+from llmcli.lab.new_tokens import EPS, NewTokens, new_tokens, with_unused_lanes
 
 
 def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:
@@ -65,6 +67,15 @@ def test_unused_lanes_append_nothing(device: Device, dtype: np.dtype) -> None:
     assert values.tobytes() == expected.values.tobytes()
 
 
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("num_parts", [1, 3, 4, 7])
+@pytest.mark.parametrize("head_dim", [24, 64, 128, 256])
+def test_parts(device: Device, dtype: np.dtype, head_dim: int, num_parts: int) -> None:
+    tokens = with_unused_lanes(new_tokens(QkvLayout(9, 3, head_dim), dtype, [0, 15, 16, 200], norms=True))
+    assert_right(device, problem_of(tokens, num_parts))
+
+
 def call(device: Any, **changes: Any) -> None:
     arguments: dict[str, Any] = {
         "qkv": host((2, LLAMA.width), F32),
@@ -86,12 +97,15 @@ def test_launch() -> None:
     call(recorder)
     (launch,) = recorder.launches
     assert (launch["name"], launch["grid"], launch["overlaps"]) == ("append_tokens<__half, 64>", (2, 1), True)
+    call(recorder, parts=host((3, 2, LLAMA.width), F32))
+    assert recorder.launches[-1]["grid"] == (2, (2 * 2 + LLAMA.num_attention_heads) // 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"k_norm": host((32,), F32)}, r"append_tokens: k_norm is \[32\], expected \[64\]"),
+        ({"parts": host((3, 2, 64), F32)}, rf"parts is \[3, 2, 64\], expected \[any, 2, {LLAMA.width}\]"),
         ({"positions": host((3,), np.int32)}, r"positions is \[3\], expected \[2\]"),
         ({"page_table": host((3, 6), np.int32)}, "cos_sin has 100 positions, a row's pages have room for 96"),
     ],
@@ -104,4 +118,7 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
 def test_cost() -> None:
     cost = append_tokens_cost(10, QkvLayout(8, 2, 64), 2)
     assert (cost.read_bytes, cost.written_bytes) == (2 * 10 * 128 * 4, 2 * 10 * 128 * 2)
+    parts = append_tokens_cost(10, QkvLayout(8, 2, 64), 2, num_parts=3)
+    assert parts.read_bytes == 10 * (8 + 2 + 2) * 64 * 4 * (1 + 3)
+    assert parts.written_bytes == cost.written_bytes + 10 * 8 * 64 * 4
     assert append_tokens_cost(10, QkvLayout(8, 2, 64), 1).written_bytes == 2 * 10 * (128 + 2 * 4)

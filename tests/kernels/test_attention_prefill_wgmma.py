@@ -14,7 +14,7 @@ from right import assert_right
 
 from llmcli.kernels import attention_prefill_wgmma
 from llmcli.kernels.attention_prefill import attention_prefill
-from llmcli.kernels.attention_prefill_wgmma import SPEC, choose_consumers, takes
+from llmcli.kernels.attention_prefill_wgmma import SPEC, Form, choose_form, takes
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
@@ -25,7 +25,8 @@ from llmcli.lab.problem import find_mismatch
 F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16], ids=["fp16", "bf16"])
 EMULATED = pytest.mark.skipif(not can_emulate(), reason="no compiler that the emulator needs")
-CONSUMERS = pytest.mark.parametrize("consumers", [1, 2])
+LONG_FORMS = Form(1, 3, 128), Form(2, 3, 128)
+FORMS = pytest.mark.parametrize("form", LONG_FORMS, ids=["alone", "shared"])
 
 
 @pytest.fixture
@@ -35,52 +36,52 @@ def wgmma_card(device: Device) -> Device:
     return device
 
 
-def force(monkeypatch: pytest.MonkeyPatch, consumers: int) -> None:
-    monkeypatch.setattr(attention_prefill_wgmma, "choose_consumers", lambda *_: consumers)
+def force(monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
+    monkeypatch.setattr(attention_prefill_wgmma, "choose_form", lambda *_: form)
 
 
 @pytest.mark.cuda
 @KINDS
-@CONSUMERS
+@FORMS
 @pytest.mark.parametrize("num_tokens", [1, 2, 31, 33, 64, 65, 128, 129, 200, 300])
 @pytest.mark.parametrize("start", [0, 1, 127, 500])
 def test_chunks(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
     dtype: np.dtype,
-    consumers: int,
+    form: Form,
     start: int,
     num_tokens: int,
 ) -> None:
-    force(monkeypatch, consumers)
+    force(monkeypatch, form)
     Problem(QkvLayout(2, 1, 128), dtype, start, num_tokens).verify(wgmma_card)
 
 
 @pytest.mark.cuda
 @KINDS
-@CONSUMERS
+@FORMS
 @pytest.mark.parametrize("window", [1, 2, 64, 65, 127, 128, 129, 200, 1000])
 @pytest.mark.parametrize("start", [0, 400])
 def test_windows(
-    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, consumers: int, start: int, window: int
+    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, form: Form, start: int, window: int
 ) -> None:
-    force(monkeypatch, consumers)
+    force(monkeypatch, form)
     Problem(QkvLayout(2, 2, 128), dtype, start, 260, window=window).verify(wgmma_card)
 
 
 @pytest.mark.cuda
 @KINDS
-@CONSUMERS
+@FORMS
 @pytest.mark.parametrize(("num_heads", "num_key_value_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (8, 2), (80, 1)])
 def test_groups(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
     dtype: np.dtype,
-    consumers: int,
+    form: Form,
     num_heads: int,
     num_key_value_heads: int,
 ) -> None:
-    force(monkeypatch, consumers)
+    force(monkeypatch, form)
     Problem(QkvLayout(num_heads, num_key_value_heads, 128), dtype, 90, 70).verify(wgmma_card)
 
 
@@ -130,14 +131,38 @@ def test_a_tokens_bits_do_not_depend_on_its_chunk(
     """Nor on the groups of warps, on the multiprocessors, or on where pages lie."""
     problem = Problem(QkvLayout(6, 2, 128), dtype, 20, 500, window=window)
     whole = problem.run(wgmma_card)
-    for consumers in (1, 2):
-        force(monkeypatch, consumers)
+    for form in LONG_FORMS:
+        force(monkeypatch, form)
         for cuts in ([0, 500], [0, 250, 500], [0, 1, 14, 44, 45, 173, 500], list(range(0, 501, 100))):
             parts = [problem.part(begin, end).run(wgmma_card) for begin, end in zip(cuts, cuts[1:], strict=False)]
-            assert np.concatenate(parts).tobytes() == whole.tobytes(), (consumers, cuts)
+            assert np.concatenate(parts).tobytes() == whole.tobytes(), (form, cuts)
     monkeypatch.setattr(wgmma_card, "num_multiprocessors", 3)
     problem.table = page_table(NUM_ROWS, problem.keys.elements.shape[2], seed=99)
     assert problem.run(wgmma_card).tobytes() == whole.tobytes()
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize(
+    ("start", "num_tokens", "window"),
+    [(0, 1, None), (0, 12, None), (15, 1, None), (3, 13, 5), (0, 17, None), (0, 64, None), (40, 24, 9), (63, 1, None)],
+)
+def test_short_rows(
+    wgmma_card: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: np.dtype,
+    start: int,
+    num_tokens: int,
+    window: int | None,
+) -> None:
+    """They have forms of their own, with the bits of the others, whose tiles of rows share blocks."""
+    problem = Problem(QkvLayout(14, 2, 128), dtype, start, num_tokens, window=window)
+    monkeypatch.setattr(wgmma_card, "num_multiprocessors", 3)
+    problem.verify(wgmma_card)
+    short = problem.run(wgmma_card)
+    for form in LONG_FORMS:
+        force(monkeypatch, form)
+        assert problem.run(wgmma_card).tobytes() == short.tobytes()
 
 
 @pytest.mark.cuda
@@ -149,7 +174,7 @@ def test_ten_runs_are_equal(wgmma_card: Device, dtype: np.dtype) -> None:
 
 
 @pytest.mark.cuda
-@CONSUMERS
+@FORMS
 @pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
 @pytest.mark.parametrize(
     ("num_heads", "num_key_value_heads", "start", "num_tokens", "first_token"),
@@ -158,7 +183,7 @@ def test_ten_runs_are_equal(wgmma_card: Device, dtype: np.dtype) -> None:
 def test_images(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
-    consumers: int,
+    form: Form,
     unit_inputs: int,
     num_heads: int,
     num_key_value_heads: int,
@@ -166,24 +191,24 @@ def test_images(
     num_tokens: int,
     first_token: int,
 ) -> None:
-    force(monkeypatch, consumers)
+    force(monkeypatch, form)
     case = Case(QkvLayout(num_heads, num_key_value_heads, 128), F16, start, num_tokens, rotates=True)
     assert_right(wgmma_card, problem_of(case, SPEC.stem, unit_inputs=unit_inputs, first_token=first_token))
 
 
 @pytest.mark.cuda
 @KINDS
-@CONSUMERS
+@FORMS
 @pytest.mark.parametrize(("num_heads", "num_key_value_heads"), [(1, 1), (7, 1), (32, 8)])
 def test_queries_that_it_rotates(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
     dtype: np.dtype,
-    consumers: int,
+    form: Form,
     num_heads: int,
     num_key_value_heads: int,
 ) -> None:
-    force(monkeypatch, consumers)
+    force(monkeypatch, form)
     monkeypatch.setattr(wgmma_card, "num_multiprocessors", 7)  # blocks have many tiles
     case = Case(QkvLayout(num_heads, num_key_value_heads, 128), dtype, 61, 300, rotates=True)
     assert_right(wgmma_card, problem_of(case, SPEC.stem))
@@ -203,6 +228,29 @@ def test_images_of_every_kind_of_matrix(tmp_path: Path) -> None:
     emulated.compile_for(problems)
     for problem in problems:
         assert find_mismatch(problem, emulate(emulated, problem)) is None, problem.label
+
+
+@EMULATED
+@pytest.mark.parametrize("unit_inputs", [0, 64])
+def test_forms_of_short_rows_have_the_bits_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_inputs: int
+) -> None:
+    problems = [
+        problem_of(
+            Case(QkvLayout(14, 2, 128), F16, start, num_tokens, rotates=True, window=window),
+            SPEC.stem,
+            unit_inputs=unit_inputs,
+        )
+        for start, num_tokens, window in ((0, 12, None), (5, 11, 4), (0, 17, None), (3, 61, None), (40, 24, 9))
+    ]
+    for name in ("short", "long"):
+        (tmp_path / name).mkdir()
+    short, long = EmulatedDevice(tmp_path / "short"), EmulatedDevice(tmp_path / "long")
+    short.compile_for(problems)
+    found = [emulate(short, problem)["out"].tobytes() for problem in problems]
+    force(monkeypatch, LONG_FORMS[0])
+    long.compile_for(problems)
+    assert [emulate(long, problem)["out"].tobytes() for problem in problems] == found
 
 
 @EMULATED
@@ -297,18 +345,36 @@ LLAMA = QkvLayout(32, 8, 128)
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "consumers", "num_blocks"),
-    [(1, 1, 8), (16, 1, 8), (17, 1, 16), (256, 1, 128), (257, 2, 72), (512, 2, 128), (2048, 2, 132)],
+    ("num_tokens", "form", "num_blocks"),
+    [
+        (1, Form(1, 1, 16), 8),
+        (16, Form(1, 1, 16), 8),
+        (17, Form(1, 1, 64), 16),
+        (64, Form(1, 1, 64), 32),
+        (65, LONG_FORMS[0], 40),
+        (256, LONG_FORMS[0], 128),
+        (257, LONG_FORMS[1], 72),
+        (512, LONG_FORMS[1], 128),
+        (2048, LONG_FORMS[1], 132),
+    ],
 )
-def test_blocks_fill_the_card(num_tokens: int, consumers: int, num_blocks: int) -> None:
+def test_blocks_fill_the_card(num_tokens: int, form: Form, num_blocks: int) -> None:
     launch = launch_of(Recorder(), LLAMA, F16, num_tokens)
     assert launch["stem"] == "attention_prefill_wgmma"
-    assert launch["name"] == f"attention_prefill_wgmma<__half, {consumers}, 3, 0>"
+    assert launch["name"] == f"attention_prefill_wgmma<__half, {form.consumers}, {form.stages}, 0, {form.tokens}>"
     assert launch["grid"] == (num_blocks,)
-    assert launch["block"] == 128 * (consumers + 1)
-    shape = launch["arguments"][-1]
-    assert shape.num_tiles * 64 * consumers >= num_tokens * 4 > (shape.num_tiles - 1) * 64 * consumers
-    assert choose_consumers(4 * num_tokens, 8, 132) == consumers
+    assert launch["block"] == 128 * (form.consumers + 1)
+    shape, rows = launch["arguments"][-1], 64 * form.consumers
+    assert shape.num_tiles * rows >= num_tokens * 4 > (shape.num_tiles - 1) * rows
+    assert choose_form(4 * num_tokens, num_tokens, 8, 132) == form
+
+
+def test_short_rows_have_a_block_for_each_tile_on_any_card() -> None:
+    """Their blocks take no second tile."""
+    for start, num_tokens, num_blocks in ((60, 4, 8), (0, 64, 32), (61, 4, 3)):
+        recorder = Recorder()
+        recorder.num_multiprocessors = 3
+        assert launch_of(recorder, LLAMA, F16, num_tokens, start)["grid"] == (num_blocks,)
 
 
 def test_all_other_caches_and_cards_keep_attention_prefill() -> None:

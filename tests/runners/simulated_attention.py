@@ -92,10 +92,9 @@ def attention_prefill(
 
 
 def _prepare(
-    qkv: Any, layout: Any, q_norm: Any, k_norm: Any, eps: float, cos_sin: Any, positions: np.ndarray
+    prepared: np.ndarray, layout: Any, q_norm: Any, k_norm: Any, eps: float, cos_sin: Any, positions: np.ndarray
 ) -> np.ndarray:
-    """Norm and rotary, a lane at a time. Shapes: qkv [R, width]; result alike."""
-    prepared = floats(qkv)
+    """Norm and rotary in place, a lane at a time. Shapes: prepared float32 [R, width], as the result"""
     for lane, position in zip(prepared, positions.tolist(), strict=True):
         for offset, size, weight in (
             (0, layout.q_size, q_norm),
@@ -125,9 +124,16 @@ def append_tokens(
     values: Any,
     key_scales: Any = None,
     value_scales: Any = None,
+    parts: Any = None,
 ) -> None:
     places, cache = on_host(positions), (keys, values, key_scales, value_scales)
-    prepared = _prepare(qkv, layout, None, k_norm, eps, cos_sin, places)
+    sums = floats(qkv)
+    for part in () if parts is None else floats(parts):
+        sums += part
+    if parts is not None:
+        used = on_host(rows) >= 0
+        on_host(qkv)[used, : layout.q_size] = sums[used, : layout.q_size]
+    prepared = _prepare(sums, layout, None, k_norm, eps, cos_sin, places)
     for lane, row, position in zip(prepared, on_host(rows).tolist(), places.tolist(), strict=True):
         if row >= 0:
             _append(lane, layout, on_host(page_table)[row], position, cache)
@@ -157,7 +163,7 @@ def attention_decode(
 ) -> None:
     assert not on_host(counters).any()
     places, cache = on_host(positions), (keys, values, key_scales, value_scales)
-    prepared = _prepare(qkv, layout, q_norm, k_norm, eps, cos_sin, places)
+    prepared = _prepare(floats(qkv), layout, q_norm, k_norm, eps, cos_sin, places)
     used = [row for row in on_host(rows).tolist() if row >= 0]
     assert is_cached or len(set(used)) == len(used)
     for index, (row, position) in enumerate(zip(on_host(rows).tolist(), places.tolist(), strict=True)):

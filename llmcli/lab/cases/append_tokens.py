@@ -1,6 +1,9 @@
 """Norms and rotates new keys, and appends them and new values to the cache."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
@@ -17,21 +20,37 @@ from llmcli.lab.new_tokens import (
     new_tokens,
     with_unused_lanes,
 )
-from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Problem
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 
 
-def problem_of(tokens: NewTokens) -> Problem:
-    """Append these tokens; what else the cache holds stays."""
+def problem_of(tokens: NewTokens, num_parts: int = 0) -> Problem:
+    """Append these tokens, to which some parts come first; what else the cache holds stays."""
     layout, dtype = tokens.layout, tokens.keys.dtype
-    before, outputs = cache_outputs(tokens)
+    first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
+    given, of_cache = {**inputs_of(tokens), **before}, list(outputs)
+    if num_parts:
+        generator = np.random.default_rng(num_parts)
+        given["parts"] = generator.standard_normal((num_parts, *first.shape)).astype(np.float32)
+        total = first.copy()
+        for part in given["parts"]:
+            total += part
+        tokens = replace(tokens, qkv=total)
+        given["qkv_before"] = given.pop("qkv")[:, : layout.width]
+        outputs["qkv"] = Output(first.shape, initial="qkv_before")
 
     def reference() -> dict[str, Expected]:
-        return expected_cache(tokens, append(tokens))
+        expected = expected_cache(tokens, append(tokens))
+        if num_parts:
+            sums, used = first.copy(), tokens.rows >= 0
+            sums[used, : layout.q_size] = tokens.qkv[used, : layout.q_size]
+            expected["qkv"] = Expected(sums.astype(np.float64), np.zeros(sums.shape))
+        return expected
 
     def solve(device: Device, arrays: Arrays) -> None:
         append_tokens(
             device,
             qkv=arrays["qkv"][:, : layout.width],
+            parts=arrays.get("parts"),
             layout=layout,
             k_norm=arrays.get("k_norm"),
             eps=EPS,
@@ -39,7 +58,7 @@ def problem_of(tokens: NewTokens) -> Problem:
             rows=arrays["rows"],
             positions=arrays["positions"],
             page_table=arrays["page_table"],
-            **{name: arrays[name][1] for name in outputs},
+            **{name: arrays[name][1] for name in of_cache},
         )
 
     return Problem(
@@ -49,10 +68,10 @@ def problem_of(tokens: NewTokens) -> Problem:
             "num_key_value_heads": layout.num_key_value_heads,
             "head_dim": layout.head_dim,
         },
-        inputs={**inputs_of(tokens), **before},
+        inputs=given,
         outputs=outputs,
         reference=reference,
-        cost=append_tokens_cost(len(tokens.used()), layout, dtype.itemsize),
+        cost=append_tokens_cost(len(tokens.used()), layout, dtype.itemsize, num_parts),
         solvers={ENGINE: solve},
         label=cache_name(dtype),
     )
@@ -65,7 +84,10 @@ def _checks() -> Iterator[Problem]:
             yield problem_of(new_tokens(layout, dtype, [0, 15, 16, 100], norms=True, magnitude=3.0))
         for norms, rotary in ((False, True), (True, False), (False, False)):
             yield problem_of(new_tokens(QkvLayout(8, 2, 64), dtype, [3, 70, 0], norms=norms, rotary=rotary))
-        yield problem_of(with_unused_lanes(new_tokens(QkvLayout(8, 2, 64), dtype, [3, 70], norms=True)))
+        unused = with_unused_lanes(new_tokens(QkvLayout(8, 2, 64), dtype, [3, 70], norms=True))
+        yield from (problem_of(unused, num_parts) for num_parts in (0, 3))
+        for num_parts in (1, 4, 7):
+            yield problem_of(new_tokens(QkvLayout(9, 3, 24), dtype, [0, 15, 16, 100], norms=True), num_parts)
 
 
 def _typical() -> Problem:

@@ -13,7 +13,7 @@ from llmcli.lab.problem import KernelCases, Problem
 
 def _checks() -> Iterator[Problem]:
     for dtype in (np.dtype(np.float16), np.dtype(np.uint16)):
-        for start, num_tokens in ((0, 1), (30, 70), (62, 33), (100, 129)):
+        for start, num_tokens in ((0, 1), (3, 12), (20, 44), (30, 70), (62, 33), (100, 129)):
             yield problem_of(Case(QkvLayout(3, 3, HEAD_DIM), dtype, start, num_tokens), SPEC.stem)
         yield problem_of(Case(QkvLayout(8, 2, HEAD_DIM), dtype, 50, 200, window=65), SPEC.stem)
         yield problem_of(Case(QkvLayout(16, 16, HEAD_DIM), dtype, 20, 600), SPEC.stem)
@@ -23,6 +23,7 @@ def _checks() -> Iterator[Problem]:
         yield problem_of(Case(QkvLayout(16, 4, HEAD_DIM), FP16, 0, 600, rotates=True), SPEC.stem, **image)
         small = Case(QkvLayout(2, 1, HEAD_DIM), FP16, 5, 40, rotates=True)
         yield problem_of(small, SPEC.stem, first_token=107, **image)
+        yield problem_of(Case(QkvLayout(6, 6, HEAD_DIM), FP16, 0, 12, rotates=True), SPEC.stem, **image)
 
 
 def _typical() -> Problem:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_prefill import attention_prefill, rotates_queries, writes_images
@@ -59,8 +60,13 @@ class Attention:
         self._rotates_queries = rotates_queries(device, self._layout, cache_dtype)
         self.writes_images = writes_images(device, self._layout, cache_dtype)
 
-    def of_lanes(self, layer: Layer, lanes: Lanes, activations: Activations) -> None:
-        """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time."""
+    def of_lanes(self, layer: Layer, lanes: Lanes, activations: Activations, left: Any | None = None) -> None:
+        """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time.
+
+        First add what the product of `qkv` has left. Shapes: left float32 [parts, n, width of qkv]
+        """
+        if left is not None:
+            add_parts(self._device, parts=left, out=activations.qkv)
         traits, workspace = self._config.traits, self._workspace
         common = {
             "layout": self._layout,
@@ -107,7 +113,9 @@ class Attention:
                 out=activations.mixed[some],
             )
 
-    def of_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, *, as_image: bool = False) -> None:
+    def of_chunk(
+        self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None, *, as_image: bool = False
+    ) -> None:
         """The same for tokens of prompts. Each token sees those of its row before it.
 
         With `as_image` it makes the image that the layer's output projection is multiplied with, in place of `mixed`.
@@ -126,6 +134,7 @@ class Attention:
             positions=chunk.positions,
             page_table=chunk.page_table,
             **layer.cache,
+            parts=left,
         )
         queries = activations.qkv_columns(0, layout.q_size)
         if weights.q_norm is not None:

@@ -17,11 +17,11 @@ from llmcli.runners.cuda.arena import Mailbox, fetch, send
 from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_drafts
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
-from llmcli.runners.cuda.passes import Chunk, Lanes, Part
-from llmcli.runners.cuda.prompts import method_of, prompt_passes, way_of_method
+from llmcli.runners.cuda.prompts import method_of, prompt_passes
 from llmcli.runners.cuda.sampling import DeviceSampler, Run
+from llmcli.runners.cuda.span_sender import SpanSender
 from llmcli.runners.cuda.step_masks import StepMasks
-from llmcli.runners.cuda.workspace import Workspace, cut_spans, spans_size
+from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.mask import TokenMask
@@ -62,6 +62,7 @@ class CudaDevice:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
+        self._span_sender = SpanSender(workspace, mailbox, forward.prompt_ways)
         self._is_free = is_free
         self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
         self._no_masks = StepMasks(None, self.config.vocab_size)
@@ -111,7 +112,7 @@ class CudaDevice:
         """Run a work layer by layer; see `StepDevice.hidden_states`."""
         with interrupts_held_back():
             self.num_steps += 1
-            layers = self._forward.by_layer(self._send_spans([work]))
+            layers = self._forward.by_layer(self._span_sender.send([work]))
             self._send_history(work.slot, work.position, work.token_ids)
         states = []
         for index, hidden in enumerate(layers):
@@ -188,7 +189,7 @@ class CudaDevice:
 
     def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
         """Queue a pass of spans whose tokens the host knows, and their choices; returns each one's runs."""
-        run = self._send_spans(works)
+        run = self._span_sender.send(works)
         self._forward.run(run)
         for work in works:  # sampling reads it, layers do not
             self._send_history(work.slot, work.position, work.token_ids)
@@ -215,27 +216,6 @@ class CudaDevice:
             if number + 1 < len(places) and work.slot is not None:
                 self._send_history(work.slot, end, work.token_ids[end - work.position :][:1])
         return runs
-
-    def _send_spans(self, works: Sequence[Work]) -> Lanes | Chunk:
-        """Send the card what it must know of spans of one method; returns what runs them."""
-        parts = tuple(Part(work.num_tokens, work.position) for work in works)
-        count, method = sum(part.num_tokens for part in parts), works[0].method
-        sizes = count, len(works), self._workspace.page_table.shape[1]
-        told = np.zeros(spans_size(*sizes), np.int32)
-        token_ids, rows, positions, pages = cut_spans(told, *sizes)
-        begin = 0
-        for row, (part, work) in enumerate(zip(parts, works, strict=True)):
-            end = begin + part.num_tokens
-            token_ids[begin:end], rows[begin:end] = work.token_ids, row
-            positions[begin:end] = np.arange(part.start, part.start + part.num_tokens)
-            pages[row, : len(work.pages)] = work.pages
-            begin = end
-        self._mailbox.send(self._workspace.spans[: len(told)], told)
-        token_ids, rows, positions, page_table = self._workspace.of_spans(count, len(works))
-        if method == SINGLE:
-            return Lanes(token_ids, None, rows, positions, page_table, 1 if count > 1 else None)
-        way = way_of_method(method, self._forward.prompt_ways)
-        return Chunk(token_ids, rows, positions, page_table, parts, way)
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.spans[:1]

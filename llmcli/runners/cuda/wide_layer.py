@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.stage_wide import stage_wide
@@ -17,14 +16,15 @@ def run_wide(
     layer: LayerWeights[Any],
     activations: Activations,
     eps: float,
-    attend: Callable[[], None],
+    attend: Callable[[Any | None], None],
     *,
     attend_stages: bool = False,
     parts_for: int | None = None,
     left: Any | None = None,
 ) -> None:
-    """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
+    """Run a layer; `attend` makes `mixed` of `qkv`, and of what its product has left in parts, if anything.
 
+    Inputs of products are rounded to fp16, with one scale a row.
     With `attend_stages` it makes their image instead, whose scales are 1.
     With `parts_for` products are cut into parts of the inputs, as `parts_of` has them for so many tokens. The next
     rounding adds the parts up; what this layer leaves to the next is `left_by`. `left` is what the layer before has
@@ -49,14 +49,12 @@ def run_wide(
     def others(part: Projection[Any]) -> Any | None:
         return _others(device, part, activations, parts_for)
 
+    rest = others(layer.qkv[0]) if len(layer.qkv) == 1 else None
     for number, part in enumerate(layer.qkv):
         stage(part, hidden, layer.input_layernorm, parts=None if number else left)
         outputs = activations.qkv_of(part)
-        rest = others(part) if len(layer.qkv) == 1 else None
         gemm_wide(device, **_of(part), image=activations.image, row_scales=row_scales, out=outputs, others=rest)
-        if rest is not None:
-            add_parts(device, parts=rest, out=outputs)
-    attend()
+    attend(rest)
 
     if not attend_stages:
         stage(layer.o, activations.mixed)
