@@ -1,26 +1,26 @@
 // append_tokens: keys[rows[i], h, positions[i]] = rotate(norm(k[i,h])); values[rows[i], h, positions[i]] = v[i,h]
 //           Source: HF DynamicCache.update; Qwen3Attention k_norm; arXiv 2104.09864 eq. 34
-// Shapes:   qkv [R, ...] float in rows of qkv_stride, raw projections: a row has its keys [num_key_value_heads, HEAD_DIM]
-//           at k_offset, its values at v_offset; parts [num_parts, R, qkv_stride] float, what gemm_wide leaves of qkv in
-//           parts, or null: then a row has queries [num_query_heads, HEAD_DIM] at 0, in-out, to which these are added,
-//           as they are to keys and values; without parts num_query_heads is 0; k_norm [HEAD_DIM] float or null; cos_sin [max_seq_len, HEAD_DIM / 2] float2 or null (no rotary); rows, positions [R] int,
-//           row -1: an unused lane; page_table [num_rows, pages_per_row] int; keys, values [num_pages,
-//           num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT, in-out; key_scales, value_scales [num_pages,
-//           num_key_value_heads, PAGE_TOKENS] float, in-out, or null where KvT is not a code
+// Shapes:   qkv [R, ...] float in rows of qkv_stride, raw projections: a row has keys [num_key_value_heads, HEAD_DIM]
+//           at k_offset and values alike at v_offset; parts [num_parts, R, qkv_stride] float, what gemm_wide leaves of
+//           qkv in parts, which is added first, or null. With parts a row also has queries [num_query_heads, HEAD_DIM]
+//           at 0, in-out; without, num_query_heads is 0. k_norm [HEAD_DIM] float or null; cos_sin [max_seq_len,
+//           HEAD_DIM / 2] float2 or null (no rotary); rows, positions [R] int, row -1: an unused lane; page_table
+//           [num_rows, pages_per_row] int; keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT,
+//           in-out; key_scales, value_scales [num_pages, num_key_value_heads, PAGE_TOKENS] float, in-out, or null where
+//           KvT is not a code
 // Requires: HEAD_DIM % 8 == 0; heads aligned to 16 bytes (codes: 8); 0 <= positions < max_seq_len; no (row, position)
 //           twice; no two rows share the page of a new token. The kernel in front, and those that it overlaps, write
 //           none of rows, positions and page_table
-// Launch:   grid (R, ceil((2 * num_key_value_heads + num_query_heads) / 4)), block (128), a warp a head, no shared memory;
-//           may overlap the kernel in front of it
-// Traffic:  2 * R * num_key_value_heads * HEAD_DIM * (4 + sizeof(KvT)) bytes, and 8 * R * num_key_value_heads of scales;
-//           each part once, and queries to which parts are added twice
+// Launch:   grid (R, ceil((2 * num_key_value_heads + num_query_heads) / 4)), block (128), a warp a head, no shared
+//           memory; may overlap the kernel in front of it
+// Traffic:  2 * R * num_key_value_heads * HEAD_DIM * (4 + sizeof(KvT)) bytes, and 8 * R * num_key_value_heads of
+//           scales. With parts each of them once, and queries read and written
 // Numerics: norm and rotary in fp32, one rounding to KvT. The bits are those that attention_decode would append: both
 //           call Head::norm_and_rotate and round_head, which write every operation out: the compiler cannot join
-//           them in only one of the kernels
-//           Parts are added one after the other, each sum is rounded
+//           them in only one of the kernels. Parts are added one after the other, each sum is rounded
 // Choice:   One launch for tokens of any rows: in front of attention_decode, where lanes of one row see each other's
-//           tokens, and for all prompts that run side by side. Parts are added here, where two thirds of them are read
-//           anyway, and not by add_parts: one launch less in front of attention, where nothing else runs
+//           tokens, and for all prompts that run side by side. It adds the parts, as it reads most of them anyway: one
+//           launch less in front of attention, where nothing else runs
 #include "common/head.cuh"
 #include "common/kv_code.cuh"
 #include "common/launch.cuh"

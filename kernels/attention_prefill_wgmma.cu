@@ -8,8 +8,9 @@
 // Requires: sm_90a; KvT of 16 bits, fp16 for an image; 16-byte aligned heads, q_stride, cos_sin and image; the row's
 //           pages hold the tokens 0 ... start + num_tokens - 1, and cos_sin their positions; window >= 1; scale holds a
 //           factor log2(e)
-// Launch:   grid (min(tiles of rows * num_key_value_heads, multiprocessors)), block (128 * (CONSUMERS + 1)); dynamic
-//           shared memory for STAGES tiles of keys and of values: 192 KiB; may overlap the kernel in front of it
+// Launch:   grid (min(tiles of rows * num_key_value_heads, multiprocessors)), with TOKENS below 128 all of these tiles;
+//           block (128 * (CONSUMERS + 1)); dynamic shared memory for STAGES tiles of keys and of values, up to 192 KiB;
+//           may overlap the kernel in front of it
 // Traffic:  q and out once, cos_sin from L2; keys and values once for every 64 * CONSUMERS rows, from L2
 // Numerics: those of rotary and attention_prefill: fp32 sums and softmax, q * scale and the weights rounded to KvT. An
 //           image is rounded once: a mean of fp16 values is within fp16's range, or saturated there. A token's bits
@@ -19,7 +20,9 @@
 // Choice:   A row is a query of one head. The heads of a group lie side by side, so that they share keys and values.
 //           Four warps copy; CONSUMERS groups of four multiply, 64 rows each. Of one group's tile the weights are
 //           worked out while its last tile is mixed and while the other group multiplies. One group is faster while
-//           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first
+//           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first.
+//           Where a row has up to 64 tokens, tiles of 16 or 64 of them, without rounds: half of the instructions, and
+//           most of the time went into fetching these. The page table is read before the wait
 #include "common/launch.cuh"
 #include "common/load.cuh"
 #include "common/prefill_wgmma.cuh"
@@ -78,7 +81,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         Turn<STAGES> key_turn, value_turn;
         // Rows past the last one are copies of it, which nobody stores.
         const int last_row = shape.num_tokens * shape.group_size - 1;
-        float rows[HEAD_DIM / 2];  // the queries of two rows, not yet rounded; from the first product of a tile on scores
+        // Queries of two rows, not yet rounded; from the first product of a tile on its scores.
+        float rows[HEAD_DIM / 2];
         auto& scores = reinterpret_cast<float(&)[TOKENS / 2]>(rows);
         const auto load_queries = [&](int index) {
             const PrefillTile tile(shape, index, TILE_ROWS);

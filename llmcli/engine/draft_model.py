@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from llmcli.engine.drafts import Guesses
 from llmcli.errors import LLMCliError
-from llmcli.runners.base import MAX_SPAN, Runner, Span
+from llmcli.runners.base import MAX_SPAN, Choose, Runner, Span
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.chain import Choice
 from llmcli.sampling.sampler import Sampler
@@ -118,7 +118,8 @@ class _ModelGuesses:
             begin = runner.num_tokens(row)
             in_prompt = begin < self._num_prompt_tokens
             to = runner.span_end(row, _SPAN_TOKENS) if in_prompt else min(begin + MAX_SPAN, end)
-            span = Span(row, tuple(self._token_ids[begin:to]), "last" if to == end else "none")
+            choose: Choose = "last" if to == end else "none"
+            span = Span(row, tuple(self._token_ids[begin:to]), choose, logits_from=to - begin - (to == end))
             if to == end:
                 return self._choice(span).token_id
             runner.queue([span]).choices()

@@ -18,8 +18,17 @@ class Fill(Generic[Owner]):
     """
 
     def __init__(
-        self, owner: Owner, row: int, prompt: Sequence[int], said: Sequence[int], num_shared: int, *, chooses: bool
+        self,
+        owner: Owner,
+        row: int,
+        prompt: Sequence[int],
+        said: Sequence[int],
+        num_shared: int,
+        first_read: int,
+        *,
+        chooses: bool,
     ):
+        """`first_read`: behind which token logits are read first. They are behind all later ones."""
         self.owner = owner
         self.row = row
         self.prompt = prompt
@@ -27,6 +36,7 @@ class Fill(Generic[Owner]):
         self.num_run = num_shared
         self._said = said
         self._chooses = chooses
+        self._first_read = first_read
 
     @property
     def num_computed(self) -> int:
@@ -48,9 +58,10 @@ class Fill(Generic[Owner]):
             token_ids = self._said[first : first + MAX_SPAN]
             end = self.num_run + len(token_ids)
         is_last = end == len(self.prompt) + len(self._said)
+        logits_from = min(max(self._first_read - self.num_run, 0), len(token_ids))
         if not (self._chooses and is_last):
-            return Span(self.row, tuple(token_ids), "none")
-        return Span(self.row, tuple(token_ids), masks=masks)
+            return Span(self.row, tuple(token_ids), "none", logits_from=logits_from)
+        return Span(self.row, tuple(token_ids), masks=masks, logits_from=logits_from)
 
     def ends_with(self, span: Span) -> bool:
         """Whether all tokens have run once the span has."""

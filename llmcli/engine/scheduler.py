@@ -208,7 +208,9 @@ class Scheduler:
             owner.turn += 1
             owner.num_queued = len(said)
             owner.sample.start_time = owner.sample.start_time or time.perf_counter()
-        fill: AnyFill = Fill(owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, Text))
+        chooses, num_shared = isinstance(owner, Text), self.runner.num_tokens(row)
+        first_read = (owner.request.first if isinstance(owner, Score) else len(prompt) + len(said)) - 1
+        fill: AnyFill = Fill(owner, row, prompt, said, num_shared, first_read, chooses=chooses)
         self._fills.append(fill)
         if not said:
             self.usage.prompt_tokens_shared += fill.num_shared

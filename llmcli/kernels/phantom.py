@@ -18,6 +18,9 @@ class PhantomPointer:
 
     ptr: int
 
+    def copy_from_device_async(self, source: "PhantomPointer", num_bytes: int, stream: Any) -> None:
+        """Copy nothing: a dry run lists launches."""
+
 
 class Phantom:
     """The part of an array that launchers see: type, shape, strides, address. Slices, reshapes and views as in NumPy.

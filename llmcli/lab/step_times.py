@@ -16,7 +16,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.replay import Starter
 from llmcli.lab.trial import MAX_LAUNCHES, Times, time_launches
 from llmcli.lab.walk import MAX_PROMPT, Lengths, Walk
-from llmcli.runners.base import Choose, Runner, Span
+from llmcli.runners.base import Runner, Span, prompt_spans
 from llmcli.runners.cuda.dry_run import PRODUCT
 from llmcli.runners.cuda.load import load
 from llmcli.sampling.params import SamplingParams
@@ -100,10 +100,8 @@ def note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     for number in range(lengths.rows):
         prompt = _prompt(runner, lengths.depth, seed=number)
         row = runner.open(prompt, sampler)
-        while (begin := runner.num_tokens(row)) < len(prompt):
-            end = runner.span_end(row, len(prompt))
-            choose: Choose = "last" if end == len(prompt) else "none"
-            runner.queue([Span(row, tuple(prompt[begin:end]), choose)]).choices()
+        for span in prompt_spans(runner, row, prompt, chooses=True):
+            runner.queue([span]).choices()
         runner.reserve(row, lengths.context)
         rows.append(row)
     noted = _note(device, lambda: runner.queue([Span(row) for row in rows]).choices())
@@ -116,7 +114,7 @@ def note_prompt(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     """What a prompt starts."""
     prompt = _prompt(runner, lengths.prompt, seed=lengths.rows)
     row = runner.open(prompt)
-    noted = _note(device, lambda: runner.queue([Span(row, tuple(prompt), "none")]).choices())
+    noted = _note(device, lambda: runner.queue([next(prompt_spans(runner, row, prompt))]).choices())
     runner.close(row)
     return noted
 

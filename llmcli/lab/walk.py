@@ -135,7 +135,7 @@ def walk_model(
     rows = "" if lengths.rows == 1 else f" of {lengths.rows} rows"
     steps = {
         f"A step of decoding{rows} at depth {lengths.depth:,}": dry.step(lengths.rows, lengths.depth),
-        f"A prompt of {lengths.prompt:,} tokens, without its logits": dry.span(lengths.prompt, 0),
+        f"A prompt of {lengths.prompt:,} tokens, without its logits": dry.span(lengths.prompt, 0, is_last=True),
     }
     launches = {title: [one.launch for one in started] for title, started in steps.items()}
     kernels = {(one.stem, one.name) for step in launches.values() for one in step if one.stem != PRODUCT}

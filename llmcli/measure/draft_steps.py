@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmcli.errors import DeviceError
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import Runner, Span
+from llmcli.runners.base import Runner, Span, prompt_spans
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
@@ -70,12 +70,9 @@ def measure_draft_steps(
 
 def _run_prompt(runner: Runner, row: int, prompt: Sequence[int]) -> int:
     """Run the prompt; return the token chosen behind it."""
-    while True:
-        begin = runner.num_tokens(row)
-        end = runner.span_end(row, len(prompt))
-        step = runner.queue([Span(row, tuple(prompt[begin:end]), "last" if end == len(prompt) else "none")])
-        if end == len(prompt):
-            return _token_ids(step.choices())[0]
+    for span in prompt_spans(runner, row, prompt, chooses=True):
+        step = runner.queue([span])
+    return _token_ids(step.choices())[0]
 
 
 def _decode(runner: Runner, row: int, count: int) -> tuple[list[int], float]:

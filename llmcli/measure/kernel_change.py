@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmcli.measure.bench import Way, run_in_turns
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import Runner, Span
+from llmcli.runners.base import Runner, Span, prompt_spans
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
@@ -54,9 +54,8 @@ def _run(runner: Runner, prompt: Sequence[int], sampler: Sampler) -> tuple[float
     row = runner.open(prompt, sampler)
     try:
         begin = time.perf_counter()
-        while (start := runner.num_tokens(row)) < len(prompt):
-            end = runner.span_end(row, len(prompt))
-            runner.queue([Span(row, tuple(prompt[start:end]), "last" if end == len(prompt) else "none")]).choices()
+        for span in prompt_spans(runner, row, prompt, chooses=True):
+            runner.queue([span]).choices()
         prefilled = time.perf_counter()
         step = runner.queue([Span(row)])
         for _ in range(NUM_STEPS - 1):

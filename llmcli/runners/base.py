@@ -7,7 +7,7 @@ it, nor on its pages, nor on how its tokens were cut into spans. Only with `Arit
 how many rows choose in a step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -96,6 +96,9 @@ class Span(NamedTuple):
     the row's next span. Read the choices before the row has another span.
 
     With `masks` only what they allow is chosen; what they raise, if it is an error of ours, is the span's.
+
+    `Step.logits` will be asked from token `logits_from` of the span on, and not before: a runner may leave out what
+    only the logits of earlier tokens need. So far runners do so in prompts.
     """
 
     row: int
@@ -104,6 +107,7 @@ class Span(NamedTuple):
     logits: Logits | None = None
     drafts: tuple[int, ...] = ()
     masks: Masks | None = None
+    logits_from: int = 0
 
 
 class Step(Protocol):
@@ -122,6 +126,7 @@ class Step(Protocol):
         """The logits behind a span's tokens, from token `first` on. Read them before the next step is queued.
 
         Drafts that were not kept have some too.
+        Raises: ValueError for a `first` before the span's `logits_from`
 
         Shapes: result [number of the span's tokens - first, vocab_size]
         """
@@ -224,3 +229,15 @@ class Runner(Protocol):
         compares layers so, each by itself. The span names its tokens and chooses nothing; every layer is waited for.
         Raises: as `queue`
         """
+
+
+def prompt_spans(runner: Runner, row: int, prompt: Sequence[int], *, chooses: bool = False) -> Iterator[Span]:
+    """The spans of what the row has not run of its prompt. Queue each before you ask for the next one.
+
+    Logits can be read behind the last token alone. With `chooses` a token is chosen there.
+    """
+    while (begin := runner.num_tokens(row)) < len(prompt):
+        end = runner.span_end(row, len(prompt))
+        is_last = end == len(prompt)
+        choose: Choose = "last" if chooses and is_last else "none"
+        yield Span(row, tuple(prompt[begin:end]), choose, logits_from=end - begin - is_last)

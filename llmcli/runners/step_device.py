@@ -21,6 +21,7 @@ class Work(NamedTuple):
     - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
     - `drafts`: tokens that run behind the slot's last one, each kept while it equals the choice before it; see `Span`.
     - `masks`: of each choice; only devices with `Limits.takes_masks` get any.
+    - `logits_from`: the first token of the span whose logits may be read.
     - `latest`: the token that runs first, if the host knows it and `token_ids` does not name it.
     """
 
@@ -34,6 +35,7 @@ class Work(NamedTuple):
     drafts: tuple[int, ...] = ()
     masks: Masks | None = None
     latest: int | None = None
+    logits_from: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -65,6 +65,7 @@ class _Ran(NamedTuple):
     num_tokens: int
     num_changes: int
     has_drafts: bool
+    logits_from: int
 
 
 class SteppingRunner:
@@ -238,7 +239,7 @@ class SteppingRunner:
         row.take(work)
         if work.token_ids:  # those of a prompt are always named
             self._offer_pages(row, min(row.num_tokens, len(row.prompt)))
-        return _Ran(row, row.num_tokens, row.num_changes, row.has_unread_drafts)
+        return _Ran(row, row.num_tokens, row.num_changes, row.has_unread_drafts, span.logits_from)
 
     def _work(self, span: Span) -> Work:
         row = self._rows[span.row]
@@ -254,7 +255,9 @@ class SteppingRunner:
         where = row.slot, row.pages, begin
         is_read = not span.token_ids and begin < len(row.seen_token_ids)
         latest = row.seen_token_ids[begin] if is_read else None
-        work = Work(*where, span.token_ids, SINGLE, span.choose, span.logits, span.drafts, span.masks, latest)
+        work = Work(
+            *where, span.token_ids, SINGLE, span.choose, span.logits, span.drafts, span.masks, latest, span.logits_from
+        )
         num_tokens = work.num_tokens
         end = begin + num_tokens
         if num_tokens and begin < num_prompt:
@@ -366,6 +369,8 @@ class _SteppingStep:
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`."""
+        if first < self._ran[span].logits_from:
+            raise ValueError(f"the span has no logits behind its token {first}")
         return self._step.logits(span, first)
 
     def prompt_seconds(self) -> float:

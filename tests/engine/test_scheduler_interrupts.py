@@ -166,7 +166,7 @@ def test_a_fill_runs_the_prompt_and_then_what_was_said() -> None:
     runner = runner_of(40, 1, False)
     prompt, said = list(range(40)), list(range(100, 120))
     row = runner.open(prompt, request(prompt, (0,)).sampler)
-    fill = Fill("owner", row, prompt, said, 0, chooses=True)
+    fill = Fill("owner", row, prompt, said, 0, 59, chooses=True)
     spans = []
     while not fill.is_done:
         spans.append(fill.next_span(runner, 1000))
@@ -176,12 +176,13 @@ def test_a_fill_runs_the_prompt_and_then_what_was_said() -> None:
     assert [len(span.token_ids) for span in spans] == [16, 16, 8, 8, 8, 4]
     assert [token_id for span in spans for token_id in span.token_ids] == [*prompt, *said]
     assert [span.choose for span in spans] == ["none"] * 5 + ["last"]
+    assert [span.logits_from for span in spans] == [16, 16, 8, 8, 8, 3]
     assert (fill.num_computed, fill.num_run) == (40, 60)
 
 
 def test_a_fill_of_a_row_that_only_holds_a_prompt_chooses_nothing() -> None:
     runner = runner_of(20, 1, False)
-    fill = Fill("owner", runner.open(range(20)), range(20), (), 0, chooses=False)
+    fill = Fill("owner", runner.open(range(20)), range(20), (), 0, 19, chooses=False)
     while not fill.is_done:
         span = fill.next_span(runner, 1000)
         assert span.choose == "none"

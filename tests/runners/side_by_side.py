@@ -6,7 +6,7 @@ from itertools import cycle, pairwise
 import numpy as np
 from row_steps import PROMPT, WARM, forget_prompts, start
 
-from llmcli.runners.base import Runner, Span, Step
+from llmcli.runners.base import Choose, Runner, Span, Step
 from llmcli.sampling.sampler import Sampler
 
 Told = tuple[list[int], bytes]  # a row's tokens, and the logits that the last one was chosen from
@@ -126,7 +126,8 @@ def check_changing_pages(runner: Runner, count: int) -> None:
 def check_prompts_together(runner: Runner, lengths: Sequence[int], most: Sequence[int]) -> None:
     """Prompts of such lengths in the same steps until they end, against each alone: equal tokens and logits.
 
-    In each step, spans have about so many tokens as `most` says next. Some prompts begin one step later, some two.
+    In each step, spans have about so many tokens as `most` says next. Some prompts begin one step later, some two. Of
+    prompts alone all logits could be read, here those behind the last tokens.
     """
     prompts = [[row, *PROMPT[row : row + length - 1]] for row, length in enumerate(lengths)]
     samplers = [Sampler(WARM, seed=3, sample_index=row) for row in range(len(lengths))]
@@ -141,7 +142,9 @@ def check_prompts_together(runner: Runner, lengths: Sequence[int], most: Sequenc
             begin = runner.num_tokens(row)
             if begin < len(prompt) and place % 3 <= turn:
                 end = runner.span_end(row, about)
-                spans.append(Span(row, tuple(prompt[begin:end]), "last" if end == len(prompt) else "none"))
+                is_last = end == len(prompt)
+                choose: Choose = "last" if is_last else "none"
+                spans.append(Span(row, tuple(prompt[begin:end]), choose, logits_from=end - begin - is_last))
                 places.append(place)
         if not spans:
             break

@@ -246,8 +246,9 @@ def test_how_products_are_made() -> None:
     for can_stage in (False, True):
         shape, ways = SimpleNamespace(vocab_size=256), PromptWays(can_stage, can_cut=False)
         forward: Any = SimpleNamespace(chunk_tokens=2048, prompt_ways=ways, config=shape)
+        workspace: Any = SimpleNamespace(page_table=SimpleNamespace(shape=(1, 256)))
         device = CudaDevice(
-            forward, nothing, nothing, nothing, nothing, nothing,
+            forward, nothing, nothing, nothing, workspace, nothing,
             limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
             arithmetic=Arithmetic("auto", "auto", None, ()),
         )  # fmt: skip

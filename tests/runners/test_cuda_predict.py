@@ -1,19 +1,14 @@
-"""Predictions for cards: the launches and bytes they are made of are those of the runner and of the files."""
+"""Predictions for cards: the bytes and operations they are made of are those of the files and of the model."""
 
-import functools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from families import VARIANTS
 from quantized import SCHEMES, SIZES, export
-from simulated_card import SimulatedDevice, allocate
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
@@ -21,175 +16,14 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.phantom import Phantom
-from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Arithmetic, Limits, pages_of
-from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.device import CudaDevice
-from llmcli.runners.cuda.draft_lanes import DraftLanes
-from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.lanes import DecodeLanes
+from llmcli.runners.cuda.dry_run import PRODUCT, DryModel
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, CardPredictor
 from llmcli.runners.cuda.pricing import LEAST_CLOCKS, Rates
-from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.step_device import SINGLE, Work
 
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
-
-
-Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
-
-
-class CountingDevice(SimulatedDevice):
-    """Notes launches and launches nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noted: list[Noted] = []
-        self.num_repeated = 0
-
-    def launch(self, stem: str, name: str, *, grid: Any, shared_bytes: int = 0, **launch: Any) -> None:
-        self.noted.append((stem, name, grid, shared_bytes))
-
-    def matmul(self, **arrays: Any) -> None:
-        self.noted.append((PRODUCT, "", (), 0))
-
-    def record(self, run: Callable[[], None], arrays: Any) -> Any:
-        before = len(self.noted)
-        run()
-        return SimpleNamespace(start=functools.partial(self.repeat, self.noted[before:]))
-
-    def repeat(self, recorded: list[Noted], addresses: Any) -> None:
-        self.noted.extend(recorded)
-        self.num_repeated += len(recorded)
-
-
-class CountingSampler:
-    """Launches as `DeviceSampler` does, over a state that nobody reads."""
-
-    def __init__(self, device: Any, num_rows: int, vocab_size: int):
-        self._device = device
-        self._state = Phantom((num_rows, RowLayout(vocab_size).row_bytes), np.uint8, 1 << 52)
-        self._results = Phantom((num_rows, 2, NUM_RESULTS), np.uint64, 2 << 52)
-
-    def enqueue(self, **arrays: Any) -> None:
-        sample_token(self._device, **arrays, state=self._state, results=self._results)
-
-    def allow(self, slot: int, mask: Any) -> None:
-        assert mask is None  # no text here is held to a schema
-
-    def allow_any(self, slots: Any) -> None: ...
-
-    def count_run(self, slot: int) -> int:
-        return 1
-
-
-def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
-    stored = StoredModel.of_model(open_model(folder), **options)
-    return plan_memory(stored, max_seq_len=256, num_rows=num_rows, chunk_tokens=200)
-
-
-@pytest.fixture
-def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the runner's device launches: one step of so many rows, or a prompt of so many tokens that fits a chunk."""
-    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-
-    def count(plan: MemoryPlan, *, num_rows: int = 0, num_tokens: int = 0, shared_bytes: int = 227 * 1024) -> Any:
-        device: Any = CountingDevice()
-        device.shared_bytes_per_block = shared_bytes
-        workspace, config = on_card(plan.workspace), plan.stored.config
-        products = Products(device, device, workspace.widened)
-        forward = Forward(device, plan, on_card(plan.weights), on_card(plan.cache), workspace, products)
-        mailbox: Any = SimpleNamespace(send=lambda target, source: None)
-        sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
-        lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
-        limits = Limits(plan.num_rows, plan.max_seq_len, plan.num_pages, works_ahead=True)
-        card = CudaDevice(
-            forward,
-            lanes,
-            DraftLanes(forward, sampler, workspace, mailbox, uses_graphs=False),
-            sampler,
-            workspace,
-            mailbox,
-            limits=limits,
-            is_free=True,
-            cache_type="",
-            description="",
-            arithmetic=Arithmetic("auto", "auto", None, ()),
-        )
-        pages = range(pages_of(plan.max_seq_len))
-        if num_tokens:
-            works = [Work(None, pages, 20, (1,) * num_tokens, card.method(0, num_tokens), "none")]
-        else:
-            works = [Work(slot, pages, 20, (1,), SINGLE, "last") for slot in range(num_rows)]
-        card.run(works)
-        return device
-
-    return count
-
-
-def notes(started: list[Started]) -> Counter[Noted]:
-    counted: Counter[Noted] = Counter()
-    for one in started:
-        launch = one.launch
-        counted[launch.stem, launch.name, launch.grid, launch.shared_bytes] += one.count
-    return counted
-
-
-def check_launches(
-    plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024, row_counts: tuple[int, ...] = (1, 4, 8)
-) -> None:
-    """What a dry run over phantoms notes is what the runner launches on arrays."""
-    model = DryModel(plan, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
-    for num_rows in row_counts:
-        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).noted
-        assert notes(model.step(num_rows, 20)) == Counter(launched)
-    for num_tokens in (1, 2, 8, 9, 64, 65, 200):
-        device = count_launches(plan, num_tokens=num_tokens, shared_bytes=shared_bytes)
-        started = model.span(num_tokens, 20)
-        assert notes(started) == Counter(device.noted)
-        assert len(started) == len(device.noted) - device.num_repeated
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_launches_of_every_family(name: str, count_launches: Any, tmp_path: Path) -> None:
-    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
-    for dtype in ("auto", "float16"):
-        check_launches(plan_of(folder, dtype=dtype), count_launches)
-
-
-@pytest.mark.parametrize("name", ["int8 channel", "int8 groups of 32", "int4 groups of 64, asymmetric"])
-def test_launches_of_quantized_models(name: str, count_launches: Any, tmp_path: Path) -> None:
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
-    check_launches(plan_of(folder), count_launches)
-
-
-def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
-    """More than a pass, than attention takes at a time, and than the sampler does; some lanes are used by nobody."""
-    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    check_launches(plan_of(folder, num_rows=131), count_launches, row_counts=(9, 40, 70, 131))
-
-
-@pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])
-def test_launches_of_many_rows_as_digits(name: str, count_launches: Any, tmp_path: Path) -> None:
-    """Of codes with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
-    plan = plan_of(folder, num_rows=131)
-    check_launches(plan, count_launches, row_counts=(8, 9, 16, 40, 131))
-    assert plan.workspace.staged is not None  # of 16-bit weights, too
-
-
-def test_launches_where_shared_memory_is_short(count_launches: Any, tmp_path: Path) -> None:
-    sizes = {**SIZES, "intermediate_size": 20480, "num_hidden_layers": 1}
-    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
-    plan = plan_of(folder)
-    check_launches(plan, count_launches, shared_bytes=99 * 1024)
 
 
 @pytest.mark.parametrize("name", ["int8 groups of 32", "int8 groups of 128", "int4 groups of 64", "int4 channel"])
@@ -318,22 +152,27 @@ def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
 @pytest.mark.parametrize("can_wgmma", [True, False])
 def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool) -> None:
     """Whatever kernels make the products: two operations a token and weight, and what causal attention needs."""
-    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    qkv, rest = 3 * 4096 * 4096, 4096 * 4096 + 3 * 4096 * 11008
     card = replace(TYPICAL_CARD, can_wgmma=can_wgmma)
     model = DryModel(shape_7b(card=card), card)
-    for num_tokens in (8, 16, 17, 64, 65, 2048):
+    lengths = (8, True), (16, True), (17, False), (64, True), (65, True), (2048, True), (2048, False)
+    for num_tokens, is_last in lengths:
+        # Of many tokens the last layer makes keys and values, and of the prompt's last one all else.
+        alone = can_wgmma and num_tokens > 64
         flops: Counter[str] = Counter()
-        for one in model.span(num_tokens, 100):
+        for one in model.span(num_tokens, 100, is_last=is_last):
             assert one.launch.cost is not None
             flops[one.launch.stem] += one.count * one.launch.cost().flops
         products = {"gemv", "gemm_packed", "gemm_codes", "gemm_narrow", "gemm_wide", PRODUCT} & flops.keys()
-        assert sum(flops[stem] for stem in products) == 2 * num_tokens * weights
-        assert len(products) == 1
-        assert ("gemm_narrow" in products) == (can_wgmma and 8 < num_tokens <= 64)
+        made = num_tokens * (32 * qkv + 31 * rest) + (is_last if alone else num_tokens) * rest
+        assert sum(flops[stem] for stem in products) == 2 * made
+        assert len(products) == 1 + (alone and is_last)
+        assert ("gemm_narrow" in products) == (can_wgmma and num_tokens > 8 and (num_tokens <= 64 or is_last))
         assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 64)
         num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
         attention = sum(count for stem, count in flops.items() if stem.startswith("attention_"))
-        assert attention == 32 * 4 * num_seen * 4096
+        seen_last = is_last * (100 + num_tokens) if alone else num_seen
+        assert attention == 4 * (31 * num_seen + seen_last) * 4096
 
 
 @pytest.mark.parametrize(("num_rows", "num_lanes"), [(3, 3), (11, 16)])
@@ -356,7 +195,7 @@ def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int, s
     model = DryModel(shape_7b(256, num_key_value_heads, speed_first=speed_first), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
     steps = [model.step(num_rows, 100) for num_rows in (*range(1, 34), 40, 72, 136, 256)]
-    spans = [model.span(num_tokens, 0) for num_tokens in (9, 17, 40, 65, 128, 129, 300, 700, 1000, 2047, 2048)]
+    spans = [model.span(num, 0, is_last=True) for num in (9, 17, 40, 65, 128, 129, 300, 700, 1000, 2047, 2048)]
     used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
     assert used <= known
     many = {one.launch.stem for one in model.step(72, 100)}
@@ -372,8 +211,9 @@ def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
         CardPredictor(plan, replace(RATES, launch_seconds=seconds), TYPICAL_CARD) for seconds in (1e-3, 2e-3, 0.0, 1e-6)
     )
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
-    of_layer = sum(one.count for one in DryModel(plan, TYPICAL_CARD).span(100, 0)) // 32
-    assert between == pytest.approx(1e-3 * (CHUNK_LAUNCHES + 31 * of_layer))
+    # The last layer has launches of its own.
+    of_layer = sum(one.count == 31 for one in DryModel(plan, TYPICAL_CARD).span(100, 0, is_last=True))
+    assert between == pytest.approx(1e-3 * (CHUNK_LAUNCHES + 30 * of_layer))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
     assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * CHUNK_LAUNCHES)
 

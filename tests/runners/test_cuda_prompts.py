@@ -36,10 +36,10 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
     noted: list[Chunk] = []
     run = Forward.run
 
-    def note(forward: Forward, work: Lanes | Chunk) -> None:
+    def note(forward: Forward, work: Lanes | Chunk, needed: Any = None) -> None:
         if isinstance(work, Chunk) and isinstance(forward.device, SimulatedDevice):
             noted.append(work)
-        run(forward, work)
+        run(forward, work, needed)
 
     monkeypatch.setattr(Forward, "run", note)
     return noted

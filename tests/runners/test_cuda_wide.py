@@ -17,8 +17,8 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels import wide_plan
-from llmcli.runners.base import Span
-from llmcli.runners.cuda import forward, products, wide_layer, workspace
+from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda import attention, forward, products, wide_layer, workspace
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.torch.load import load
 
@@ -32,7 +32,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 
 @pytest.fixture
 def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets the kernel of every product of many tokens."""
+    """Gets the kernel of every product of many tokens, and "append parts" where attention adds some up."""
     noted: list[str] = []
 
     def note(module: Any, stem: str) -> None:
@@ -45,9 +45,18 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
 
         monkeypatch.setattr(module, stem, call)
 
-    for stem in ("stage_wide", "gemm_wide", "gemm_wide_swiglu", "add_parts"):
+    for stem in ("stage_wide", "gemm_wide", "gemm_wide_swiglu"):
         note(wide_layer, stem)
-    note(forward, "add_parts")
+    for module in (forward, attention):
+        note(module, "add_parts")
+    append = attention.append_tokens
+
+    def append_tokens(device: Any, parts: Any = None, **arguments: Any) -> None:
+        if isinstance(device, SimulatedDevice) and parts is not None:
+            noted.append("append parts")
+        append(device, parts=parts, **arguments)
+
+    monkeypatch.setattr(attention, "append_tokens", append_tokens)
     note(products, "dequantize")
     return noted
 
@@ -88,12 +97,13 @@ def test_prompts_are_computed_as_by_torch(
 def test_short_prompts_are_computed_in_parts(
     name: str, device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
-    """Those of 9 to 64 tokens. What qkv leaves is added before attention, what down leaves in the next layer."""
+    """Those of 9 to 64 tokens. What qkv leaves is added by append_tokens, what down leaves in the next layer."""
     sizes = {**TAILS, "hidden_size": 320, "intermediate_size": 512, "attention_bias": True, "mlp_bias": True}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
     assert worst_error(folder, device, (9, 40, 64)) < 1e-3
-    assert launched.count("add_parts") == launched.count("gemm_wide_swiglu") + 3 > 3  # and behind each last layer
+    assert launched.count("append parts") == launched.count("gemm_wide_swiglu") > 3
+    assert launched.count("add_parts") == 3  # behind each last layer
     launched.clear()
     assert worst_error(folder, device, (8,)) < 1e-3
     assert not launched
@@ -106,7 +116,7 @@ def test_layer_by_layer_nothing_is_left(device: SimulatedDevice, launched: list[
     runner = load_on_card(open_model(folder), max_seq_len=200, uses_graphs=False, device=device)  # type: ignore[arg-type]
     prompt = PROMPT[:40]
     states = runner.hidden_states(Span(runner.open(prompt), tuple(prompt), "none"))
-    assert launched.count("add_parts") == 2 * launched.count("gemm_wide_swiglu") > 0
+    assert launched.count("add_parts") == launched.count("gemm_wide_swiglu") > 0
 
     reference = load(open_model(folder), max_seq_len=200)
     row, expected = reference.open(prompt), []
@@ -146,6 +156,50 @@ def test_attention_that_makes_images(
     for number, prompt in enumerate(prompts):
         assert relative_error(step.logits(number)[-1], logits_of(reference, prompt)) < 2e-3
     assert launched == 2 * ["stage_wide", "gemm_wide", "gemm_wide", "stage_wide", "gemm_wide_swiglu", "gemm_wide"]
+
+
+@pytest.mark.parametrize("head_dim", [32, 128])
+def test_the_last_layer_runs_few_tokens(
+    head_dim: int, device: SimulatedDevice, launched: list[str], tmp_path: Path
+) -> None:
+    """Those whose logits may be read; the others get keys and values. Bits are those of a prompt that ran whole."""
+    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": head_dim}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 channel"]))
+
+    def load_runner() -> Runner:
+        return load_on_card(
+            open_model(folder), max_seq_len=250, num_rows=3, prefill_chunk=256, uses_graphs=False, device=device
+        )  # type: ignore[arg-type]
+
+    prompts = [PROMPT[number : number + length] for number, length in enumerate((70, 80, 75))]
+    runner, whole = load_runner(), load_runner()
+    rows = [runner.open(prompt) for prompt in prompts]
+    first_reads = (69, 80, 73)
+    step = runner.queue(
+        [
+            Span(row, tuple(prompt), "none", logits_from=first)
+            for row, prompt, first in zip(rows, prompts, first_reads, strict=True)
+        ]
+    )
+    qkv, rest = ["stage_wide", "gemm_wide"], ["gemm_wide", "stage_wide", "gemm_wide_swiglu", "gemm_wide"]
+    stages = [] if head_dim == 128 else ["stage_wide"]
+    assert launched == 2 * [*qkv, *stages, *rest]
+    logits = [step.logits(0, 69), step.logits(2, 73)]
+    with pytest.raises(ValueError, match="no logits behind its token 72"):
+        step.logits(2, 72)
+    launched.clear()
+    other = runner.open(PROMPT[100:200])
+    runner.queue([Span(other, tuple(PROMPT[100:200]), "none", logits_from=100)])
+    assert launched == [*qkv, *stages, *rest, *qkv]
+
+    full = [whole.open(prompt) for prompt in prompts]
+    step = whole.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(full, prompts, strict=True)])
+    assert np.array_equal(logits[0], step.logits(0, 69))
+    assert np.array_equal(logits[1], step.logits(2, 73))
+    for row, same in zip(rows, full, strict=True):  # later tokens see all keys and values
+        steps = [one.queue([Span(place, (7,), "none")]) for one, place in ((runner, row), (whole, same))]
+        assert np.array_equal(*(step.logits(0) for step in steps))
 
 
 def test_results_that_float16_cannot_hold(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:

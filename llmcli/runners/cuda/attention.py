@@ -1,6 +1,9 @@
 """Attention of a layer, with what comes before it: norms, rotary, and keys and values that go into the cache."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -72,7 +75,7 @@ class Attention:
             "layout": self._layout,
             "k_norm": layer.weights.k_norm,
             "eps": self._config.rms_norm_eps,
-            "cos_sin": self._cos_sin if traits.uses_rope[layer.index] else None,
+            "cos_sin": self._cos_sin_of(layer),
             "page_table": lanes.page_table,
             **layer.cache,
         }
@@ -120,12 +123,44 @@ class Attention:
 
         With `as_image` it makes the image that the layer's output projection is multiplied with, in place of `mixed`.
         """
-        device, layout, traits, qkv = self._device, self._layout, self._config.traits, activations.qkv
-        weights, eps = layer.weights, self._config.rms_norm_eps
-        cos_sin = self._cos_sin if traits.uses_rope[layer.index] else None
+        self.append_chunk(layer, chunk, activations, left)
+        first = 0
+        for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
+            some = slice(first, first + part.num_tokens)
+            self._of_part(layer, activations.qkv[some], pages, part.start, activations, first, as_image)
+            first = some.stop
+
+    def of_tokens(
+        self,
+        layer: Layer,
+        chunk: Chunk,
+        places: Sequence[int],
+        activations: Activations,
+        few: Activations,
+        *,
+        as_image: bool,
+    ) -> None:
+        """The same for the tokens of a chunk at these places alone, which `append_chunk` has prepared with the others.
+
+        It makes `mixed` of `few`, or its image.
+        """
+        ends = list(accumulate(part.num_tokens for part in chunk.parts))
+        for number, place in enumerate(places):
+            row = bisect_right(ends, place)
+            position = chunk.parts[row].start + place - (ends[row] - chunk.parts[row].num_tokens)
+            token = activations.qkv[place : place + 1]
+            self._of_part(layer, token, chunk.page_table[row], position, few, number, as_image)
+
+    def append_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None) -> None:
+        """Norm and rotate keys and queries of tokens of prompts, and append keys and values. `left`: see `of_lanes`.
+
+        On some cards and caches attention rotates the queries.
+        """
+        device, layout = self._device, self._layout
+        weights, eps, cos_sin = layer.weights, self._config.rms_norm_eps, self._cos_sin_of(layer)
         append_tokens(
             device,
-            qkv=qkv,
+            qkv=activations.qkv,
             layout=layout,
             k_norm=weights.k_norm,
             eps=eps,
@@ -141,18 +176,23 @@ class Attention:
             head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
         if cos_sin is not None and not self._rotates_queries:
             rotary(device, x=queries, positions=chunk.positions, cos_sin=cos_sin)
-        first, unit_inputs = 0, weights.o.layout.unit_inputs
-        for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
-            some = slice(first, first + part.num_tokens)
-            attention_prefill(
-                device,
-                qkv=qkv[some],
-                layout=layout,
-                **layer.cache,
-                pages=pages,
-                start=part.start,
-                window=traits.sliding_windows[layer.index],
-                cos_sin=cos_sin if self._rotates_queries else None,
-                out=ImageRows(activations.image, first, unit_inputs) if as_image else activations.mixed[some],
-            )
-            first = some.stop
+
+    def _of_part(
+        self, layer: Layer, qkv: Any, pages: Any, start: int, to: Activations, first: int, as_image: bool
+    ) -> None:
+        """Attend from consecutive tokens of a row, from position `start` on. Outputs begin at token `first` of `to`."""
+        image = ImageRows(to.image, first, layer.weights.o.layout.unit_inputs)
+        attention_prefill(
+            self._device,
+            qkv=qkv,
+            layout=self._layout,
+            **layer.cache,
+            pages=pages,
+            start=start,
+            window=self._config.traits.sliding_windows[layer.index],
+            cos_sin=self._cos_sin_of(layer) if self._rotates_queries else None,
+            out=image if as_image else to.mixed[first : first + len(qkv)],
+        )
+
+    def _cos_sin_of(self, layer: Layer) -> Any | None:
+        return self._cos_sin if self._config.traits.uses_rope[layer.index] else None

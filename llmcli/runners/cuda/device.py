@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -190,10 +190,11 @@ class CudaDevice:
     def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
         """Queue a pass of spans whose tokens the host knows, and their choices; returns each one's runs."""
         run = self._span_sender.send(works)
-        self._forward.run(run)
+        ends = list(accumulate(work.num_tokens for work in works))
+        read = (_read_behind(work, end) for work, end in zip(works, ends, strict=True))
+        self._forward.run(run, list(chain.from_iterable(read)))
         for work in works:  # sampling reads it, layers do not
             self._send_history(work.slot, work.position, work.token_ids)
-        ends = accumulate(work.num_tokens for work in works)
         behind = [_choices_behind(work, end) for work, end in zip(works, ends, strict=True)]
         places = list(chain.from_iterable(behind))
         logits = self._workspace.score_logits[: len(places)]
@@ -370,6 +371,12 @@ def _choices_behind(work: Work, end: int) -> range:
     if work.choose == "none":
         return range(0)
     return range(end - (work.num_tokens if work.choose == "every" else 1), end)
+
+
+def _read_behind(work: Work, end: int) -> Iterable[int]:
+    """Behind which tokens of a pass logits of a span are read."""
+    first = end - work.num_tokens + work.logits_from
+    return sorted({*_choices_behind(work, end), *range(first, end)})
 
 
 def _is_lane(work: Work) -> bool:

@@ -49,6 +49,7 @@ class DryRun:
     """
 
     uses_own = False
+    stream = None
 
     def __init__(self, card: CardFacts, *, in_order: bool = False):
         self.num_multiprocessors = card.num_multiprocessors
@@ -174,12 +175,16 @@ class DryModel:
         )
         return self.take()
 
-    def span(self, num_tokens: int, start: int) -> list[Started]:
-        """The launches of a prompt's chunk from `start` on, as `CudaDevice` runs it, without the head."""
+    def span(self, num_tokens: int, start: int, *, is_last: bool) -> list[Started]:
+        """The launches of a prompt's chunk from `start` on, as `CudaDevice` runs it, without the head.
+
+        Only behind the last token of the last chunk are logits read.
+        """
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
         else:
-            self._run_chunk(num_tokens, start, self._forward.prompt_ways.of(num_tokens))
+            needed = [num_tokens - 1] if is_last else []
+            self._run_chunk(num_tokens, start, self._forward.prompt_ways.of(num_tokens), needed)
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -218,15 +223,17 @@ class DryModel:
         for way, count in ways:
             if count <= self._longest:
                 self._run_chunk(count, 0, way)
+                if way == "widened":
+                    self._run_chunk(count, 0, way, [count - 1])
         return started + self.take()
 
     def _run_lanes(self, num_tokens: int, start: int, num_spans: int | None) -> None:
         token_ids, rows, positions, pages = self._of_row(num_tokens, start)
         self._forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
 
-    def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
+    def _run_chunk(self, num_tokens: int, start: int, way: Way, needed: Sequence[int] | None = None) -> None:
         token_ids, rows, positions, pages = self._of_row(num_tokens, start)
-        self._forward.run(Chunk(token_ids, rows, positions, pages, (Part(num_tokens, start),), way))
+        self._forward.run(Chunk(token_ids, rows, positions, pages, (Part(num_tokens, start),), way), needed)
 
     def _of_row(self, num_tokens: int, start: int) -> tuple[Phantom, Phantom, Phantom, Phantom]:
         """Tokens of one row: their ids, rows and positions, and the row's pages."""

@@ -33,8 +33,15 @@ from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.wide_layer import left_by, run_wide, run_wide_head
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_LANES_IN_PARTS, MOST_STAGED_LANES, Cache, Workspace
+from llmcli.runners.cuda.wide_layer import left_by, run_wide_head, run_wide_qkv, run_wide_rest
+from llmcli.runners.cuda.workspace import (
+    LOGIT_ROWS,
+    MOST_LANES_IN_PARTS,
+    MOST_PARTS,
+    MOST_STAGED_LANES,
+    Cache,
+    Workspace,
+)
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
@@ -47,7 +54,7 @@ _BEGINNING, _END = "beginning", "end"
 class Forward:
     """The model's computation over one KV cache and one workspace, for one caller at a time.
 
-    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the tokens run last
+    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the tokens run last, or of some of them
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Forward:
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_PASSES)
+        self._alone: Sequence[int] | None = None  # the tokens whose outputs `hidden` has, if not all
         # Keep the views: cutting them takes the host a tenth of a millisecond. The function does not hold `self`, or a
         # runner that is dropped would keep its memory until Python's collector comes.
         qkv_width = self._qkv.width
@@ -81,12 +89,16 @@ class Forward:
             lambda count: Activations(workspace, count, qkv_width)
         )
 
-    def run(self, work: Lanes | Chunk) -> None:
+    def run(self, work: Lanes | Chunk, needed: Sequence[int] | None = None) -> None:
         """Run one token a lane, or tokens of prompts; leave the last layer's outputs in `hidden`.
 
+        `needed`: the places of a chunk's tokens whose outputs will be asked for, in order; None for all.
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
+        self._alone = None
         if isinstance(work, Chunk):
+            if needed is not None and len(needed) <= MOST_PARTS and work.way == "widened":
+                self._alone = needed if is_wide(self.device, self._layers[-1].weights.projections) else None
             layers = self._chunk(work, leaves=True)
         elif self.speed_first and work.num_spans is None and len(work.rows) > MOST_STAGED_LANES:
             layers = self._many_lanes(work)
@@ -100,6 +112,7 @@ class Forward:
 
         Shapes: float32 [num_tokens, hidden_size]
         """
+        self._alone = None
         return self._lanes(work) if isinstance(work, Lanes) else self._chunk(work, leaves=False)
 
     def _lanes(self, lanes: Lanes) -> Iterator[Any]:
@@ -112,11 +125,12 @@ class Forward:
         arrays = lanes.token_ids, lanes.token_rows, lanes.rows, lanes.positions, lanes.page_table
         replays = self._replays_of(arrays, len(lanes.rows), lanes.num_spans)
         self._record(replays, _BEGINNING, lambda: self._begin(lanes.token_ids, activations, lanes.token_rows))
-        return self._each_layer(run, activations.hidden, replays)
+        return self._each_layer(self._layers, run, activations.hidden, replays)
 
     def _chunk(self, chunk: Chunk, *, leaves: bool) -> Iterator[Any]:
         """With `leaves` a layer may leave parts of its sums to the next one."""
-        activations = self._activations(len(chunk.token_ids))
+        activations, eps = self._activations(len(chunk.token_ids)), self.config.rms_norm_eps
+        as_image, alone = self._attention.writes_images, self._alone
         parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
         leaves = leaves and parts_for is not None
 
@@ -128,17 +142,11 @@ class Forward:
             if chunk.way == "staged":
                 self._few_tokens(layer.weights, activations, attend)
             elif chunk.way != "packed" and is_wide(self.device, layer.weights.projections):
-                attend = functools.partial(attend, as_image=self._attention.writes_images)
-                run_wide(
-                    self.device,
-                    layer.weights,
-                    activations,
-                    self.config.rms_norm_eps,
-                    attend,
-                    attend_stages=self._attention.writes_images,
-                    parts_for=parts_for,
-                    left=left_behind(layer.index - 1) if leaves and layer.index > 0 else None,
-                )
+                wide, before = (self.device, layer.weights, activations, eps), None
+                if leaves and layer.index > 0:
+                    before = left_behind(layer.index - 1)
+                attend(run_wide_qkv(*wide, parts_for=parts_for, left=before), as_image=as_image)
+                run_wide_rest(*wide, is_staged=as_image, parts_for=parts_for)
                 if not leaves:
                     self._finish(left_behind(layer.index), activations)
             else:
@@ -147,9 +155,30 @@ class Forward:
         arrays = chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table
         replays = self._replays_of(arrays, chunk.way, chunk.parts, leaves)
         self._record(replays, _BEGINNING, lambda: self._begin(chunk.token_ids, activations))
-        yield from self._each_layer(run, activations.hidden, replays, leaves)
+        layers = self._layers if alone is None else self._layers[:-1]
+        yield from self._each_layer(layers, run, activations.hidden, replays, leaves)
+        if alone is not None:
+            self._last_layer(chunk, activations, alone)
         if leaves:
             self._record(replays, _END, lambda: self._finish(left_behind(-1), activations))
+
+    def _last_layer(self, chunk: Chunk, activations: Activations, alone: Sequence[int]) -> None:
+        """The last layer for some of a chunk's tokens, whose outputs become the first rows of `hidden`.
+
+        The others give it keys and values, which later tokens see. Nobody asks for their outputs, and a token's bits
+        are the same beside any number of others.
+        """
+        layer, few, eps = self._layers[-1], self._activations(len(alone)), self.config.rms_norm_eps
+        run_wide_qkv(self.device, layer.weights, activations, eps)
+        self._attention.append_chunk(layer, chunk, activations)
+        if not alone:
+            return
+        as_image = self._attention.writes_images
+        self._attention.of_tokens(layer, chunk, alone, activations, few, as_image=as_image)
+        for row, place in enumerate(alone):  # in order, so that no row is written before it is read
+            if row != place:
+                copy(self.device, self.hidden[row], self.hidden[place])
+        run_wide_rest(self.device, layer.weights, few, eps, is_staged=as_image)
 
     def forget_passes(self) -> None:
         """Forget the launches that were kept: of a dry run, whose costs also follow from what it assumes of arrays."""
@@ -192,6 +221,8 @@ class Forward:
 
         Shapes: result float32 [len(places), hidden_size]
         """
+        if self._alone is not None:
+            places = [self._alone.index(place) for place in places]
         if places[-1] - places[0] == len(places) - 1:
             return self.hidden[places[0] : places[-1] + 1]
         rows = self._workspace.outputs[: len(places) * self.config.hidden_size].reshape(len(places), -1)
@@ -203,7 +234,7 @@ class Forward:
         """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""
         parts = []
         for first in range(begin, end, LOGIT_ROWS):
-            hidden = self.hidden[first : min(first + LOGIT_ROWS, end)]
+            hidden = self.outputs_of(range(first, min(first + LOGIT_ROWS, end)))
             logits = self._workspace.score_logits[: len(hidden)]
             self.project_logits(hidden, logits)
             parts.append(fetch(self.device, logits))
@@ -214,12 +245,17 @@ class Forward:
         self._cache.copy_page(self.device, source, target)
 
     def _each_layer(
-        self, run: Callable[[Layer], None], hidden: Any, replays: dict[Hashable, Replay], leaves: bool = False
+        self,
+        layers: Sequence[Layer],
+        run: Callable[[Layer], None],
+        hidden: Any,
+        replays: dict[Hashable, Replay],
+        leaves: bool = False,
     ) -> Iterator[Any]:
-        """Run the layers: replay those of a kind that `replays` has. Yield `hidden` between them."""
+        """Run layers: replay those of a kind that `replays` has. Yield `hidden` between them."""
         yield hidden
         before: Hashable = None
-        for layer in self._layers:
+        for layer in layers:
             # The kind of the layer before decides what it leaves.
             kind = (before, layer.kind) if leaves else layer.kind
             self._record(replays, kind, functools.partial(run, layer), layer.arrays, layer.addresses)
@@ -249,11 +285,12 @@ class Forward:
         """One token a lane with the products of prompts."""
         activations = self._activations(len(lanes.rows))
         self._begin(lanes.token_ids, activations, lanes.token_rows)
-        left = None
+        left, parts_for = None, MOST_LANES_IN_PARTS
         for layer in self._layers:
-            attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
-            eps, parts_for = self.config.rms_norm_eps, MOST_LANES_IN_PARTS
-            run_wide(self.device, layer.weights, activations, eps, attend, parts_for=parts_for, left=left)
+            wide = self.device, layer.weights, activations, self.config.rms_norm_eps
+            rest = run_wide_qkv(*wide, parts_for=parts_for, left=left)
+            self._attention.of_lanes(layer, lanes, activations, rest)
+            run_wide_rest(*wide, is_staged=False, parts_for=parts_for)
             left = left_by(self.device, layer.weights, activations, parts_for)
             yield
         self._finish(left, activations)

@@ -49,7 +49,7 @@ class CardPredictor:
         """Seconds until a prompt's last logits; None if the rates have no `flops`."""
         if not self._rates.flops:
             return None
-        chunks = sum(self._chunk_seconds(count, begin) for begin, count in self._chunks(num_tokens))
+        chunks = sum(self._chunk_seconds(*chunk) for chunk in self._chunks(num_tokens))
         return chunks + self._seconds(self._model.head())
 
     def first_token_seconds(self, num_tokens: int) -> float | None:
@@ -68,7 +68,7 @@ class CardPredictor:
         """The same for a prompt, whose weights are read once; None as `prefill_seconds`."""
         if not self._rates.flops:
             return None
-        chunks = [self._model.span(count, begin) for begin, count in self._chunks(num_tokens)]
+        chunks = [self._model.span(count, begin, is_last=is_last) for count, begin, is_last in self._chunks(num_tokens)]
         return self._floor_seconds(0, 1, chain(*chunks, self._model.head()))
 
     def _floor_seconds(self, depth: int, num_rows: int, started: Iterable[Started]) -> float:
@@ -78,13 +78,14 @@ class CardPredictor:
         reading = self.decode_bytes(depth, num_rows) / self._rates.read_bytes
         return max(reading, self._pricing.least_seconds(operations))
 
-    def _chunks(self, num_tokens: int) -> Iterator[tuple[int, int]]:
-        """Begin and number of tokens of each chunk of a prompt."""
+    def _chunks(self, num_tokens: int) -> Iterator[tuple[int, int, bool]]:
+        """Number of tokens and begin of each chunk of a prompt, and whether it is the last one."""
         for begin in range(0, num_tokens, self._chunk_tokens):
-            yield begin, min(self._chunk_tokens, num_tokens - begin)
+            count = min(self._chunk_tokens, num_tokens - begin)
+            yield count, begin, begin + count == num_tokens
 
-    def _chunk_seconds(self, num_tokens: int, start: int) -> float:
-        started, seconds = self._model.span(num_tokens, start), self._rates.launch_seconds
+    def _chunk_seconds(self, num_tokens: int, start: int, is_last: bool) -> float:
+        started, seconds = self._model.span(num_tokens, start, is_last=is_last), self._rates.launch_seconds
         replayed = sum((one.count - 1) * (LIBRARY_LAUNCHES if one.launch.stem == PRODUCT else 1) for one in started)
         return CHUNK_LAUNCHES * seconds + max(self._seconds(started), replayed * seconds)
 

@@ -1,6 +1,5 @@
 """A layer of many tokens in products that widen weights themselves, on Hopper: nothing widened stands in memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 from llmcli.kernels.device import Device
@@ -11,58 +10,53 @@ from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
 
-def run_wide(
+def run_wide_qkv(
     device: Device,
     layer: LayerWeights[Any],
     activations: Activations,
     eps: float,
-    attend: Callable[[Any | None], None],
     *,
-    attend_stages: bool = False,
     parts_for: int | None = None,
     left: Any | None = None,
-) -> None:
-    """Run a layer; `attend` makes `mixed` of `qkv`, and of what its product has left in parts, if anything.
+) -> Any | None:
+    """Run what lies in front of attention: make `qkv`, and return what is left to be added to it, if anything.
 
     Inputs of products are rounded to fp16, with one scale a row.
-    With `attend_stages` it makes their image instead, whose scales are 1.
     With `parts_for` products are cut into parts of the inputs, as `parts_of` has them for so many tokens. The next
-    rounding adds the parts up; what this layer leaves to the next is `left_by`. `left` is what the layer before has
-    left.
-    Shapes: left float32 [parts, num_tokens, hidden_size]
+    rounding adds the parts up; `left` is what the layer before has left.
+    Shapes: left float32 [parts, num_tokens, hidden_size]; result float32 [parts, num_tokens, width of qkv]
+    """
+    norm = {"norm_weight": layer.input_layernorm, "eps": eps}
+    rest = _others(device, layer.qkv[0], activations, parts_for) if len(layer.qkv) == 1 else None
+    for number, part in enumerate(layer.qkv):
+        _stage(device, part, activations, activations.hidden, **norm, parts=None if number else left)
+        rows = {"image": activations.image, "row_scales": activations.row_scale}
+        gemm_wide(device, **_of(part), **rows, out=activations.qkv_of(part), others=rest)
+    return rest
+
+
+def run_wide_rest(
+    device: Device,
+    layer: LayerWeights[Any],
+    activations: Activations,
+    eps: float,
+    *,
+    is_staged: bool,
+    parts_for: int | None = None,
+) -> None:
+    """Run what lies behind attention, which has made `mixed`, or with `is_staged` its image, whose scales are 1.
+
+    `parts_for`: see `run_wide_qkv`; what this layer leaves to the next is `left_by`.
     """
     hidden, row_scales = activations.hidden, activations.row_scale
-
-    def stage(part: Projection[Any], x: Any, norm_weight: Any = None, largest: Any = None, parts: Any = None) -> None:
-        stage_wide(
-            device,
-            x=x,
-            unit_inputs=part.layout.unit_inputs,
-            image=activations.image,
-            row_scales=row_scales,
-            norm_weight=norm_weight,
-            eps=eps,
-            largest=largest,
-            parts=parts,
-        )
-
-    def others(part: Projection[Any]) -> Any | None:
-        return _others(device, part, activations, parts_for)
-
-    rest = others(layer.qkv[0]) if len(layer.qkv) == 1 else None
-    for number, part in enumerate(layer.qkv):
-        stage(part, hidden, layer.input_layernorm, parts=None if number else left)
-        outputs = activations.qkv_of(part)
-        gemm_wide(device, **_of(part), image=activations.image, row_scales=row_scales, out=outputs, others=rest)
-    attend(rest)
-
-    if not attend_stages:
-        stage(layer.o, activations.mixed)
-    rest, scales = others(layer.o), activations.unit_scale if attend_stages else row_scales
+    if not is_staged:
+        _stage(device, layer.o, activations, activations.mixed)
+    rest, scales = _others(device, layer.o, activations, parts_for), activations.unit_scale if is_staged else row_scales
     common = {"out": hidden, "epilogue": "add"}
     gemm_wide(device, **_of(layer.o), image=activations.image, row_scales=scales, others=rest, **common)
 
-    stage(layer.gate_up, hidden, layer.post_attention_layernorm, activations.largest, parts=rest)
+    norm = {"norm_weight": layer.post_attention_layernorm, "eps": eps}
+    _stage(device, layer.gate_up, activations, hidden, **norm, largest=activations.largest, parts=rest)
     gemm_wide_swiglu(
         device,
         **_of(layer.gate_up),
@@ -73,12 +67,13 @@ def run_wide(
         out_scales=activations.gated_scale,
         largest=activations.largest,
     )
-    image, scales, rest = activations.gated_image, activations.gated_scale, others(layer.down)
+    rest = _others(device, layer.down, activations, parts_for)
+    image, scales = activations.gated_image, activations.gated_scale
     gemm_wide(device, **_of(layer.down), image=image, row_scales=scales, others=rest, **common)
 
 
 def left_by(device: Device, layer: LayerWeights[Any], activations: Activations, parts_for: int | None) -> Any | None:
-    """What `run_wide` of this layer leaves to be added to `hidden`, if anything.
+    """What `run_wide_rest` of this layer leaves to be added to `hidden`, if anything.
 
     Shapes: result float32 [parts, num_tokens, hidden_size]
     """
@@ -98,6 +93,11 @@ def run_wide_head(
     rows = {"image": activations.image, "row_scales": activations.row_scale}
     stage_wide(device, x=hidden, unit_inputs=head.layout.unit_inputs, norm_weight=norm, eps=eps, **rows)
     gemm_wide(device, matrix=head.matrix, out=logits, **rows)
+
+
+def _stage(device: Device, part: Projection[Any], activations: Activations, x: Any, **options: Any) -> None:
+    rows = {"image": activations.image, "row_scales": activations.row_scale}
+    stage_wide(device, x=x, unit_inputs=part.layout.unit_inputs, **rows, **options)
 
 
 def _others(device: Device, part: Projection[Any], activations: Activations, parts_for: int | None) -> Any | None:
