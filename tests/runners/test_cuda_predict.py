@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import VARIANTS
 from quantized import SCHEMES, SIZES, export
+from test_cuda_dry_run_launches import plan_of
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
