@@ -62,7 +62,7 @@ def append_tokens(
     if parts is not None:
         check(kernel, "qkv", qkv, dtype=np.float32, shape=(num_lanes, layout.width))
         check(kernel, "parts", parts, dtype=np.float32, shape=(None, num_lanes, layout.width))
-        num_parts = parts.shape[0]
+        num_parts, stride = parts.shape[0], layout.width  # of one token, too, whose row has no next
     num_query_heads = layout.num_attention_heads if num_parts else 0
     if k_norm is not None:
         check(kernel, "k_norm", k_norm, dtype=np.float32, shape=(layout.head_dim,))

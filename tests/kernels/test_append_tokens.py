@@ -72,8 +72,11 @@ def test_unused_lanes_append_nothing(device: Device, dtype: np.dtype) -> None:
 @pytest.mark.parametrize("num_parts", [1, 3, 4, 7])
 @pytest.mark.parametrize("head_dim", [24, 64, 128, 256])
 def test_parts(device: Device, dtype: np.dtype, head_dim: int, num_parts: int) -> None:
-    tokens = with_unused_lanes(new_tokens(QkvLayout(9, 3, head_dim), dtype, [0, 15, 16, 200], norms=True))
-    assert_right(device, problem_of(tokens, num_parts))
+    layout = QkvLayout(9, 3, head_dim)
+    assert_right(
+        device, problem_of(with_unused_lanes(new_tokens(layout, dtype, [0, 15, 16, 200], norms=True)), num_parts)
+    )
+    assert_right(device, problem_of(new_tokens(layout, dtype, [16], norms=True), num_parts))
 
 
 def call(device: Any, **changes: Any) -> None:

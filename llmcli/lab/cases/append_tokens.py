@@ -88,6 +88,7 @@ def _checks() -> Iterator[Problem]:
         yield from (problem_of(unused, num_parts) for num_parts in (0, 3))
         for num_parts in (1, 4, 7):
             yield problem_of(new_tokens(QkvLayout(9, 3, 24), dtype, [0, 15, 16, 100], norms=True), num_parts)
+        yield problem_of(new_tokens(QkvLayout(9, 3, 24), dtype, [16], norms=True), 3)
 
 
 def _typical() -> Problem:
