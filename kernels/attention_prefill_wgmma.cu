@@ -7,7 +7,7 @@
 //           (common/wide_image.cuh), without scales, in which these tokens are those from first_token on
 // Requires: sm_90a; KvT of 16 bits, fp16 for an image; 16-byte aligned heads, q_stride, cos_sin and image; the row's
 //           pages hold the tokens 0 ... start + num_tokens - 1, and cos_sin their positions; window >= 1; scale holds a
-//           factor log2(e)
+//           factor log2(e); with TOKENS below 128 start + num_tokens <= TOKENS
 // Launch:   grid (min(tiles of rows * num_key_value_heads, multiprocessors)), with TOKENS below 128 all of these tiles;
 //           block (128 * (CONSUMERS + 1)); dynamic shared memory for STAGES tiles of keys and of values, up to 192 KiB;
 //           may overlap the kernel in front of it
@@ -27,7 +27,7 @@
 #include "common/load.cuh"
 #include "common/prefill_wgmma.cuh"
 
-// TOKENS: of a tile. With fewer than TILE_TOKENS all tokens lie in the first tile, and no block takes a second one.
+// TOKENS: of a tile. With fewer than TILE_TOKENS the first tile has all of them, and a block takes one tile of rows.
 template <typename KvT, int CONSUMERS, int STAGES, int UNIT_INPUTS, int TOKENS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_prefill_wgmma(const float* q, const float* __restrict__ cos_sin, const KvT* keys, const KvT* values,
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             const int last_page = (tile.end - 1) / PAGE_TOKENS;
             for (int first = tile.begin; first < tile.end; first += TILE_TOKENS) {
                 const int page = load_here(pages + min(first / PAGE_TOKENS + int(threadIdx.x % 8), last_page));
-                grid_dependency_wait();  // takes no time but the first one
+                grid_dependency_wait();  // the first time only
                 grid_dependency_launch();
                 barrier_wait(&emptied[0][turn.stage], turn.parity ^ 1);
                 copy_tile<TOKENS>(shared_keys + turn.stage * TILE_BYTES, keys + element, page, page_elements,

@@ -10,9 +10,9 @@
 // Traffic:  x and parts once, what of x no register keeps once more; with parts x to memory; 2 bytes an input
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
-//           The norm's weights, which seldom lie in L2, are asked for before the wait.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
-//           unwritten: nobody reads their products
+//           unwritten: nobody reads their products. The norm's weights, which seldom lie in L2, are asked for before
+//           the wait
 #include "common/launch.cuh"
 #include "common/load.cuh"
 #include "common/matrix.cuh"

@@ -16,7 +16,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.replay import Starter
 from llmcli.lab.trial import MAX_LAUNCHES, Times, time_launches
 from llmcli.lab.walk import MAX_PROMPT, Lengths, Walk
-from llmcli.runners.base import Runner, Span, prompt_spans
+from llmcli.runners.base import Runner, Span, spans_of_prompt
 from llmcli.runners.cuda.dry_run import PRODUCT
 from llmcli.runners.cuda.load import load
 from llmcli.sampling.params import SamplingParams
@@ -100,7 +100,7 @@ def note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     for number in range(lengths.rows):
         prompt = _prompt(runner, lengths.depth, seed=number)
         row = runner.open(prompt, sampler)
-        for span in prompt_spans(runner, row, prompt, chooses=True):
+        for span in spans_of_prompt(runner, row, prompt, chooses=True):
             runner.queue([span]).choices()
         runner.reserve(row, lengths.context)
         rows.append(row)
@@ -114,7 +114,7 @@ def note_prompt(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     """What a prompt starts."""
     prompt = _prompt(runner, lengths.prompt, seed=lengths.rows)
     row = runner.open(prompt)
-    noted = _note(device, lambda: runner.queue([next(prompt_spans(runner, row, prompt))]).choices())
+    noted = _note(device, lambda: runner.queue([next(spans_of_prompt(runner, row, prompt))]).choices())
     runner.close(row)
     return noted
 

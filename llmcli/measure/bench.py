@@ -19,7 +19,7 @@ from llmcli.measure.draft_steps import MIN_TOKENS, DraftFigures, measure_draft_s
 from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import MOST_EXACT_ROWS, Runner, prompt_spans
+from llmcli.runners.base import MOST_EXACT_ROWS, Runner, spans_of_prompt
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.no_text import NoText
@@ -250,7 +250,7 @@ class Bench:
             prompt = self._prompt(num_tokens)
             row = self._runner.open(prompt, self._sampler)
             start = time.perf_counter()
-            for span in prompt_spans(self._runner, row, prompt):
+            for span in spans_of_prompt(self._runner, row, prompt):
                 step = self._runner.queue([span])
             step.choices()
             prefilled = time.perf_counter() - start

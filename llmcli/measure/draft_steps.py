@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmcli.errors import DeviceError
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import Runner, Span, prompt_spans
+from llmcli.runners.base import Runner, Span, spans_of_prompt
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
@@ -70,7 +70,7 @@ def measure_draft_steps(
 
 def _run_prompt(runner: Runner, row: int, prompt: Sequence[int]) -> int:
     """Run the prompt; return the token chosen behind it."""
-    for span in prompt_spans(runner, row, prompt, chooses=True):
+    for span in spans_of_prompt(runner, row, prompt, chooses=True):
         step = runner.queue([span])
     return _token_ids(step.choices())[0]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmcli.measure.bench import Way, run_in_turns
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import Runner, Span, prompt_spans
+from llmcli.runners.base import Runner, Span, spans_of_prompt
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
@@ -54,7 +54,7 @@ def _run(runner: Runner, prompt: Sequence[int], sampler: Sampler) -> tuple[float
     row = runner.open(prompt, sampler)
     try:
         begin = time.perf_counter()
-        for span in prompt_spans(runner, row, prompt, chooses=True):
+        for span in spans_of_prompt(runner, row, prompt, chooses=True):
             runner.queue([span]).choices()
         prefilled = time.perf_counter()
         step = runner.queue([Span(row)])

@@ -231,7 +231,7 @@ class Runner(Protocol):
         """
 
 
-def prompt_spans(runner: Runner, row: int, prompt: Sequence[int], *, chooses: bool = False) -> Iterator[Span]:
+def spans_of_prompt(runner: Runner, row: int, prompt: Sequence[int], *, chooses: bool = False) -> Iterator[Span]:
     """The spans of what the row has not run of its prompt. Queue each before you ask for the next one.
 
     Logits can be read behind the last token alone. With `chooses` a token is chosen there.

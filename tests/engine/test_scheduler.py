@@ -255,6 +255,25 @@ def test_scores_come_chunk_by_chunk(tokenizer: Tokenizer) -> None:
         ScoreRequest(tuple(range(200)), first=200)
 
 
+def test_of_a_prompt_the_last_logits_are_read_alone(tokenizer: Tokenizer) -> None:
+    """Of texts and of samples that share a prompt; of scores those that are asked for."""
+
+    def read(request: Request | ScoreRequest) -> list[tuple[int, int]]:
+        """Of each span of a prompt its tokens, and how many of them have logits that may be read."""
+        device = PageDevice(lambda history, sampler: 65, num_rows=3, chunk=64)
+        scheduler = Scheduler(SteppingRunner(device), tokenizer)
+        scheduler.submit(request)
+        run(scheduler)
+        works = [work for works in device.works for work in works if len(work.token_ids) > 1]
+        return [(work.num_tokens, work.num_tokens - work.logits_from) for work in works]
+
+    assert read(make_request(list(range(150)), 1, (0,), 5)) == [(64, 0), (64, 0), (22, 1)]
+    assert read(make_request(list(range(150)), 1, (0, 1), 5)) == [(64, 0), (64, 0), (22, 1)]
+    said = replace(make_request(list(range(70)), 1, (0,), 20), said=(65,) * 12)
+    assert read(said) == [(64, 0), (6, 0), (8, 0), (4, 1)]
+    assert read(ScoreRequest(tuple(range(151)), first=100)) == [(64, 0), (64, 29), (22, 22)]
+
+
 @pytest.mark.parametrize("works_ahead", [False, True])
 def test_a_kept_row_goes_on_from_prompt_to_prompt(tokenizer: Tokenizer, works_ahead: bool) -> None:
     runner = SteppingRunner(PageDevice(next_token, chunk=16, works_ahead=works_ahead))

@@ -102,6 +102,9 @@ def test_launch() -> None:
     assert (launch["name"], launch["grid"], launch["overlaps"]) == ("append_tokens<__half, 64>", (2, 1), True)
     call(recorder, parts=host((3, 2, LLAMA.width), F32))
     assert recorder.launches[-1]["grid"] == (2, (2 * 2 + LLAMA.num_attention_heads) // 4)
+    one = {"qkv": host((1, LLAMA.width), F32), "parts": host((3, 1, LLAMA.width), F32)}
+    call(recorder, **one, rows=host((1,), np.int32), positions=host((1,), np.int32))
+    assert recorder.launches[-1]["arguments"][3] == LLAMA.width  # from one part to the next
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from foreign_models import write_awq, write_fp8, write_gptq
 from quantized import SCHEMES, SIZES, export
-from row_steps import PROMPT, logits_of, relative_error, start
+from row_steps import GREEDY, PROMPT, logits_of, relative_error, start
 from safetensors.torch import load_file, save_file
 from simulated_card import SimulatedDevice, fetch, simulate
 from tiny_models import write_tiny_llama
@@ -197,9 +197,25 @@ def test_the_last_layer_runs_few_tokens(
     step = whole.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(full, prompts, strict=True)])
     assert np.array_equal(logits[0], step.logits(0, 69))
     assert np.array_equal(logits[1], step.logits(2, 73))
+    prompt = PROMPT[10:90]
+    state, same_state = (one.hidden_states(Span(one.open(prompt), tuple(prompt), "none")) for one in (runner, whole))
+    assert np.array_equal(state, same_state)
     for row, same in zip(rows, full, strict=True):  # later tokens see all keys and values
         steps = [one.queue([Span(place, (7,), "none")]) for one, place in ((runner, row), (whole, same))]
         assert np.array_equal(*(step.logits(0) for step in steps))
+
+
+def test_a_token_is_chosen_whatever_logits_are_read(device: SimulatedDevice, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 channel"]))
+    runner = load_on_card(open_model(folder), max_seq_len=250, num_rows=2, uses_graphs=False, device=device)  # type: ignore[arg-type]
+    prompt, chosen = PROMPT[:70], []
+    for first in (0, 70):
+        row = runner.open(prompt, GREEDY)
+        runner.keep(row, 0)
+        chosen.append(runner.queue([Span(row, tuple(prompt), "last", logits_from=first)]).choices())
+        runner.close(row)
+    assert chosen[0] == chosen[1]
 
 
 def test_results_that_float16_cannot_hold(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -145,11 +145,16 @@ class Attention:
         It makes `mixed` of `few`, or its image.
         """
         ends = list(accumulate(part.num_tokens for part in chunk.parts))
-        for number, place in enumerate(places):
-            row = bisect_right(ends, place)
-            position = chunk.parts[row].start + place - (ends[row] - chunk.parts[row].num_tokens)
-            token = activations.qkv[place : place + 1]
-            self._of_part(layer, token, chunk.page_table[row], position, few, number, as_image)
+
+        def row_and_run(numbered: tuple[int, int]) -> tuple[int, int]:
+            number, place = numbered
+            return bisect_right(ends, place), place - number  # which is one for neighbours
+
+        for (row, _), run in groupby(enumerate(places), row_and_run):
+            (number, place), *others = run
+            position = chunk.parts[row].start + chunk.parts[row].num_tokens - (ends[row] - place)
+            some = activations.qkv[place : place + 1 + len(others)]
+            self._of_part(layer, some, chunk.page_table[row], position, few, number, as_image)
 
     def append_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None) -> None:
         """Norm and rotate keys and queries of tokens of prompts, and append keys and values. `left`: see `of_lanes`.
@@ -181,7 +186,6 @@ class Attention:
         self, layer: Layer, qkv: Any, pages: Any, start: int, to: Activations, first: int, as_image: bool
     ) -> None:
         """Attend from consecutive tokens of a row, from position `start` on. Outputs begin at token `first` of `to`."""
-        image = ImageRows(to.image, first, layer.weights.o.layout.unit_inputs)
         attention_prefill(
             self._device,
             qkv=qkv,
@@ -191,7 +195,9 @@ class Attention:
             start=start,
             window=self._config.traits.sliding_windows[layer.index],
             cos_sin=self._cos_sin_of(layer) if self._rotates_queries else None,
-            out=image if as_image else to.mixed[first : first + len(qkv)],
+            out=ImageRows(to.image, first, layer.weights.o.layout.unit_inputs)
+            if as_image
+            else to.mixed[first : first + len(qkv)],
         )
 
     def _cos_sin_of(self, layer: Layer) -> Any | None:

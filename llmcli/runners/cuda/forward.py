@@ -36,8 +36,8 @@ from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights,
 from llmcli.runners.cuda.wide_layer import left_by, run_wide_head, run_wide_qkv, run_wide_rest
 from llmcli.runners.cuda.workspace import (
     LOGIT_ROWS,
+    MOST_ALONE,
     MOST_LANES_IN_PARTS,
-    MOST_PARTS,
     MOST_STAGED_LANES,
     Cache,
     Workspace,
@@ -47,8 +47,8 @@ from llmcli.runners.cuda.workspace import (
 _MOST_PREPARED_TOKENS = 1024
 # Passes whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
 _MOST_KEPT_PASSES = 256
-# What comes in front of all layers, and behind them.
-_BEGINNING, _END = "beginning", "end"
+# What comes in front of all layers, and behind them; and a last layer for some tokens.
+_BEGINNING, _END, _LAST = "beginning", "end", "last"
 
 
 class Forward:
@@ -81,7 +81,7 @@ class Forward:
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_PASSES)
-        self._alone: Sequence[int] | None = None  # the tokens whose outputs `hidden` has, if not all
+        self._alone: tuple[int, ...] | None = None  # the tokens whose outputs `hidden` has, if not all
         # Keep the views: cutting them takes the host a tenth of a millisecond. The function does not hold `self`, or a
         # runner that is dropped would keep its memory until Python's collector comes.
         qkv_width = self._qkv.width
@@ -97,9 +97,9 @@ class Forward:
         """
         self._alone = None
         if isinstance(work, Chunk):
-            if needed is not None and len(needed) <= MOST_PARTS and work.way == "widened":
-                self._alone = needed if is_wide(self.device, self._layers[-1].weights.projections) else None
-            layers = self._chunk(work, leaves=True)
+            if needed is not None and self._may_run_alone(work, len(needed)):
+                self._alone = tuple(needed)
+            layers = self._chunk(work, leaves=True, alone=self._alone)
         elif self.speed_first and work.num_spans is None and len(work.rows) > MOST_STAGED_LANES:
             layers = self._many_lanes(work)
         else:
@@ -127,10 +127,10 @@ class Forward:
         self._record(replays, _BEGINNING, lambda: self._begin(lanes.token_ids, activations, lanes.token_rows))
         return self._each_layer(self._layers, run, activations.hidden, replays)
 
-    def _chunk(self, chunk: Chunk, *, leaves: bool) -> Iterator[Any]:
-        """With `leaves` a layer may leave parts of its sums to the next one."""
+    def _chunk(self, chunk: Chunk, *, leaves: bool, alone: tuple[int, ...] | None = None) -> Iterator[Any]:
+        """With `leaves` a layer may leave parts of its sums to the next one. `alone`: see `_last_layer`."""
         activations, eps = self._activations(len(chunk.token_ids)), self.config.rms_norm_eps
-        as_image, alone = self._attention.writes_images, self._alone
+        as_image = self._attention.writes_images
         parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
         leaves = leaves and parts_for is not None
 
@@ -158,27 +158,39 @@ class Forward:
         layers = self._layers if alone is None else self._layers[:-1]
         yield from self._each_layer(layers, run, activations.hidden, replays, leaves)
         if alone is not None:
-            self._last_layer(chunk, activations, alone)
+            self._last_layer(chunk, activations, alone, replays)
         if leaves:
             self._record(replays, _END, lambda: self._finish(left_behind(-1), activations))
 
-    def _last_layer(self, chunk: Chunk, activations: Activations, alone: Sequence[int]) -> None:
+    def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
+        """Whether the last layer may run for so many of a chunk's tokens: where bits do not depend on how many run."""
+        is_few = num_tokens <= MOST_ALONE and num_tokens < len(chunk.token_ids)
+        return is_few and chunk.way == "widened" and is_wide(self.device, self._layers[-1].weights.projections)
+
+    def _last_layer(
+        self, chunk: Chunk, activations: Activations, alone: tuple[int, ...], replays: dict[Hashable, Replay]
+    ) -> None:
         """The last layer for some of a chunk's tokens, whose outputs become the first rows of `hidden`.
 
-        The others give it keys and values, which later tokens see. Nobody asks for their outputs, and a token's bits
-        are the same beside any number of others.
+        The others give it keys and values, which later tokens see. Nobody asks for their outputs.
         """
-        layer, few, eps = self._layers[-1], self._activations(len(alone)), self.config.rms_norm_eps
-        run_wide_qkv(self.device, layer.weights, activations, eps)
-        self._attention.append_chunk(layer, chunk, activations)
-        if not alone:
-            return
-        as_image = self._attention.writes_images
-        self._attention.of_tokens(layer, chunk, alone, activations, few, as_image=as_image)
-        for row, place in enumerate(alone):  # in order, so that no row is written before it is read
-            if row != place:
-                copy(self.device, self.hidden[row], self.hidden[place])
-        run_wide_rest(self.device, layer.weights, few, eps, is_staged=as_image)
+        layer, eps, as_image = self._layers[-1], self.config.rms_norm_eps, self._attention.writes_images
+
+        def begin() -> None:
+            run_wide_qkv(self.device, layer.weights, activations, eps)
+            self._attention.append_chunk(layer, chunk, activations)
+
+        def end() -> None:
+            few = self._activations(len(alone))
+            self._attention.of_tokens(layer, chunk, alone, activations, few, as_image=as_image)
+            run_wide_rest(self.device, layer.weights, few, eps, is_staged=as_image)
+
+        self._record(replays, _LAST, begin, layer.arrays, layer.addresses)
+        if alone:
+            for row, place in enumerate(alone):  # in order, so that no row is written before it is read
+                if row != place:
+                    copy(self.device, self.hidden[row], self.hidden[place])
+            self._record(replays, (_LAST, alone), end, layer.arrays, layer.addresses)
 
     def forget_passes(self) -> None:
         """Forget the launches that were kept: of a dry run, whose costs also follow from what it assumes of arrays."""

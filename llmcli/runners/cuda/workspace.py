@@ -27,6 +27,8 @@ MANY_LANES = 32
 MOST_STAGED_LANES = MOST_EXACT_ROWS
 MOST_LANES_IN_PARTS = 256  # the lanes of a pass for which parts of products are made, where speed comes first
 MOST_PARTS = 16  # rows whose prompts run in one chunk
+# Tokens of a chunk that its last layer may run alone: the last one of each row, in one form of gemm_narrow.
+MOST_ALONE = MOST_PARTS
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
 WIDENED_BYTES = 128 * 2**20
