@@ -142,19 +142,16 @@ class Attention:
     ) -> None:
         """The same for the tokens of a chunk at these places alone, which `append_chunk` has prepared with the others.
 
-        It makes `mixed` of `few`, or its image.
+        Those of a row lie side by side. It makes `mixed` of `few`, or its image.
         """
         ends = list(accumulate(part.num_tokens for part in chunk.parts))
-
-        def row_and_run(numbered: tuple[int, int]) -> tuple[int, int]:
-            number, place = numbered
-            return bisect_right(ends, place), place - number  # which is one for neighbours
-
-        for (row, _), run in groupby(enumerate(places), row_and_run):
-            (number, place), *others = run
-            position = chunk.parts[row].start + chunk.parts[row].num_tokens - (ends[row] - place)
-            some = activations.qkv[place : place + 1 + len(others)]
-            self._of_part(layer, some, chunk.page_table[row], position, few, number, as_image)
+        first = 0
+        for row, of_row in groupby(places, lambda place: bisect_right(ends, place)):
+            begin, *others = of_row
+            start = chunk.parts[row].start + chunk.parts[row].num_tokens - (ends[row] - begin)
+            some = activations.qkv[begin : begin + 1 + len(others)]
+            self._of_part(layer, some, chunk.page_table[row], start, few, first, as_image)
+            first += len(some)
 
     def append_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None) -> None:
         """Norm and rotate keys and queries of tokens of prompts, and append keys and values. `left`: see `of_lanes`.

@@ -92,7 +92,8 @@ class Forward:
     def run(self, work: Lanes | Chunk, needed: Sequence[int] | None = None) -> None:
         """Run one token a lane, or tokens of prompts; leave the last layer's outputs in `hidden`.
 
-        `needed`: the places of a chunk's tokens whose outputs will be asked for, in order; None for all.
+        `needed`: the places of a chunk's tokens whose outputs will be asked for, in order, a row's side by side; None
+        for all.
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
         self._alone = None
