@@ -23,7 +23,7 @@ from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
 # each row after the first adds.
-GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6560, 255
+GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6560, 220
 # Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
 # kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; of int8 a quarter more by now, which
 # brought nothing). Keys are the bits of a weight.
@@ -50,7 +50,7 @@ SHARED_BYTES_A_CLOCK = 16.3
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
 # bytes take longer.
-ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 8300, 700
+ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 8300, 560
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 FURTHER_ROWS_SLOWNESS = 1.58
 # Attention of many rows: clocks of the start and end, clocks of each row, and the share of the bandwidth.
