@@ -11,10 +11,8 @@
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
-//           unwritten: nobody reads their products. The norm's weights, which seldom lie in L2, are asked for before
-//           the wait
+//           unwritten: nobody reads their products
 #include "common/launch.cuh"
-#include "common/load.cuh"
 #include "common/matrix.cuh"
 #include "common/parts.cuh"
 #include "common/reduce.cuh"
@@ -23,7 +21,6 @@
 
 constexpr int BLOCK_SIZE = 512;
 constexpr int KEPT = 2;  // steps of the block whose columns stay in registers
-constexpr int LINE_FLOATS = 32;
 
 // Neighbouring inputs of a token from `column` on: one, or two pairs.
 template <int UNIT_INPUTS, int VECTOR>
@@ -49,10 +46,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
     const int token = blockIdx.x, num_steps = wide_steps(num_inputs);
     const size_t row = num_inputs, first = token * row, part_size = gridDim.x * row;
     x += first, parts += first;
-    const bool has_norm = norm_weight != nullptr;
     grid_dependency_launch();
-    if (has_norm && threadIdx.x * LINE_FLOATS < num_inputs) prefetch_line(norm_weight + threadIdx.x * LINE_FLOATS);
     grid_dependency_wait();
+    const bool has_norm = norm_weight != nullptr;
     float kept[KEPT][VECTOR];
     const auto column_of = [&](int step) { return (step * BLOCK_SIZE + threadIdx.x) * VECTOR; };
     SumMax found = {0.0f, 0.0f};
