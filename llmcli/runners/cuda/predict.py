@@ -14,8 +14,8 @@ from llmcli.runners.cuda.pricing import Pricing, Rates
 
 # Host overhead of a chunk while the card waits, in units of a replayed launch: its tokens are sent, and its arrays are
 # cut. Launches of chunks of the latest lengths are kept. Those of another length are checked and planned first, which
-# takes 0.3 ms more. A launch that a pass makes once, of its first layer or of its last, is among these. Fitted to prompts
-# of 8 to 8,000 tokens on an H200. Times of models of 1B and less differ by 20 % from one process to the next.
+# takes 0.3 ms more. A launch that a pass makes once, of its first layer or of its last, is among these. Fitted to
+# prompts of 8 to 8,000 tokens on an H200. Times of models of 1B and less differ by 20 % from one process to the next.
 CHUNK_LAUNCHES = 45
 # The host's time to replay a product of the matrix library, in the same unit.
 LIBRARY_LAUNCHES = 2.7
