@@ -21,8 +21,8 @@
 //           Four warps copy; CONSUMERS groups of four multiply, 64 rows each. Of one group's tile the weights are
 //           worked out while its last tile is mixed and while the other group multiplies. One group is faster while
 //           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first.
-//           Where a row has up to 64 tokens, tiles of 16 or 64 of them, without rounds: half of the instructions, and
-//           most of the time went into fetching these. The page table is read before the wait
+//           Where a row has up to 64 tokens, tiles of 16 or 64 of them, without rounds: half of the instructions, which
+//           such a block runs once. The page table is read before the wait
 #include "common/launch.cuh"
 #include "common/load.cuh"
 #include "common/prefill_wgmma.cuh"
