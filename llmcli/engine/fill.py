@@ -28,7 +28,7 @@ class Fill(Generic[Owner]):
         *,
         chooses: bool,
     ):
-        """`first_read`: behind which token logits are read first. They are behind all later ones."""
+        """`first_read`: the first token behind which logits are read; they are read behind all later ones, too."""
         self.owner = owner
         self.row = row
         self.prompt = prompt

@@ -18,8 +18,10 @@ _GROUP_ROWS = 64  # of a group of four warps
 
 @dataclass(frozen=True)
 class Form:
-    """A form of the kernel, all of which give the same bits: groups of warps that share keys and values, the places for
-    these, and the tokens of a place. Those with fewer than 128 are for rows whose tokens all lie in the first place.
+    """A form of the kernel. All forms give the same bits.
+
+    `consumers`: groups of warps that share keys and values; `stages`: tiles of these in shared memory; `tokens`: of a
+    tile. A form with tiles of fewer than 128 tokens takes rows whose tokens fit its first tile.
     """
 
     consumers: int
@@ -110,7 +112,8 @@ def attention_prefill_wgmma(
 def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> Form:
     """The form for so many rows that see up to `num_tokens` tokens.
 
-    Of many tokens groups share keys and values once not each of them finds a multiprocessor of its own.
+    Where rows see more tokens, two groups of warps share keys and values if the card has too few multiprocessors for
+    one group each.
     """
     short = next((form for form in _SHORT_FORMS if num_tokens <= form.tokens), None)
     if short is not None:

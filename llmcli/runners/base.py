@@ -97,8 +97,8 @@ class Span(NamedTuple):
 
     With `masks` only what they allow is chosen; what they raise, if it is an error of ours, is the span's.
 
-    `Step.logits` will be asked from token `logits_from` of the span on, and not before: a runner may leave out what
-    only the logits of earlier tokens need. So far runners do so in prompts.
+    `Step.logits` may be asked for the span's tokens from `logits_from` on. A runner may leave out work that only the
+    logits of earlier tokens need.
     """
 
     row: int

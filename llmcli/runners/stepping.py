@@ -370,7 +370,7 @@ class _SteppingStep:
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`."""
         if first < self._ran[span].logits_from:
-            raise ValueError(f"the span has no logits behind its token {first}")
+            raise ValueError(f"logits of this span begin at token {self._ran[span].logits_from}, not at {first}")
         return self._step.logits(span, first)
 
     def prompt_seconds(self) -> float:

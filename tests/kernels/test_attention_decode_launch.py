@@ -27,7 +27,8 @@ class Recorder:
 
 def host(shape: tuple[int, ...], dtype: Any) -> Any:
     array = np.zeros(shape, dtype)
-    return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, data=SimpleNamespace(ptr=4096))
+    address = SimpleNamespace(ptr=4096)
+    return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, nbytes=array.nbytes, data=address)
 
 
 def call(device: Any, **changes: Any) -> None:

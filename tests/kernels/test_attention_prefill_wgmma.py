@@ -9,6 +9,7 @@ from emulated import solve as emulate
 from fenced import assert_same_bits
 from prefill_problem import Problem
 from right import assert_right
+from test_attention_prefill_wgmma_launch import LONG_FORMS
 
 from llmcli.kernels import attention_prefill_wgmma
 from llmcli.kernels.attention_prefill_wgmma import SPEC, Form
@@ -22,7 +23,6 @@ from llmcli.lab.problem import find_mismatch
 F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16], ids=["fp16", "bf16"])
 EMULATED = pytest.mark.skipif(not can_emulate(), reason="no compiler that the emulator needs")
-LONG_FORMS = Form(1, 3, 128), Form(2, 3, 128)
 FORMS = pytest.mark.parametrize("form", LONG_FORMS, ids=["alone", "shared"])
 
 

@@ -1,10 +1,11 @@
 """How attention_prefill_wgmma is launched, and what is refused."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from test_attention_decode_launch import Recorder as AnyRecorder
+from test_attention_decode_launch import host
 
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.attention_prefill_wgmma import SPEC, Form, choose_form, takes
@@ -39,24 +40,12 @@ def test_refused_rotary() -> None:
         launch_of(Recorder(can_wgmma=False), LLAMA, F16, 600, cos_sin=table)
 
 
-class Recorder:
-    """Stands in for a card: remembers launches."""
-
-    num_multiprocessors = 132
+class Recorder(AnyRecorder):
+    """The same for a card that may have wgmma."""
 
     def __init__(self, can_wgmma: bool = True) -> None:
+        super().__init__()
         self.can_wgmma = can_wgmma
-        self.launches: list[dict[str, Any]] = []
-
-    def launch(self, stem: str, name: str, **details: Any) -> None:
-        self.launches.append({"stem": stem, "name": name, **details})
-
-
-def host(shape: tuple[int, ...], kind: Any) -> Any:
-    array = np.empty(shape, kind)
-    return SimpleNamespace(
-        dtype=array.dtype, shape=shape, strides=array.strides, nbytes=array.nbytes, data=SimpleNamespace(ptr=4096)
-    )
 
 
 def launch_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -373,10 +373,10 @@ def _choices_behind(work: Work, end: int) -> range:
     return range(end - (work.num_tokens if work.choose == "every" else 1), end)
 
 
-def _read_behind(work: Work, end: int) -> Iterable[int]:
-    """Behind which tokens of a pass logits of a span are read."""
-    first = end - work.num_tokens + work.logits_from
-    return sorted({*_choices_behind(work, end), *range(first, end)})
+def _read_behind(work: Work, end: int) -> range:
+    """Behind which tokens of a pass logits of a span are read, by the host or for a choice."""
+    first, chosen = end - work.num_tokens + work.logits_from, _choices_behind(work, end)
+    return range(min(first, chosen.start) if chosen else first, end)
 
 
 def _is_lane(work: Work) -> bool:
