@@ -33,9 +33,10 @@
 //           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
 //           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
 //           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. What it reads at
-//           the start, and behind the wait, is asked for together (common/load.cuh). Rejected, with figures in
-//           docs/performance/attention.md: clusters that hand each other their parts. Speed:
-//           scripts/benchmark_attention.py
+//           the start, and behind the wait, is asked for together (common/load.cuh). The next kernel starts when the
+//           tiles are there: its copies of weights would come in between. Rejected, with figures in
+//           docs/performance/attention.md: clusters that hand each other their parts; other places for that start.
+//           Speed: scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
@@ -134,7 +135,6 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
     const float* new_v = v + lane_begin + kv_head * HEAD_DIM;
     const float* new_q = q + lane_begin + (first_head + block_warp) * HEAD_DIM;
     grid_dependency_wait();
-    grid_dependency_launch();
 
     // Everything that the kernel in front has written is asked for before the first of it is used.
     Pairs own_key, new_value, own_queries[HEADS];
@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
     }
     tile.template publish<STRIDE>(maxima[its_split][warp], sums[its_split][warp],
                                   weighted_values + block_warp * HEAD_TILE * STRIDE);
+    grid_dependency_launch();
     __syncthreads();  // every warp's part is there
 
     // Partials of this row and tile of heads: [heads][max_splits][PART].

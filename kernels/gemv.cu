@@ -163,12 +163,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     };
     const auto finish = [&](int local, bool is_last) {
         const int buffer = local % NUM_BUFFERS;
-        barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);
         if (norm_factor == 0.0f) {
             const int row = min(Out::row(own, lane), ROWS - 1);
             if (awaits_squares) barrier_wait(&squared, 0);
             norm_factor = norm_weight != nullptr ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
+        barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);  // for the slowest warp: nothing else is left to do
         output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, shape, own, lane);
         barrier_arrive(&taken[buffer]);
         if (BLOCKS > 1 && !is_last) {  // else nobody waits for it, and the other block may have ended

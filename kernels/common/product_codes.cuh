@@ -53,12 +53,11 @@ struct CodeProduct {
     // A span of ROWS rows in shared memory.
     static constexpr int DIGIT_VECTORS = PARTS * ROWS * PART_VECTORS;
     static constexpr int SPAN_VECTORS = DIGIT_VECTORS + (IS_SYMMETRIC ? (ROWS + 3) / 4 : ROWS * G::PER_SPAN);
-    // The bits of 1.5 * 2^23. Added to an integer below 2^22 they give the bits of the float integer + 1.5 * 2^23.
-    static constexpr int MAGIC = 0x4b400000;
-    static constexpr float MAGIC_VALUE = 12582912.0f;
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
+    // Products of a sum that do not wait for each other. More columns are chains of their own.
+    static constexpr int CHAINS = SEPARATE == 1 && G::WITHIN_LANE == 1 && COLUMN_TILES == 1 ? PARTS : 1;
     // Beside many sums no register is left.
     static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;
     static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 4 : 2;  // of stage_spans
@@ -82,14 +81,14 @@ struct CodeProduct {
             // NaN, infinity, and values without a quotient give NaN.
             scale = largest < 0x1p126f ? __fmul_rn(bound, CODE_UNIT / MOST) : __uint_as_float(0x7fc00000u);
             // value * factor rounded to an integer, plus 128: then the low byte is the low digit plus 128, and the byte
-            // above it the high digit.
+            // above it the high digit. Added to 1.5 * 2^23, an integer stands in the low bits of the float.
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 unsigned bytes[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const int input = IS_INT4 ? 2 * i + half : 4 * half + i;  // nibbles: even inputs, then odd ones
-                    bytes[i] = __float_as_uint(__fmaf_rn(values[input], factor, MAGIC_VALUE + 128.0f));
+                    bytes[i] = __float_as_uint(__fmaf_rn(values[input], factor, 12582912.0f + 128.0f));
                 }
                 const unsigned first = __byte_perm(bytes[0], bytes[1], 0x5140);
                 const unsigned second = __byte_perm(bytes[2], bytes[3], 0x5140);
@@ -145,7 +144,7 @@ struct CodeProduct {
                 const int group =
                     (separate * G::ACROSS_LANES + own_row % G::ACROSS_LANES) * G::WITHIN_LANE + within;
                 const int place = min(own_row / G::ACROSS_LANES, ROWS - 1);
-                int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+                int d[CHAINS][4] = {};
                 float scale;
                 if constexpr (IS_SYMMETRIC) {
                     scale = reinterpret_cast<const float*>(span + DIGIT_VECTORS)[place];
@@ -153,8 +152,8 @@ struct CodeProduct {
                     const int4* of_groups = reinterpret_cast<const int4*>(span + DIGIT_VECTORS);
                     const int4 digit_sums = of_groups[place * G::PER_SPAN + group];
                     const int zero_low = zeros[group * TILE_ROWS + g], zero_high = zeros[group * TILE_ROWS + g + 8];
-                    d[0] -= zero_low * digit_sums.x, d[1] -= zero_low * digit_sums.y;
-                    d[2] -= zero_high * digit_sums.x, d[3] -= zero_high * digit_sums.y;
+                    d[0][0] = -zero_low * digit_sums.x, d[0][1] = -zero_low * digit_sums.y;
+                    d[0][2] = -zero_high * digit_sums.x, d[0][3] = -zero_high * digit_sums.y;
                     scale = __int_as_float(digit_sums.z);
                 }
                 const uint4* digits = span + row * PART_VECTORS + g % 2 * 4 + t;
@@ -165,8 +164,8 @@ struct CodeProduct {
                     low_scale = __fmul_rn(scale, to_float(scales[group * TILE_ROWS + g]));
                     high_scale = __fmul_rn(scale, to_float(scales[group * TILE_ROWS + g + 8]));
                 }
-                sums[2 * c] = __fmaf_rn(low_scale, two_digits(d[0], d[1]), sums[2 * c]);
-                sums[2 * c + 1] = __fmaf_rn(high_scale, two_digits(d[2], d[3]), sums[2 * c + 1]);
+                sums[2 * c] = __fmaf_rn(low_scale, two_digits(d, 0), sums[2 * c]);
+                sums[2 * c + 1] = __fmaf_rn(high_scale, two_digits(d, 2), sums[2 * c + 1]);
                 // One column tile after the other: the loads of many at once need too many registers.
                 if constexpr (COLUMN_TILES > 2) asm volatile("" ::: "memory");
             }
@@ -205,14 +204,16 @@ private:
         return result;
     }
 
-    // The sums of this lane's two columns as 256 * first + second.
-    __device__ __forceinline__ static float two_digits(int first, int second) {
-        return __fmaf_rn(__fadd_rn(__int_as_float(first), -MAGIC_VALUE), 256.0f,
-                         __fadd_rn(__int_as_float(second), -MAGIC_VALUE));
+    // The sums of this lane's two columns, 256 * first + second. Both have less than 31 bits, and are rounded once.
+    __device__ __forceinline__ static float two_digits(const int (&d)[CHAINS][4], int first) {
+        int sum = 0;
+#pragma unroll
+        for (int chain = 0; chain < CHAINS; ++chain) sum += 256 * d[chain][first] + d[chain][first + 1];
+        return __int2float_rn(sum);
     }
 
     // Adds a span's codes times digits: those of one unit if sums are separate, of one group if a lane holds two.
-    __device__ __forceinline__ void multiply(int (&d)[4], const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
+    __device__ __forceinline__ void multiply(int (&d)[CHAINS][4], const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
                                              const uint4* digits, bool has_inputs, int separate, int within) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
@@ -221,20 +222,21 @@ private:
             uint4 other = make_uint4(0, 0, 0, 0);
             uint4& v = HAS_SPARE ? inputs[HAS_SPARE ? part : 0] : other;
             if (has_inputs) v = digits[part * ROWS * PART_VECTORS];
+            int(&sums_of_part)[4] = d[CHAINS > 1 ? part : 0];
             if constexpr (IS_INT4) {
                 // One word of each row after the other: neighbours of v are then an operand as they lie.
                 const unsigned a0 = part == 0 ? low[0].x : low[0].z, b0 = part == 0 ? high[0].x : high[0].z;
                 const unsigned a1 = part == 0 ? low[0].y : low[0].w, b1 = part == 0 ? high[0].y : high[0].w;
-                mma_bytes<IS_SYMMETRIC>(d, even(a0), even(b0), odd(a0), odd(b0), v.x, v.y);
-                mma_bytes<IS_SYMMETRIC>(d, even(a1), even(b1), odd(a1), odd(b1), v.z, v.w);
+                mma_bytes<IS_SYMMETRIC>(sums_of_part, even(a0), even(b0), odd(a0), odd(b0), v.x, v.y);
+                mma_bytes<IS_SYMMETRIC>(sums_of_part, even(a1), even(b1), odd(a1), odd(b1), v.z, v.w);
             } else {
                 constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
                 const uint4 &a = low[part], &b = high[part];
                 if (G::WITHIN_LANE == 1 || within == 0) {
-                    mma_bytes<IS_SYMMETRIC>(d, a.x ^ SIGNS, b.x ^ SIGNS, a.y ^ SIGNS, b.y ^ SIGNS, v.x, v.y);
+                    mma_bytes<IS_SYMMETRIC>(sums_of_part, a.x ^ SIGNS, b.x ^ SIGNS, a.y ^ SIGNS, b.y ^ SIGNS, v.x, v.y);
                 }
                 if (G::WITHIN_LANE == 1 || within == 1) {
-                    mma_bytes<IS_SYMMETRIC>(d, a.z ^ SIGNS, b.z ^ SIGNS, a.w ^ SIGNS, b.w ^ SIGNS, v.z, v.w);
+                    mma_bytes<IS_SYMMETRIC>(sums_of_part, a.z ^ SIGNS, b.z ^ SIGNS, a.w ^ SIGNS, b.w ^ SIGNS, v.z, v.w);
                 }
             }
         }
