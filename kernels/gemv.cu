@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const bool is_home = home_of<BLOCKS>(threadIdx.x % NUM_BUFFERS, threadIdx.x / NUM_BUFFERS) == rank;
         barrier_init(&all_taken[0][threadIdx.x], (is_home ? 32 : 1) * Out::NUM_FINISHERS);
     }
-    if (PARTS > 1 && threadIdx.x == 0) barrier_init(&squared, BLOCK_SIZE);
+    if (threadIdx.x == 0) barrier_init(&squared, BLOCK_SIZE);
     if constexpr (BLOCKS > 1) barrier_init_fence();
     if (threadIdx.x < ROWS * NUM_WARPS) {
         const int w = threadIdx.x % NUM_WARPS;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     __syncthreads();                             // barriers and squares stand
     if constexpr (BLOCKS > 1) cluster_arrive();  // the other block's barriers too
 
-    const bool awaits_squares = PARTS > 1 && norm_weight != nullptr;  // of warps that share no tile with this one
+    const bool has_norm = norm_weight != nullptr;
     Out output;
     float norm_factor = 0.0f;  // not known yet
     const auto finishes = [&](int local) {
@@ -164,9 +164,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const auto finish = [&](int local, bool is_last) {
         const int buffer = local % NUM_BUFFERS;
         if (norm_factor == 0.0f) {
+            if (has_norm) barrier_wait(&squared, 0);  // all warps have added theirs
             const int row = min(Out::row(own, lane), ROWS - 1);
-            if (awaits_squares) barrier_wait(&squared, 0);
-            norm_factor = norm_weight != nullptr ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
+            norm_factor = has_norm ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
         barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);  // for the slowest warp: nothing else is left to do
         output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, shape, own, lane);
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         copy_async_wait<STAGES - 1>();
         sync_sharers<PARTS>(own);  // and sees the new one, and the first span
         const auto tell_squares = [&] {
-            if (!awaits_squares || end < num_spans) return;
+            if (!has_norm || end < num_spans) return;
             if constexpr (WEAVES) sync_sharers<PARTS>(own);  // has added what it staged
             if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
             barrier_arrive(&squared);
@@ -296,5 +296,5 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
         if (end == num_spans && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }
-    if (BLOCKS > 1 && awaits_squares) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
+    if (BLOCKS > 1 && has_norm) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
 }

@@ -40,6 +40,18 @@ def test_results_are_within_their_bounds(stem: str, emulated: EmulatedDevice) ->
     assert not list(mismatches(emulated, problems))
 
 
+def test_a_norm_has_the_squares_of_all_warps(emulated: EmulatedDevice) -> None:
+    """One row, in gemv: the first warp that writes outputs waits for those that have not added their squares yet."""
+    problems = [
+        problem
+        for problem in CASES["gemv"].checks()
+        if problem.sizes["num_rows"] == 1 and problem.label in ("bfloat16 store norm", "float32 store norm")
+    ]
+    emulated.compile_for(problems)
+    for emulated.seed in (5, 4, 3, 2, 1):  # orders of threads
+        assert not list(mismatches(emulated, problems))
+
+
 @pytest.mark.parametrize(
     ("stem", "right", "wrong"),
     [

@@ -183,6 +183,7 @@ def _checks() -> Iterator[Problem]:
         yield problem_of(_case(form, 35, 72, 1))
         yield problem_of(_case(form, 100, 1001, 1))
         yield problem_of(_case(form, 40, 600, 8, has_norm=True))
+        yield problem_of(_case(form, 40, 600, 1, has_norm=True))
     before = np.random.default_rng(3).standard_normal((8, 96)).astype(np.float32)
     for form in (FORMATS[1], FORMATS[12], FORMATS[15], FORMATS[18]):
         case = _case(form, 96, 320, 8, has_norm=True, has_bias=True)
