@@ -3,7 +3,7 @@
 No constant names a card. Work that waits for memory or for the matrix library is priced as a share of a rate measured
 in the same process. Work that a multiprocessor does at its own pace is priced in clocks, or in bytes a clock: slower
 memory does not change it. Constants are fitted to an H200 (docs/performance.md), with 132 multiprocessors at 1.98 GHz
-and reads of 4.53 TB/s; those of attention of many rows to an H100.
+and reads of 4.53 TB/s; the share of the bandwidth of attention of many rows to an H100.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
 # each row after the first adds.
-GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6560, 220
+GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6360, 220
 # Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
 # kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; of int8 a quarter more by now, which
 # brought nothing). Keys are the bits of a weight.
@@ -45,16 +45,16 @@ INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # and to whole steps, in which they take 6 to 8 % longer than alone.
 # (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
 DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 4000, 3500, 137
-SPAN_CLOCKS, SPAN_ROW_CLOCKS = 880, 27.5
+SPAN_CLOCKS, SPAN_ROW_CLOCKS = 880, 27
 SHARED_BYTES_A_CLOCK = 16.3
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
 # bytes take longer.
-ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 8300, 560
+ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 7600, 560
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 FURTHER_ROWS_SLOWNESS = 1.58
 # Attention of many rows: clocks of the start and end, clocks of each row, and the share of the bandwidth.
-MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 16000, 60
+MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 16000, 110
 MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.82, 0.65
 # Clocks of sampling a token greedily, and of the start and end of any other kernel: of one that starts when everything
 # in front has ended, and of one that overlaps it.
