@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from llmcli.errors import UsageError
+from llmcli.errors import CheckpointError, UsageError
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -173,7 +173,7 @@ class ResolvedSampling:
 def check_param(name: str, value: object, source: str | None = None) -> int | float:
     """Return `value` in the type of parameter `name`; an integer is a valid number, a bool or a string is not.
 
-    Raises: UsageError that names parameter, value, source and range.
+    Raises: UsageError that names parameter, value, source and range; CheckpointError if the source is GENERATION_CONFIG
     """
     spec = SPECS[name]
     accepted = int if isinstance(spec.default, int) else (int, float)
@@ -184,7 +184,8 @@ def check_param(name: str, value: object, source: str | None = None) -> int | fl
             pass  # an integer beyond the largest float is reported like any other value out of range
     origin = f" ({source})" if source else ""
     remedy = f"; override it with --{name.replace('_', '-')}" if source not in (None, "flag") else ""
-    raise UsageError(f"{name} is {_shown(value)}{origin}, expected {spec.expected}{remedy}")
+    error = CheckpointError if source == GENERATION_CONFIG else UsageError
+    raise error(f"{name} is {_shown(value)}{origin}, expected {spec.expected}{remedy}")
 
 
 def _shown(value: object) -> str:
@@ -212,7 +213,8 @@ def resolve(
     transformers' own fallbacks (temperature 1, top_k 50) are never assumed. Keys that are not sampling parameters
     are ignored.
 
-    Raises: UsageError for a bad value, for a key of `preset` that is no parameter, for a do_sample that is no bool.
+    Raises: UsageError for a bad value, and for a key of `preset` that is no parameter; CheckpointError for a bad value
+    of generation_config, and for a do_sample that is no bool
     """
     for key in preset:
         if key not in SPECS:
@@ -220,7 +222,9 @@ def resolve(
     model_values = {name: (value, GENERATION_CONFIG) for name, value in generation_config.items() if value is not None}
     do_sample = generation_config.get("do_sample")
     if not isinstance(do_sample, bool | None):
-        raise UsageError(f"do_sample is {do_sample!r} ({GENERATION_CONFIG}), expected true or false; correct the file")
+        raise CheckpointError(
+            f"do_sample is {do_sample!r} ({GENERATION_CONFIG}), expected true or false; correct the file"
+        )
     if do_sample is False:
         model_values["temperature"] = (0.0, f"{GENERATION_CONFIG}, do_sample false")
     values: dict[str, Any] = {}

@@ -6,12 +6,12 @@ from dataclasses import asdict
 import pytest
 from transformers import GenerationConfig
 
-from llmcli.errors import UsageError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.sampling.params import SPECS, SamplingParams, check_param, resolve
 
 
-def error_text(call, *args, **kwargs):
-    with pytest.raises(UsageError) as error:
+def error_text(call, *args, error_class=UsageError, **kwargs):
+    with pytest.raises(error_class) as error:
         call(*args, **kwargs)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -135,8 +135,10 @@ def test_an_integer_beyond_any_float_is_refused():
     ],
 )
 def test_resolve_names_the_source_of_a_bad_value(sources, expected):
+    """The model's file is damaged, where the command line is wrong."""
     arguments = {"flags": {}, "preset": {}, "preset_name": "story", "generation_config": {}} | sources
-    assert error_text(resolve, **arguments) == expected
+    error_class = CheckpointError if "generation_config" in sources else UsageError
+    assert error_text(resolve, **arguments, error_class=error_class) == expected
 
 
 def test_each_value_comes_from_the_first_source_that_names_it():
