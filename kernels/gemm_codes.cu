@@ -286,8 +286,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
             const float second = __fadd_rn(__fmul_rn(__fmul_rn(high_sum, high_factor), factor), high_bias);
             float* place = out + static_cast<size_t>(row) * shape.out_stride + column;
             if (shape.epilogue == SWIGLU) {
-                const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-first)));
-                if (column < shape.num_outputs) *place = __fmul_rn(__fmul_rn(first, sigmoid), second);
+                if (column < shape.num_outputs) *place = swiglu_of(first, second);
             } else {
                 const bool adds = shape.epilogue == ADD;
                 if (column < shape.num_outputs) *place = adds ? __fadd_rn(__ldcg(place), first) : first;

@@ -1,6 +1,7 @@
 // gemv_output: turns the warps' sums of a tile into outputs: norm factor, channel scale, bias, epilogue.
 #pragma once
 
+#include "common/silu.cuh"
 #include "common/tile.cuh"
 
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
@@ -66,9 +67,7 @@ struct Output {
         result = __fadd_rn(__fmul_rn(__fmul_rn(result, factor), norm_factor), bias);
         if (shape.epilogue == ADD) result = __fadd_rn(before, result);
         if (shape.epilogue == SWIGLU) {
-            const float up = __shfl_down_sync(0xffffffffu, result, HALF_ROWS);
-            const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-result)));
-            result = __fmul_rn(__fmul_rn(result, sigmoid), up);
+            result = swiglu_of(result, __shfl_down_sync(0xffffffffu, result, HALF_ROWS));
         }
         if (place >= 0) out[place] = result;
     }

@@ -90,8 +90,7 @@ __device__ __forceinline__ void write_outputs(const float4* results, const Scale
                     one = __fadd_rn(before[b][i][0], one);
                     two = __fadd_rn(before[b][i][1], two);
                 } else if (shape.epilogue == SWIGLU) {
-                    const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-one)));
-                    one = __fmul_rn(__fmul_rn(one, sigmoid), two);
+                    one = swiglu_of(one, two);
                 }
                 if (exists[b][i][0]) *places[b][i] = one;
                 if (exists[b][i][1]) places[b][i][8] = two;

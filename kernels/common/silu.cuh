@@ -1,7 +1,13 @@
-// silu: the gate of an MLP's inner activations, for results of 16 bits.
+// silu: the gate of an MLP's inner activations, of fp32 results and of 16-bit ones.
 #pragma once
 
 #include "common/matrix.cuh"
+
+// silu(gate) * up. Each operation is rounded, so that the products of rows, which end with it, give the same bits.
+__device__ __forceinline__ float swiglu_of(float gate, float up) {
+    const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-gate)));
+    return __fmul_rn(__fmul_rn(gate, sigmoid), up);
+}
 
 // x / (1 + e^-x), as swiglu.cu has it for 16-bit results, in six instructions. What is below 2^-126 becomes 0.
 __device__ __forceinline__ float silu_fast(float x) {
