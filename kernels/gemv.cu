@@ -18,13 +18,13 @@
 //           then each quarter of the warps is added in order, then the quarters. So equal runs give equal bits. A row's
 //           bits depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma
 //           are independent)
-// Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (int4) one half on each of two tiles.
+// Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (with scales) one half on each of two.
 //           (2) A warp works on a span as soon as it has landed. It asks for the next one only when at most PENDING are
 //           under way.
 //           (3) The rest of the ring carries a warp over a stall. It is filled while the block waits for the kernel in
 //           front and for x.
-//           (4) With one or two rows the block has no barrier after the start: a warp (int4: a pair of warps) stages
-//           its own inputs, and warps take turns at writing outputs, a tile later.
+//           (4) With one or two rows a warp (with scales: a pair) stages its own inputs. Warps take turns at writing
+//           outputs, a tile later. Only then, and once, a norm makes them wait for the squares of the whole block.
 //           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
 //           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile. Warps stage
 //           inputs while they multiply the first tile (common/woven_inputs.cuh).

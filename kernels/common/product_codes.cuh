@@ -204,7 +204,7 @@ private:
         return result;
     }
 
-    // The sums of this lane's two columns, 256 * first + second. Both have less than 31 bits, and are rounded once.
+    // The sums of this lane's two columns, 256 * first + second, in less than 31 bits, rounded once.
     __device__ __forceinline__ static float two_digits(const int (&d)[CHAINS][4], int first) {
         int sum = 0;
 #pragma unroll
