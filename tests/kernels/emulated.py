@@ -22,7 +22,8 @@ COMPILER = "g++"
 HEADERS = Path(__file__).with_name("emulator")
 # Some systems' g++ defines _FORTIFY_SOURCE, whose longjmp ends a program that jumps to another stack.
 _OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
-_PREPROCESS = ("-E", "-P", "-x", "c++", "-std=c++17", "-D__CUDA_ARCH__=900")
+_PREPROCESS = ("-E", "-P", "-x", "c++", "-std=c++17")
+HOPPER, AMPERE = 900, 800
 _CANARY = 0xEE
 
 # What an assembler's statement calls, by a part of its text; the first that fits. {} stands for its operands.
@@ -37,6 +38,7 @@ _INSTRUCTIONS = (
     ("mbarrier.arrive.relaxed.cluster", "arrive_there({})"),
     ("ld.shared::cluster.v4", "load_there({})"),
     ("mbarrier.try_wait", "is_over({})"),
+    ("mbarrier.test_wait", "is_over({})"),
     ("mbarrier.expect_tx", "expect({})"),
     ("cp.async.bulk.shared", "copy_bulk({})"),
     ("cp.async.bulk.prefetch", ""),
@@ -100,8 +102,8 @@ def can_emulate() -> bool:
         return False
 
 
-def translate(text: str) -> str:
-    """A kernel's flattened text as C++ for the emulator.
+def translate(text: str, arch: int = HOPPER) -> str:
+    """A kernel's flattened text as C++ for the emulator, as a card of `arch` runs it.
 
     Raises: ValueError for an instruction that it does not know
     """
@@ -109,7 +111,8 @@ def translate(text: str) -> str:
     for product in _PRODUCTS:
         head, place, tail = text.partition(_NO_PRODUCT)
         text = head + (product if place else "") + tail
-    done = subprocess.run([COMPILER, *_PREPROCESS, "-"], input=text, capture_output=True, text=True, check=True)
+    command = [COMPILER, *_PREPROCESS, f"-D__CUDA_ARCH__={arch}", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     text = done.stdout
     for pattern, rewrite in ((r"\basm\s*(?:volatile\s*)?\(", _instruction), (r"__global__\s+void\b", _kernel)):
         text = _rewrite(text, pattern, rewrite)
@@ -244,14 +247,15 @@ class HostArray:
 class EmulatedDevice:
     """Stands for `Device`: a launch is over when it returns. Its kernels are compiled by `compile_for`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, arch: int = HOPPER) -> None:
         self.num_multiprocessors = TYPICAL_CARD.num_multiprocessors
         self.shared_bytes_per_block = TYPICAL_CARD.shared_bytes_per_block
         self.l2_bytes = TYPICAL_CARD.l2_bytes
-        self.can_cluster = self.can_wgmma = True
+        self.can_cluster = self.can_wgmma = arch >= HOPPER
         self.is_late = False
         self.seed = 1
         self._folder = folder
+        self._arch = arch
         self._functions: dict[tuple[str, str], Any] = {}
         # The emulator itself is compiled once, for all kernels.
         (folder / "ptx.hpp").write_text(f'#include "{HEADERS}/ptx.hpp"\n')
@@ -261,12 +265,19 @@ class EmulatedDevice:
         """Compile the kernels that the engine launches for these problems, after a change of their text."""
         wanted: dict[str, set[str]] = {}
         for problem in problems:
-            notes: Any = Notes(replace(TYPICAL_CARD, num_multiprocessors=self.num_multiprocessors))
+            notes: Any = Notes(
+                replace(
+                    TYPICAL_CARD,
+                    num_multiprocessors=self.num_multiprocessors,
+                    can_cluster=self.can_cluster,
+                    can_wgmma=self.can_wgmma,
+                )
+            )
             problem.solvers[ENGINE](notes, phantoms_of(problem))
             for launch in notes.launches:
                 wanted.setdefault(launch.stem, set()).add(launch.name)
         for stem, names in wanted.items():
-            self._compile(stem, sorted(names), translate(change(flatten(stem))))
+            self._compile(stem, sorted(names), translate(change(flatten(stem)), self._arch))
 
     def launch(self, stem: str, name: str, *, grid: Sequence[int], block: Any, **rest: Any) -> None:
         """Run a kernel. Raises: RuntimeError with what went wrong"""

@@ -1,9 +1,10 @@
 """Kernels run thread by thread on the CPU, on machines without a card, and must come to the lab's float64."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from emulated import COMPILER, EmulatedDevice, can_emulate, solve, translate
+from emulated import AMPERE, COMPILER, EmulatedDevice, can_emulate, solve, translate
 
 from llmcli.lab.engine import CASES
 from llmcli.lab.problem import Problem, find_mismatch
@@ -50,6 +51,20 @@ def test_a_norm_has_the_squares_of_all_warps(emulated: EmulatedDevice) -> None:
     emulated.compile_for(problems)
     for emulated.seed in (5, 4, 3, 2, 1):  # orders of threads
         assert not list(mismatches(emulated, problems))
+
+
+def test_gemv_of_cards_without_clusters(tmp_path: Path) -> None:
+    """There a block has all inputs of a tile, and warps that share one stage them while they multiply."""
+    device = EmulatedDevice(tmp_path, AMPERE)
+    problems = [
+        problem
+        for problem in CASES["gemv"].checks()
+        if problem.label in ("bfloat16 store norm", "int8, bfloat16, groups of 128 swiglu norm")
+    ]
+    assert {problem.sizes["num_rows"] for problem in problems} == {1, 8}
+    device.compile_for(problems)
+    for device.seed in (1, 2, 3):
+        assert not list(mismatches(device, problems))
 
 
 @pytest.mark.parametrize(
