@@ -33,8 +33,8 @@
 //           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
 //           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
 //           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. What it reads at
-//           the start, and behind the wait, is asked for together (common/load.cuh). The next kernel starts when one
-//           warp of each block has passed its tiles, where steps took the least time. Rejected, with figures in
+//           the start, and behind the wait, is asked for together (common/load.cuh). The next kernel starts when a
+//           warp of each block is past its tiles: steps took the least time then. Rejected, with figures in
 //           docs/performance/attention.md: clusters that hand each other their parts; other places for that start.
 //           Speed: scripts/benchmark_attention.py
 #include "common/arrival.cuh"

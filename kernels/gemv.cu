@@ -24,7 +24,7 @@
 //           (3) The rest of the ring carries a warp over a stall. It is filled while the block waits for the kernel in
 //           front and for x.
 //           (4) With one or two rows a warp (with scales: a pair) stages its own inputs. Warps take turns at writing
-//           outputs, a tile later. Only then, and once, a norm makes them wait for the squares of the whole block.
+//           outputs, a tile later. With a norm they then wait, once, for the squares of all warps.
 //           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
 //           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile. Warps stage
 //           inputs while they multiply the first tile (common/woven_inputs.cuh).

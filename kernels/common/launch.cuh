@@ -27,8 +27,8 @@ __device__ __forceinline__ void grid_dependency_wait() {
 #endif
 }
 
-// Lets the next kernel start, if it overlaps, once every block has called this or ended; of a block its first thread
-// counts. The next kernel's grid_dependency_wait still waits for the end of this one. Before that wait rule 3 alone
+// Lets the next kernel start, if it overlaps, once every block has called this or ended. One thread of a block is
+// enough. The next kernel's grid_dependency_wait still waits for the end of this one. Before that wait rule 3 alone
 // protects what it reads.
 __device__ __forceinline__ void grid_dependency_launch() {
 #if __CUDA_ARCH__ >= 900

@@ -56,7 +56,7 @@ struct CodeProduct {
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
-    // Products of a sum that do not wait for each other. More columns are chains of their own.
+    // Chains of products, which do not wait for each other. Further column tiles are chains of their own.
     static constexpr int CHAINS = SEPARATE == 1 && G::WITHIN_LANE == 1 && COLUMN_TILES == 1 ? PARTS : 1;
     // Beside many sums no register is left.
     static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;

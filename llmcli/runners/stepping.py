@@ -369,8 +369,9 @@ class _SteppingStep:
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`."""
-        if first < self._ran[span].logits_from:
-            raise ValueError(f"logits of this span begin at token {self._ran[span].logits_from}, not at {first}")
+        earliest = self._ran[span].logits_from
+        if first < earliest:
+            raise ValueError(f"ask for logits of this span from token {earliest} on, not from {first}")
         return self._step.logits(span, first)
 
     def prompt_seconds(self) -> float:

@@ -54,7 +54,7 @@ def test_a_norm_has_the_squares_of_all_warps(emulated: EmulatedDevice) -> None:
 
 
 def test_gemv_of_cards_without_clusters(tmp_path: Path) -> None:
-    """There a block has all inputs of a tile, and warps that share one stage them while they multiply."""
+    """There one block takes all inputs of a tile. With several rows its warps stage them while they multiply."""
     device = EmulatedDevice(tmp_path, AMPERE)
     problems = [
         problem

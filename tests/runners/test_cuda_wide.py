@@ -186,7 +186,7 @@ def test_the_last_layer_runs_few_tokens(
     stages = [] if head_dim == 128 else ["stage_wide"]
     assert launched == 2 * [*qkv, *stages, *rest]
     logits = [step.logits(0, 68), step.logits(2, 73)]
-    with pytest.raises(ValueError, match="logits of this span begin at token 73, not at 72"):
+    with pytest.raises(ValueError, match="ask for logits of this span from token 73 on, not from 72"):
         step.logits(2, 72)
     launched.clear()
     other = runner.open(PROMPT[100:200])
