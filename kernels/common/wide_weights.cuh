@@ -47,7 +47,7 @@ struct WideSource {
 template <typename WeightT, typename ScaleT, bool IS_PLAIN>
 struct WideScales;
 
-// IS_PLAIN: 8-bit codes without zero points, scales that fp16 may have, one for all inputs of a span.
+// IS_PLAIN: codes without zero points, scales that fp16 may have, one for all inputs of a span.
 template <typename WeightT, typename ScaleT, bool IS_PLAIN>
 struct WideWeights {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
@@ -56,7 +56,7 @@ struct WideWeights {
     // From a span's first step to its second one, and to the next span.
     static constexpr int STEP_BYTES = IS_INT4 ? 8 : UNIT_BYTES, SPAN_BYTES = IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
-    static_assert(!IS_PLAIN || (OFFSET == 128 && sizeof(ScaleT) == 2), "plain weights are codes of 8 bits");
+    static_assert(!IS_PLAIN || (OFFSET > 0 && sizeof(ScaleT) == 2), "plain weights are codes with 16-bit scales");
     using Scales = WideScales<WeightT, ScaleT, IS_PLAIN>;
 
     unsigned words[2][WORDS];  // of the rows g and g + 8
@@ -93,9 +93,8 @@ struct WideWeights {
         if (IS_PLAIN && __builtin_expect(by.is_sum, 1)) {
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
-                const unsigned low = words[0][step % WORDS], high = words[1][step % WORDS];
-                widen_sums(low, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
-                widen_sums(high, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
+                widen_sums(0, step, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
+                widen_sums(1, step, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
             }
         } else if (IS_PLAIN ? __all_sync(0xffffffffu, has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1]))
                             : has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1])) {
@@ -106,10 +105,20 @@ struct WideWeights {
     }
 
 private:
-    __device__ __forceinline__ static void widen_sums(unsigned word, __half2 scale, __half2 less, unsigned& first,
-                                                      unsigned& last) {
-        first = as_bits(__hfma2(as_half2(__byte_perm(word, 0, 0x4140)), scale, less));
-        last = as_bits(__hfma2(as_half2(__byte_perm(word, 0, 0x4342)), scale, less));
+    __device__ __forceinline__ void widen_sums(int v, int step, __half2 scale, __half2 less, unsigned& first,
+                                               unsigned& last) const {
+        const unsigned word = words[v][IS_INT4 ? step / 2 : step];
+        if constexpr (IS_INT4) {
+            // Bits 4 to 7 of each half get a code: the lower ones from `lifted`, the upper ones from the word itself.
+            const unsigned lifted = word << 4, bytes = step % 2 * 0x2222;
+            first = __byte_perm(lifted, word, 0x4400 + bytes) & 0x00f000f0u;
+            last = __byte_perm(lifted, word, 0x5511 + bytes) & 0x00f000f0u;
+        } else {
+            first = __byte_perm(word, 0, 0x4140);
+            last = __byte_perm(word, 0, 0x4342);
+        }
+        first = as_bits(__hfma2(as_half2(first), scale, less));
+        last = as_bits(__hfma2(as_half2(last), scale, less));
     }
     template <typename T>
     __device__ __forceinline__ void widen_by(unsigned (&a)[4][4], const Scales& by, T scale, T scale_of_8) const {
@@ -219,8 +228,10 @@ struct WideWeights<__nv_bfloat16, float, false> : WideFloats<__nv_bfloat16> {};
 // The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
 template <typename WeightT, typename ScaleT, bool IS_PLAIN>
 struct WideScales {
-    // Whether codes are multiplied as they lie: c as c + 128, which is (c + 128) * 2^-24 as an fp16. That times 2^24
-    // scales, less 128 scales, both exact, rounds once: to c scales. `halves` are 2^24 scales then.
+    // Whether codes are multiplied as they lie. As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 in bits 4
+    // to 7 (c + 8) * 2^-20. That times 2^24 or 2^20 scales, less 128 or 8 scales, all exact, rounds once: to c scales.
+    // `halves` are 2^24 or 2^20 scales then.
+    static constexpr float LIFT = WideWeights<WeightT, ScaleT, IS_PLAIN>::IS_INT4 ? 0x1p20f : 0x1p24f;
     bool is_sum;
     __half2 halves, less;
     float wide[2];
@@ -233,7 +244,7 @@ struct WideScales {
             zeros[i] = IS_PLAIN || is_symmetric ? weights.OFFSET : weights.zeros[i];
         }
         if constexpr (IS_PLAIN) {
-            halves = __floats2half2_rn(wide[0] * 0x1p24f, wide[1] * 0x1p24f);
+            halves = __floats2half2_rn(wide[0] * LIFT, wide[1] * LIFT);
             // They are to be finite and 1 or more. Then their exponents, 5 bits, are 15 to 30, and 16 to 31 with one
             // more: only those have the first of the 5 bits.
             is_sum = __all_sync(0xffffffffu, (~(as_bits(halves) + 0x04000400u) & 0x40004000u) == 0);

@@ -23,6 +23,7 @@ STATIC_SHARED_BYTES = 1024
 _SHARED_BYTES = 228 * 1024  # of a multiprocessor, of which the driver takes some for each block
 _RESERVED_BYTES = 1024
 _MAX_STAGES, _MAX_SLOTS = 4, 6  # spans of tokens, and of a warp's weights, under way
+_LEAST_SLOT_BYTES = 16 * 1024
 _MOST_GROUPS = 8  # of a span
 
 
@@ -51,8 +52,8 @@ def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
     """Stages of tokens, slots of weights, and the bytes of both."""
     room = _SHARED_BYTES // NARROW_BLOCKS[tokens] - _RESERVED_BYTES - STATIC_SHARED_BYTES
     stage_bytes, slot_bytes = 2 * SPAN_INPUTS * tokens, NARROW_TILES * _slot_bytes(layout)
-    # Weights need two slots, so that some are on their way.
-    stages = min(_MAX_STAGES, (room - 2 * slot_bytes) // stage_bytes)
+    # Weights need two slots, so that some are on their way, and as many bytes as int8 has there.
+    stages = min(_MAX_STAGES, (room - max(2 * slot_bytes, _LEAST_SLOT_BYTES)) // stage_bytes)
     slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
     return stages, slots, stages * stage_bytes + slots * slot_bytes
 

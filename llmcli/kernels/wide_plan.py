@@ -41,8 +41,9 @@ def takes(layout: TileLayout) -> bool:
 
 def is_plain(layout: TileLayout) -> bool:
     """Whether the kernels may multiply codes as they lie, with one scale for all inputs of a span."""
-    is_int8 = layout.weight_type == "int8" and layout.scale_type in ("float16", "bfloat16")
-    return is_int8 and layout.is_symmetric and (layout.group_size is None or layout.group_size >= SPAN_INPUTS)
+    has_codes = layout.weight_type in ("int8", "int4") and layout.is_symmetric
+    has_span_scales = layout.group_size is None or layout.group_size >= SPAN_INPUTS
+    return has_codes and has_span_scales and layout.scale_type in _HALF_TYPES
 
 
 def num_spans(layout: TileLayout) -> int:
@@ -121,7 +122,7 @@ def all_layouts() -> Iterator[TileLayout]:
     """A matrix for each of the variants of the kernels, but for the number of tokens."""
     for weight_type in _SCALED:
         for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
-            for group_size in (64, 128) if weight_type == "int8" else (128,):
+            for group_size in (64, 128) if weight_type != "fp8" else (128,):
                 yield TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
     for weight_type in _HALF_TYPES:
         yield TileLayout(weight_type, TILE_ROWS, 4096)

@@ -27,7 +27,7 @@ Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
-MOST_EXACT_ROWS = 64  # so many in a step have the same bits with `Arithmetic.speed_first` as without
+MOST_EXACT_ROWS = 8  # so many in a step have the same bits with `Arithmetic.speed_first` as without
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
 BLOCK_TOKENS = 128  # while rows wait, run whole blocks of a prompt: runners have prepared these sizes
 # The longest span outside a prompt. It gives, bit for bit, what single steps give.

@@ -1,5 +1,6 @@
 """How gemm_narrow is cut and launched, and its rings. Its results on a card: test_gemm_wide, whose launcher it has."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,15 @@ from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.kernels.wide_plan import NARROW_BLOCKS, NARROW_TOKENS, all_layouts, num_spans, parts_of, plan_narrow
 from llmcli.lab.cases.gemm_narrow import CASES
-from llmcli.lab.cases.gemm_wide import FORMATS, HALF_FORMATS, activations, problem_of, swiglu_problem
+from llmcli.lab.cases.gemm_wide import (
+    FORMATS,
+    HALF_FORMATS,
+    activations,
+    problem_of,
+    swiglu_problem,
+    with_model_scales,
+    with_small_scales,
+)
 from llmcli.lab.matrices import random_matrix, tiles_of
 from llmcli.lab.notes import Notes
 from llmcli.lab.problem import Problem, find_mismatch
@@ -127,7 +136,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
 def emulated_problems() -> list[Problem]:
     """Products of each form of weights, in parts; blocks take several pieces each."""
     problems = []
-    for form in (FORMATS[0], FORMATS[2], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
+    for form in (FORMATS[0], FORMATS[2], FORMATS[3], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
         stored = random_matrix(1000, num_rows=300, num_inputs=640, **form)
         problems += [problem_of(stored, 12, "add", has_bias=True, num_parts=3), problem_of(stored, 40)]
     gated = [(FORMATS[0], 30, 300, 136, "int4"), (FORMATS[3], 9, 130, 136, "int8")]
@@ -150,6 +159,21 @@ def test_emulated_products_are_right(emulated: EmulatedDevice) -> None:
     emulated.num_multiprocessors = 2
     emulated.compile_for(problems)
     assert not mismatches(emulated, problems)
+
+
+def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice) -> None:
+    """Bit for bit. A token's results are the weights of one input."""
+    emulated.num_multiprocessors, emulated.is_late = 2, False
+    for form in (FORMATS[0], FORMATS[3], FORMATS[4], FORMATS[8]):
+        for with_scales in (with_model_scales, with_small_scales):
+            stored = with_scales(random_matrix(7, num_rows=72, num_inputs=64, **form))
+            problem = problem_of(stored, 64)
+            image = image_of(np.eye(64, dtype=np.float16), stored.layout.unit_inputs)
+            inputs = {**problem.inputs, "image": image, "row_scales": np.ones(64, np.float32)}
+            problem = replace(problem, inputs=inputs)
+            emulated.compile_for([problem])
+            weights = stored.weights.astype(np.float32).astype(np.float16)
+            np.testing.assert_array_equal(solve(emulated, problem)["out"], weights.T.astype(np.float32))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """gemm_wide, and gemm_narrow for few tokens, against float64 of dequantize's weights; on cards with wgmma."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,15 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.kernels.wide_plan import WidePlan, _plan, plan_wide, takes
-from llmcli.lab.cases.gemm_wide import FORMATS, HALF_FORMATS, activations, problem_of, swiglu_problem, with_small_scales
+from llmcli.lab.cases.gemm_wide import (
+    FORMATS,
+    HALF_FORMATS,
+    activations,
+    problem_of,
+    swiglu_problem,
+    with_model_scales,
+    with_small_scales,
+)
 from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
 from llmcli.lab.notes import Notes
 from llmcli.lab.storage import to_storage
@@ -146,10 +155,13 @@ def test_every_launch_of_a_whole_product_has_the_same_bits(wgmma_card: Device, f
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("with_scales", [with_model_scales, with_small_scales])
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_weights_are_those_of_dequantize(wgmma_card: Device, form: dict[str, Any]) -> None:
+def test_weights_are_those_of_dequantize(
+    wgmma_card: Device, form: dict[str, Any], with_scales: Callable[[StoredMatrix], StoredMatrix]
+) -> None:
     """Bit for bit, also where fp16 does not have the scale or has the product below its normal numbers."""
-    stored = with_small_scales(random_matrix(7, num_rows=72, num_inputs=144, **form))
+    stored = with_scales(random_matrix(7, num_rows=72, num_inputs=144, **form))
     x = np.eye(144, dtype=np.float16)  # a token's results are the weights of one input
     weights = stored.weights.astype(np.float32).astype(np.float16)
     np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))

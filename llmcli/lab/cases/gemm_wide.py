@@ -29,6 +29,7 @@ FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "int4", "scale_type": "float32", "is_symmetric": False},
     {"weight_type": "fp8", "scale_type": "float32", "group_size": 128},
     {"weight_type": "fp8", "scale_type": "bfloat16"},
+    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 32},
 )
 HALF_FORMATS: tuple[dict[str, Any], ...] = ({"weight_type": "float16"}, {"weight_type": "bfloat16"})
 _TOP = 2.0**15  # what needs a scale in fp16 is larger
@@ -139,8 +140,17 @@ def problem_of(
 
 def with_small_scales(stored: StoredMatrix) -> StoredMatrix:
     """The same with scales down to 2^-26, row by row: fp16 lacks some, or has products below its normal numbers."""
+    return _times_powers(stored, -(np.arange(stored.layout.num_rows) % 18))
+
+
+def with_model_scales(stored: StoredMatrix) -> StoredMatrix:
+    """The same with scales as models have them, 2^-15 to 2^-9, so that the kernels multiply some codes as they lie."""
+    return _times_powers(stored, np.full(stored.layout.num_rows, -6))
+
+
+def _times_powers(stored: StoredMatrix, exponents: np.ndarray) -> StoredMatrix:
     assert stored.scales is not None
-    factors = np.ldexp(1.0, -(np.arange(len(stored.scales)) % 18))[:, None]
+    factors = np.ldexp(1.0, exponents)[:, None]
     scales = to_storage(stored_values(stored.scales) * factors, DTYPES[str(stored.scale_type)])
     return replace(stored, scales=scales)
 
@@ -167,6 +177,7 @@ def checks_of(few: int, some: int, many: int) -> Iterator[Problem]:
             yield swiglu_problem(form, few, 100, 200, down_type)
             yield swiglu_problem(form, many, 300, 136, down_type)
         yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), some)
+        yield problem_of(with_model_scales(random_matrix(6, num_rows=48, num_inputs=300, **form)), many)
     for form in HALF_FORMATS:
         for num_outputs, num_inputs, num_tokens in ((35, 128, few), (300, 640, many)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)

@@ -28,7 +28,7 @@ from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.weight_layout import Weights
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, MOST_STAGED_LANES, Cache, Workspace, num_lanes
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
 
 PRODUCT = "cublas"  # the stem of products of the matrix library
 _NO_ROW = -1
@@ -206,7 +206,7 @@ class DryModel:
         # Up to MANY_LANES the size of attention's blocks follows from the number of lanes, a multiple of MAX_SPAN.
         counts = {*TOKENS, *range(2 * MAX_SPAN, MANY_LANES, MAX_SPAN)} if self._num_rows > MAX_SPAN else ()
         if self._forward.speed_first:
-            counts = {*counts, MOST_STAGED_LANES + 1, self._num_rows}
+            counts = {*counts, *NARROW_TOKENS, self._num_rows}
         for count in sorted({min(count, self._num_rows) for count in counts}):
             started += self.step(count, 0)
         possible, ways = self._forward.prompt_ways, list[tuple[Way, int]]()

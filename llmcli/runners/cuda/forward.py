@@ -22,7 +22,7 @@ from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
-from llmcli.runners.base import BLOCK_TOKENS, AllLogits
+from llmcli.runners.base import BLOCK_TOKENS, MOST_EXACT_ROWS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import copy, fetch
 from llmcli.runners.cuda.attention import Attention, Layer
@@ -38,7 +38,6 @@ from llmcli.runners.cuda.workspace import (
     LOGIT_ROWS,
     MOST_ALONE,
     MOST_LANES_IN_PARTS,
-    MOST_STAGED_LANES,
     Cache,
     Workspace,
 )
@@ -101,7 +100,7 @@ class Forward:
             if needed is not None and self._may_run_alone(work, len(needed)):
                 self._alone = tuple(needed)
             layers = self._chunk(work, leaves=True, alone=self._alone)
-        elif self.speed_first and work.num_spans is None and len(work.rows) > MOST_STAGED_LANES:
+        elif self.speed_first and work.num_spans is None and len(work.rows) > MOST_EXACT_ROWS:
             layers = self._many_lanes(work)
         else:
             layers = self._lanes(work)
@@ -217,7 +216,7 @@ class Forward:
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
         head = self._weights.head
-        if self.speed_first and len(hidden) > MOST_STAGED_LANES and is_wide(self.device, (head,)):
+        if self.speed_first and len(hidden) > MOST_EXACT_ROWS and is_wide(self.device, (head,)):
             activations = self._activations(len(hidden))
             run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, hidden, logits)
             return
@@ -298,7 +297,7 @@ class Forward:
         """One token a lane with the products of prompts."""
         activations = self._activations(len(lanes.rows))
         self._begin(lanes.token_ids, activations, lanes.token_rows)
-        left, parts_for = None, MOST_LANES_IN_PARTS
+        left, parts_for = None, MAX_SHORT_TOKENS if activations.count <= MAX_SHORT_TOKENS else MOST_LANES_IN_PARTS
         for layer in self._layers:
             wide = self.device, layer.weights, activations, self.config.rms_norm_eps
             rest = run_wide_qkv(*wide, parts_for=parts_for, left=left)

@@ -10,7 +10,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.kernels.wide_plan import parts_of
-from llmcli.runners.base import MAX_SPAN, MOST_EXACT_ROWS, PAGE_TOKENS, pages_of
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
@@ -23,8 +23,6 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
-# Where speed comes first, more lanes than this are multiplied as prompts are.
-MOST_STAGED_LANES = MOST_EXACT_ROWS
 MOST_LANES_IN_PARTS = 256  # the lanes of a pass for which parts of products are made, where speed comes first
 MOST_PARTS = 16  # rows whose prompts run in one chunk
 # Tokens of a chunk that its last layer may run alone: the last one of each row, in one form of gemm_narrow.
@@ -173,7 +171,7 @@ def plan_workspace(
     staged, norm_factors = _plan_staged(weights, most_rows, card)
     together = min(lanes, ATTENTION_LANES)
     short_tokens = most_tokens_of("in parts", chunk) if ways.can_cut else 0
-    many_lanes = lanes if speed_first and lanes > MOST_STAGED_LANES else 0
+    many_lanes = lanes if speed_first and lanes > MAX_SHORT_TOKENS else 0
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     scales = Region((chunk,), FLOAT32)
