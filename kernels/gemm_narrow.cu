@@ -2,7 +2,7 @@
 //           Source: kernels/gemm_wide.cu, whose bits it gives; CUTLASS, sm90 mixed-input products; PTX ISA, wgmma
 // Shapes:   as in gemm_wide, with up to TOKENS tokens
 // Requires: as gemm_wide; scales and zero_points 16-byte aligned
-// Launch:   clusters of 2 blocks (160), any number of them; dynamic shared memory by llmcli/kernels/gemm_narrow.py; may
+// Launch:   clusters of 2 blocks (256), any number of them; dynamic shared memory by llmcli/kernels/gemm_narrow.py; may
 //           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
 // Traffic:  weights once; the image once for every 128 outputs, which L2 serves
 // Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
@@ -19,7 +19,8 @@
 #include "common/launch.cuh"
 #include "common/narrow_ring.cuh"
 
-constexpr int NUM_THREADS = 32 * NARROW_WARPS, BLOCK_SIZE = NUM_THREADS + 32;
+constexpr int NUM_THREADS = 32 * NARROW_WARPS, BLOCK_SIZE = 2 * NUM_THREADS;
+constexpr int FEWEST_REGISTERS = 24;
 
 // BLOCKS: that share a multiprocessor. STAGES, SLOTS: of the rings of tokens and of weights.
 template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int BLOCKS, int STAGES, int SLOTS,
@@ -60,8 +61,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
-    if (warp == NARROW_WARPS) {
-        if (lane == 0) {
+    if (warp >= NARROW_WARPS) {
+        registers_down_to<FEWEST_REGISTERS>();
+        if (warp == NARROW_WARPS && lane == 0) {
             grid_dependency_wait();
             copy_spans_of_tokens<TOKENS, STAGES>(work, image, memory, filled, emptied);
         }
@@ -71,6 +73,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
         return;
     }
 
+    // All that a launch of so many blocks gives two warps, but for those.
+    registers_up_to<65536 / (BLOCKS * NUM_THREADS) / 16 * 16 - FEWEST_REGISTERS>();
     unsigned char* slots = memory + STAGES * STAGE_BYTES + warp * SLOTS * Slot::BYTES;
     const unsigned slots_at = shared_address(slots);
     NarrowSource<WeightT, ScaleT, IS_PLAIN> source(work, shape, warp, tiles, scales, zero_points);

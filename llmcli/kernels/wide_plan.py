@@ -9,9 +9,8 @@ from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayo
 
 CLUSTER = 2  # blocks that share tokens
 BLOCK_TILES, NARROW_TILES = 8, 4  # of a block of gemm_wide and of gemm_narrow
-NARROW_BLOCKS = {16: 4, 32: 3, 64: 3}  # of gemm_narrow on a multiprocessor, by the most tokens of one
-NARROW_TOKENS = tuple(NARROW_BLOCKS)
-MAX_NARROW_TOKENS = max(NARROW_BLOCKS)
+NARROW_TOKENS = (16, 32, 64)  # that a block of gemm_narrow may multiply
+MAX_NARROW_TOKENS = max(NARROW_TOKENS)
 SPAN_INPUTS = 2 * STEP_INPUTS
 
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
@@ -46,6 +45,11 @@ def is_plain(layout: TileLayout) -> bool:
     return has_codes and has_span_scales and layout.scale_type in _HALF_TYPES
 
 
+def narrow_blocks(layout: TileLayout, tokens: int) -> int:
+    """The blocks of gemm_narrow on a multiprocessor. Of 64 tokens a fourth one has no room beside larger weights."""
+    return 3 if tokens == MAX_NARROW_TOKENS and not is_plain(layout) else 4
+
+
 def num_spans(layout: TileLayout) -> int:
     """Spans of a row's inputs."""
     return num_steps(layout.num_inputs) // 2
@@ -68,7 +72,7 @@ def plan_narrow(layout: TileLayout, num_tokens: int, num_multiprocessors: int, n
     """The launch for up to 64 tokens: as many clusters as find room."""
     tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
     num_pieces = num_parts * _items(layout) * BLOCK_TILES // NARROW_TILES
-    num_clusters = min(num_pieces, num_multiprocessors * NARROW_BLOCKS[tokens] // CLUSTER)
+    num_clusters = min(num_pieces, num_multiprocessors * narrow_blocks(layout, tokens) // CLUSTER)
     spans = -(-num_pieces // num_clusters) * -(-num_spans(layout) // num_parts)
     return NarrowPlan(tokens, num_clusters, spans)
 

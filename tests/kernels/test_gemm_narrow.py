@@ -18,7 +18,7 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.kernels.wide_plan import NARROW_BLOCKS, NARROW_TOKENS, all_layouts, num_spans, parts_of, plan_narrow
+from llmcli.kernels.wide_plan import NARROW_TOKENS, all_layouts, narrow_blocks, num_spans, parts_of, plan_narrow
 from llmcli.lab.cases.gemm_narrow import CASES
 from llmcli.lab.cases.gemm_wide import (
     FORMATS,
@@ -75,23 +75,27 @@ def arguments(layout: TileLayout, num_tokens: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 64])
-def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
-    layout, notes = tile_layout("int8", 22016, 4096, 128, "float16"), Notes()
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [({"weight_type": "int8", "group_size": 128, "scale_type": "float16"}, 224), (HALF_FORMATS[1], 198)],
+)
+def test_up_to_64_tokens_are_launched_so(form: dict[str, Any], most: int, num_tokens: int) -> None:
+    layout, notes = random_matrix(1, num_rows=16, num_inputs=4096, **form).layout, Notes()
+    layout = replace(layout, num_rows=28672)
     device: Any = notes
-    out = Phantom((num_tokens, 22016), np.float32, 4 << 30)
+    out = Phantom((num_tokens, 28672), np.float32, 4 << 30)
     gemm_wide(device, **arguments(layout, num_tokens), out=out)
     outputs = {"out_scales": Phantom((num_tokens,), np.float32, 6 << 30)}
     outputs["largest"] = Phantom((num_tokens,), np.uint32, 7 << 30)
-    image = Phantom((image_bytes(11008, num_tokens),), np.uint8, 5 << 30)
-    down = tile_layout("int8", 4096, 11008, 128, "float16")
+    image = Phantom((image_bytes(14336, num_tokens),), np.uint8, 5 << 30)
+    down = tile_layout("int8", 4096, 14336, 128, "float16")
     gemm_wide_swiglu(device, **arguments(layout, num_tokens), **outputs, down=down, out=image)
     assert [one.stem for one in notes.launches] == ["gemm_narrow"] * 3
-    tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
     for launch in notes.launches:
         assert launch.name in SPEC.variants
-        # 22,016 outputs are 172 pairs of blocks of 4 tiles, and each multiprocessor of 132 has NARROW_BLOCKS blocks.
-        assert launch.grid == (2 * min(172, 132 * NARROW_BLOCKS[tokens] // 2),)
-    gemm_wide(device, **arguments(layout, 65), out=Phantom((65, 22016), np.float32, 4 << 30))
+        # 28,672 outputs are 224 pairs of blocks of 4 tiles. For the most tokens, weights of 16 bits have room for 198.
+        assert launch.grid == (2 * (most if num_tokens > 32 else 224),)
+    gemm_wide(device, **arguments(layout, 65), out=Phantom((65, 28672), np.float32, 5 << 30))
     assert notes.launches[-1].stem == "gemm_wide"
 
 
@@ -101,7 +105,7 @@ def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
     compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
     warps = launcher.BLOCK_SIZE // 32
     for name, (layout, tokens) in names.items():
-        blocks, resources = NARROW_BLOCKS[tokens], compiled.resources[name]
+        blocks, resources = narrow_blocks(layout, tokens), compiled.resources[name]
         of_scheduler = -(-blocks * warps // 4) * 32 * -(-resources.registers // 8) * 8
         assert of_scheduler <= REGISTERS // 4, name
         assert resources.shared_bytes <= STATIC_SHARED_BYTES, name
@@ -115,8 +119,8 @@ def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
     ("num_outputs", "num_inputs", "parts", "spans"),
     [
         (12288, 4096, 2, 16),  # 96 pairs of blocks in one part would leave half of the card idle
-        (4096, 4096, 6, 6),
-        (4096, 11008, 6, 15),
+        (4096, 4096, 8, 4),
+        (4096, 11008, 8, 11),
         (64, 128, 1, 1),
     ],
 )
