@@ -2,30 +2,41 @@
 //           Source: kernels/gemm_wide.cu, whose bits it gives; CUTLASS, sm90 mixed-input products; PTX ISA, wgmma
 // Shapes:   as in gemm_wide, with up to TOKENS tokens
 // Requires: as gemm_wide; scales and zero_points 16-byte aligned
-// Launch:   clusters of 2 blocks (256), any number of them; dynamic shared memory by llmcli/kernels/gemm_narrow.py; may
-//           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
-// Traffic:  weights once; the image once for every 128 outputs, which L2 serves
+// Launch:   clusters of 2 blocks (32 for each tile of a block, and 128), any number of them; dynamic shared memory by
+//           llmcli/kernels/gemm_narrow.py; may overlap the kernel in front. SWIGLU twice, the second with `repeats`
+// Traffic:  weights once; the image once for the tiles of a cluster, which L2 serves. Each block takes all of it in
 // Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
 // Choice:   The tensor cores need few clocks for few tokens, so memory sets the time. It gives its full rate only with
 //           more bytes under way than registers hold: each warp copies its own tile's weights into a ring in shared
 //           memory, some spans early. It fetches a step's words from there before it multiplies the step in front, so
-//           that nothing waits for shared memory. Blocks are small, so that each multiprocessor gets as many as the
-//           others, and several hide each other's waits. The launch with `repeats` lets the next kernel start at once,
-//           whose blocks then ask for their weights. Other launches let it start at their end: at once is 1 to 3 %
-//           slower.
+//           that nothing waits for shared memory. For few tokens blocks are small, so that each multiprocessor gets as
+//           many as the others. More tokens take as many bytes as weights do, and what L2 gives a multiprocessor is the
+//           bound: larger blocks fetch them half as often. The launch with `repeats` lets the next kernel start at
+//           once, whose blocks then ask for their weights. Other launches let it start at their end: at once is 1 to
+//           3 % slower.
 //           Rejected (docs/performance/wide.md): bulk copies of weights (the copy engine takes too long to begin each);
-//           weights in registers two steps early, as gemm_wide has them; blocks of 8 tiles; the next product's weights
-//           fetched into L2; SwiGLU in parts, by a kernel of its own
+//           weights in registers two steps early, as gemm_wide has them; the next product's weights fetched into L2;
+//           SwiGLU in parts, by a kernel of its own
 #include "common/launch.cuh"
 #include "common/narrow_ring.cuh"
 
-constexpr int NUM_THREADS = 32 * NARROW_WARPS, BLOCK_SIZE = 2 * NUM_THREADS;
-constexpr int FEWEST_REGISTERS = 24;
+// A warp for each tile, and four more, one of which copies tokens.
+template <int TILES>
+constexpr int BLOCK_SIZE = 32 * (TILES + 4);
 
-// BLOCKS: that share a multiprocessor. STAGES, SLOTS: of the rings of tokens and of weights.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int BLOCKS, int STAGES, int SLOTS,
+// Registers of a thread: with which so many blocks start on a multiprocessor, which the four warps keep, and which the
+// others then have. A scheduler has every fourth warp.
+template <int TILES, int BLOCKS>
+constexpr int START_REGISTERS = 65536 / (BLOCKS * BLOCK_SIZE<TILES>) / 8 * 8;
+constexpr int FEWEST_REGISTERS = 24;
+template <int TILES, int BLOCKS>
+constexpr int MOST_REGISTERS =
+    (START_REGISTERS<TILES, BLOCKS> * (TILES / 4 + 1) - FEWEST_REGISTERS) / (TILES / 4) / 8 * 8;
+
+// TILES: of a block. BLOCKS: that share a multiprocessor. STAGES, SLOTS: of the rings of tokens and of weights.
+template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int TILES, int BLOCKS, int STAGES, int SLOTS,
           int HOST_SHARED_BYTES>
-__global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
+__global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(NARROW_SHARERS, 1, 1)
 #endif
@@ -36,8 +47,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     using Slot = NarrowSlot<WeightT, ScaleT, IS_PLAIN>;
     using Weights = typename Slot::Weights;
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
-    static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * NARROW_WARPS * Slot::BYTES,
+    static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * TILES * Slot::BYTES,
                   "gemm_narrow.py plans another size");
+    // Floats leave no registers for the words of a step while those of the one in front are multiplied.
+    constexpr bool TAKES_LATE = TOKENS == 64 && TileFormat<WeightT>::OFFSET == 0;
     static_assert(STAGES >= 2 && SLOTS >= 2, "one is given back while the next one is read");
 
     alignas(1024) extern __shared__ uint4 shared[];
@@ -48,22 +61,22 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     // The assembler is to see that all lanes of a warp have this number (gemm_wide.cu).
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int lane = threadIdx.x % 32;
-    const NarrowWork work(shape, cluster_rank<NARROW_SHARERS>());
+    const NarrowWork<TILES> work(shape, cluster_rank<NARROW_SHARERS>());
 
     if (shape.repeats) grid_dependency_launch();
-    if (shape.repeats && !gives_scales<BLOCK_SIZE>(shape.num_tokens, largest, out_scales)) return;
+    if (shape.repeats && !gives_scales<BLOCK_SIZE<TILES>>(shape.num_tokens, largest, out_scales)) return;
     if (threadIdx.x < STAGES) {
         barrier_init(&filled[threadIdx.x], 1);
-        barrier_init(&emptied[threadIdx.x], NARROW_SHARERS * NARROW_WARPS);
+        barrier_init(&emptied[threadIdx.x], NARROW_SHARERS * TILES);
     }
     barrier_init_fence();
     __syncthreads();  // barriers stand, here
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
-    if (warp >= NARROW_WARPS) {
+    if (warp >= TILES) {
         registers_down_to<FEWEST_REGISTERS>();
-        if (warp == NARROW_WARPS && lane == 0) {
+        if (warp == TILES && lane == 0) {
             grid_dependency_wait();
             copy_spans_of_tokens<TOKENS, STAGES>(work, image, memory, filled, emptied);
         }
@@ -73,11 +86,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
         return;
     }
 
-    // All that a launch of so many blocks gives two warps, but for those.
-    registers_up_to<65536 / (BLOCKS * NUM_THREADS) / 16 * 16 - FEWEST_REGISTERS>();
+    registers_up_to<MOST_REGISTERS<TILES, BLOCKS>>();
     unsigned char* slots = memory + STAGES * STAGE_BYTES + warp * SLOTS * Slot::BYTES;
     const unsigned slots_at = shared_address(slots);
-    NarrowSource<WeightT, ScaleT, IS_PLAIN> source(work, shape, warp, tiles, scales, zero_points);
+    NarrowSource<WeightT, ScaleT, IS_PLAIN, TILES> source(work, shape, warp, tiles, scales, zero_points);
     const auto copy_next = [&](int slot) { source.copy_next(work, shape, warp, slots_at + slot * Slot::BYTES); };
 #pragma unroll
     for (int i = 0; i < SLOTS - 1; ++i) copy_next(i);
@@ -85,8 +97,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     Weights weights[2];  // of a span's steps
     unsigned a[2][4][4];
     typename Weights::Scales by;
-    // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
-    const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT);
+    // Whether a lane keeps one scale a row for a span, as a group has the whole span, or (int4) the lane's part of it.
+    const bool has_span_scales = IS_PLAIN || TOKENS < 64 && shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT);
     const unsigned lane_input = lane % 4 * (Weights::UNIT_INPUTS / 4);
     const auto take = [&](int slot, int step) {
         const unsigned char* place = slots + slot * Slot::BYTES;
@@ -97,7 +109,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
             const unsigned group = IS_PLAIN ? 0 : input >> min(shape.group_shift, SPAN_SHIFT);
             const unsigned number = group * TILE_ROWS + lane / 4;
             weights[step].take_scales(reinterpret_cast<const ScaleT*>(place + Slot::SCALES_AT) + number,
-                                      zero_points == nullptr ? nullptr : place + Slot::ZEROS_AT + number);
+                                      place + Slot::ZEROS_AT + number, zero_points != nullptr);
         }
     };
     // Waits for the oldest copies under way, whose span lies in this slot, and fetches its first step.
@@ -138,10 +150,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
     if (threadIdx.x < TOKENS) {
         token_scales[threadIdx.x] = threadIdx.x < shape.num_tokens ? row_scales[threadIdx.x] : 1.0f;
     }
-    sync_threads_of<NUM_THREADS>(1);
+    sync_threads_of<32 * TILES>(1);
 #pragma unroll 1
     for (int piece = work.first; piece < work.num_pieces; piece += work.stride) {
-        const int tile = work.tile_of(piece, warp), part = piece % shape.num_parts;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
         const int end = work.end(piece);
@@ -149,19 +160,22 @@ __global__ void __launch_bounds__(BLOCK_SIZE, BLOCKS)
         for (int span = work.begin(piece); span < end; ++span, --num_left) {
             const unsigned tokens_at = stages_at + stage * STAGE_BYTES;
             widen(0);
-            take(slot, 1);
+            if (!TAKES_LATE) take(slot, 1);
             barrier_wait(filled_at + 8 * stage, parity);
             multiply(tokens_at, a[0]);
+            if (TAKES_LATE) take(slot, 1);
             release();
             copy_next(slot == 0 ? SLOTS - 1 : slot - 1);  // all lanes have fetched what lay there
             widen(1);
             if (++slot == SLOTS) slot = 0;
-            take_first(slot);
+            if (!TAKES_LATE) take_first(slot);
             multiply(tokens_at + STEP_BYTES, a[1]);
+            if (TAKES_LATE) take_first(slot);
             before_at = emptied_at + 8 * stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         wgmma_wait<0>();
+        const int tile = work.tile_of(piece, warp), part = piece % shape.num_parts;
         if (shape.epilogue == SWIGLU) {
             const int column = tile * HALF_ROWS + lane % 4 * 2, steps = wide_steps(shape.num_outputs);
             size_t place = wide_place<64>(lane / 4, column, steps);

@@ -9,26 +9,26 @@
 #include "common/wide_output.cuh"
 #include "common/wide_weights.cuh"
 
-constexpr int NARROW_WARPS = 4;    // that multiply, a tile each
 constexpr int NARROW_SHARERS = 2;  // blocks of a cluster
 constexpr int SPAN_SHIFT = 7;      // log2 of a span's inputs
+constexpr int SWIGLU_TILES = 16;   // whose 128 outputs are a span of the next product's inputs
 
-// A piece is what a cluster multiplies at a time: as many tiles as it has warps, and all inputs or a part of them.
+// A piece is what a cluster multiplies at a time: TILES of each block, and all inputs or a part of them.
+template <int TILES>
 struct NarrowWork {
     int rank, num_spans, num_tiles, num_parts, num_pieces, first, stride;
 
     __device__ __forceinline__ NarrowWork(const WideShape& shape, int rank_in_cluster) {
-        constexpr int TILES = 2 * SHARED_TILES;
         rank = rank_in_cluster;
         num_spans = wide_steps(shape.num_inputs) / 2, num_tiles = shape.num_tiles(), num_parts = shape.num_parts;
-        // SWIGLU writes whole spans of the next product's inputs: 8 of a tile, 128 of 16 tiles.
-        num_pieces = num_parts * 2 * ((num_tiles + TILES - 1) / TILES);
+        // SWIGLU writes whole spans of the next product's inputs.
+        num_pieces = num_parts * SWIGLU_TILES / SHARED_TILES * ((num_tiles + SWIGLU_TILES - 1) / SWIGLU_TILES);
         first = blockIdx.x / NARROW_SHARERS, stride = gridDim.x / NARROW_SHARERS;
     }
     __device__ __forceinline__ int begin(int piece) const { return num_spans * (piece % num_parts) / num_parts; }
     __device__ __forceinline__ int end(int piece) const { return num_spans * (piece % num_parts + 1) / num_parts; }
     __device__ __forceinline__ int tile_of(int piece, int warp) const {
-        return piece / num_parts * SHARED_TILES + rank * NARROW_WARPS + warp;
+        return piece / num_parts * SHARED_TILES + rank * TILES + warp;
     }
     // Spans of all pieces of this cluster.
     __device__ __forceinline__ int num_own_spans() const {
@@ -38,7 +38,7 @@ struct NarrowWork {
     }
 
 private:
-    static constexpr int SHARED_TILES = NARROW_SHARERS * NARROW_WARPS;
+    static constexpr int SHARED_TILES = NARROW_SHARERS * TILES;
 };
 
 // [weights of a span][groups][16 scales][groups][16 zero points]
@@ -53,17 +53,17 @@ struct NarrowSlot {
 };
 
 // The spans that a warp copies, piece by piece.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TILES>
 struct NarrowSource {
     using Slot = NarrowSlot<WeightT, ScaleT, IS_PLAIN>;
     const unsigned char* tiles;
     const ScaleT* scales;
     const unsigned char* zero_points;
     const unsigned char* weights;  // of the tile at hand and of this lane
-    size_t first_group;            // of the tile
+    int first_group;               // of the tile
     int piece, span, end;
 
-    __device__ __forceinline__ NarrowSource(const NarrowWork& work, const WideShape& shape, int warp,
+    __device__ __forceinline__ NarrowSource(const NarrowWork<TILES>& work, const WideShape& shape, int warp,
                                             const unsigned char* all_tiles, const ScaleT* all_scales,
                                             const unsigned char* all_zero_points)
         : tiles(all_tiles), scales(all_scales), zero_points(all_zero_points), piece(work.first) {
@@ -71,7 +71,8 @@ struct NarrowSource {
     }
 
     // Asks for the next span, and closes a group of copies, which is empty where no span is left.
-    __device__ __forceinline__ void copy_next(const NarrowWork& work, const WideShape& shape, int warp, unsigned slot) {
+    __device__ __forceinline__ void copy_next(const NarrowWork<TILES>& work, const WideShape& shape, int warp,
+                                              unsigned slot) {
         if (piece < work.num_pieces) {
             copy_span(shape, slot);
             if (++span == end) {
@@ -83,9 +84,10 @@ struct NarrowSource {
     }
 
 private:
-    __device__ __forceinline__ void seek(const NarrowWork& work, const WideShape& shape, int warp) {
-        const size_t tile = min(work.tile_of(piece, warp), work.num_tiles - 1);
-        weights = tiles + tile * work.num_spans * Slot::Weights::SPAN_BYTES + threadIdx.x % 32 * 16;
+    __device__ __forceinline__ void seek(const NarrowWork<TILES>& work, const WideShape& shape, int warp) {
+        const int tile = min(work.tile_of(piece, warp), work.num_tiles - 1);
+        const size_t first_span = static_cast<size_t>(tile) * work.num_spans;
+        weights = tiles + first_span * Slot::Weights::SPAN_BYTES + threadIdx.x % 32 * 16;
         first_group = tile * shape.num_groups;
         span = work.begin(piece), end = work.end(piece);
     }
@@ -111,8 +113,8 @@ private:
 };
 
 // Copies a block's share of tokens, span by span, into the stages of both blocks. One thread calls it.
-template <int TOKENS, int STAGES>
-__device__ __forceinline__ void copy_spans_of_tokens(const NarrowWork& work, const unsigned char* image,
+template <int TOKENS, int STAGES, int TILES>
+__device__ __forceinline__ void copy_spans_of_tokens(const NarrowWork<TILES>& work, const unsigned char* image,
                                                      unsigned char* stages, unsigned long long* filled,
                                                      unsigned long long* emptied) {
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, SHARE_BYTES = STEP_BYTES / NARROW_SHARERS;

@@ -28,7 +28,7 @@ struct WideShape {
 // that would have them one after the other.
 template <int TOKENS, typename Write, typename Exists>
 __device__ __forceinline__ void write_results(const float (&sums)[TOKENS / 2], const float2* scales,
-                                              const float (&bias)[2], float* place, size_t stride, Write write,
+                                              const float (&bias)[2], float* place, unsigned stride, Write write,
                                               Exists exists) {
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; ++i) {
@@ -59,8 +59,8 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     const float bias[2] = {has_bias ? biases[column] : 0.0f, has_bias ? biases[column + 8] : 0.0f};
     // Tokens from this lane's first one on, and where its result lies.
     const int count = shape.num_tokens - first_token - 2 * t;
-    const size_t stride = is_first_part ? shape.out_stride : shape.num_outputs;
-    float* place = out + (first_token + 2 * t) * stride + column;
+    const unsigned stride = is_first_part ? shape.out_stride : shape.num_outputs;
+    float* place = out + static_cast<size_t>(first_token + 2 * t) * stride + column;
     const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
     const auto store = [](float* at, float value) { *at = value; };
     // Nobody else adds there; but no thread waits for the number before.

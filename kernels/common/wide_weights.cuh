@@ -82,9 +82,9 @@ struct WideWeights {
         take_words_of(place, words[0]);
         take_words_of(place + UNIT_BYTES / 2, words[1]);
     }
-    __device__ __forceinline__ void take_scales(const ScaleT* place, const unsigned char* zero_points) {
+    __device__ __forceinline__ void take_scales(const ScaleT* place, const unsigned char* zero_points, bool has_zeros) {
         scales[0] = place[0], scales[1] = place[8];
-        if (!IS_PLAIN && zero_points != nullptr) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
+        if (!IS_PLAIN && has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
     }
 
     // As a of the four k-steps. Plain weights choose their way for the whole warp: a branch in which lanes may part

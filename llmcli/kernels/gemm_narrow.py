@@ -10,20 +10,18 @@ from llmcli.kernels.tiles import (
     TileLayout,
 )
 from llmcli.kernels.wide_plan import (
-    NARROW_TILES,
+    NARROW_BLOCKS,
     NARROW_TOKENS,
     SPAN_INPUTS,
     all_layouts,
     is_plain,
-    narrow_blocks,
 )
 
-BLOCK_SIZE = 2 * 32 * NARROW_TILES  # a warp for each tile, and as many whose registers these get; one copies tokens
 STATIC_SHARED_BYTES = 1024
 _SHARED_BYTES = 228 * 1024  # of a multiprocessor, of which the driver takes some for each block
 _RESERVED_BYTES = 1024
 _LEAST_STAGES, _MAX_STAGES, _MAX_SLOTS = 2, 4, 8  # spans of tokens, and of a warp's weights, under way
-_LEAST_SLOT_BYTES = 24 * 1024
+_LEAST_SLOT_BYTES = 6240  # of a warp: three slots of int8
 _MOST_GROUPS = 8  # of a span
 
 
@@ -31,7 +29,12 @@ def kernel_name(layout: TileLayout, tokens: int) -> str:
     """The name expression for blocks of so many tokens."""
     types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
     plain, rings = str(is_plain(layout)).lower(), _rings(layout, tokens)
-    return f"gemm_narrow<{types}, {plain}, {tokens}, {narrow_blocks(layout, tokens)}, {', '.join(map(str, rings))}>"
+    return f"gemm_narrow<{types}, {plain}, {', '.join(map(str, (tokens, *NARROW_BLOCKS[tokens], *rings)))}>"
+
+
+def block_size(tokens: int) -> int:
+    """Threads of a block of so many tokens: a warp for each tile, and four that leave them registers; one copies."""
+    return 32 * (NARROW_BLOCKS[tokens][0] + 4)
 
 
 def shared_bytes(layout: TileLayout, tokens: int) -> int:
@@ -50,10 +53,11 @@ def _slot_bytes(layout: TileLayout) -> int:
 
 def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
     """Stages of tokens, slots of weights, and the bytes of both."""
-    room = _SHARED_BYTES // narrow_blocks(layout, tokens) - _RESERVED_BYTES - STATIC_SHARED_BYTES
-    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * tokens, NARROW_TILES * _slot_bytes(layout)
+    tiles, blocks = NARROW_BLOCKS[tokens]
+    room = _SHARED_BYTES // blocks - _RESERVED_BYTES - STATIC_SHARED_BYTES
+    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * tokens, tiles * _slot_bytes(layout)
     # Weights need two slots, so that some are on their way, and more if these are small.
-    stages = (room - max(2 * slot_bytes, _LEAST_SLOT_BYTES)) // stage_bytes
+    stages = (room - max(2 * slot_bytes, tiles * _LEAST_SLOT_BYTES)) // stage_bytes
     stages = max(_LEAST_STAGES, min(stages, _MAX_STAGES))
     slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
     return stages, slots, stages * stage_bytes + slots * slot_bytes

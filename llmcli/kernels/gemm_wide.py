@@ -158,7 +158,7 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
     plan: NarrowPlan | WidePlan
     if num_tokens <= MAX_NARROW_TOKENS:
         plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
-        name, block = gemm_narrow.kernel_name(layout, plan.tokens), gemm_narrow.BLOCK_SIZE
+        name, block = gemm_narrow.kernel_name(layout, plan.tokens), gemm_narrow.block_size(plan.tokens)
         shared_bytes = gemm_narrow.shared_bytes(layout, plan.tokens)
     else:
         plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)

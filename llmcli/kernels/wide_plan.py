@@ -8,9 +8,11 @@ from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, WIDE_TOKENS, nu
 from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayout
 
 CLUSTER = 2  # blocks that share tokens
-BLOCK_TILES, NARROW_TILES = 8, 4  # of a block of gemm_wide and of gemm_narrow
-NARROW_TOKENS = (16, 32, 64)  # that a block of gemm_narrow may multiply
-MAX_NARROW_TOKENS = max(NARROW_TOKENS)
+BLOCK_TILES = 8  # of a block of gemm_wide
+# By the most tokens of a block of gemm_narrow its tiles, and how many such blocks share a multiprocessor.
+NARROW_BLOCKS = {16: (4, 4), 32: (8, 2), 64: (8, 2)}
+NARROW_TOKENS = tuple(NARROW_BLOCKS)
+MAX_NARROW_TOKENS = max(NARROW_BLOCKS)
 SPAN_INPUTS = 2 * STEP_INPUTS
 
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
@@ -45,11 +47,6 @@ def is_plain(layout: TileLayout) -> bool:
     return has_codes and has_span_scales and layout.scale_type in _HALF_TYPES
 
 
-def narrow_blocks(layout: TileLayout, tokens: int) -> int:
-    """The blocks of gemm_narrow on a multiprocessor. Of 64 tokens a fourth one has no room beside larger weights."""
-    return 3 if tokens == MAX_NARROW_TOKENS and not is_plain(layout) else 4
-
-
 def num_spans(layout: TileLayout) -> int:
     """Spans of a row's inputs."""
     return num_steps(layout.num_inputs) // 2
@@ -71,8 +68,9 @@ class NarrowPlan:
 def plan_narrow(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> NarrowPlan:
     """The launch for up to 64 tokens: as many clusters as find room."""
     tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
-    num_pieces = num_parts * _items(layout) * BLOCK_TILES // NARROW_TILES
-    num_clusters = min(num_pieces, num_multiprocessors * narrow_blocks(layout, tokens) // CLUSTER)
+    tiles, blocks = NARROW_BLOCKS[tokens]
+    num_pieces = num_parts * _items(layout) * BLOCK_TILES // tiles
+    num_clusters = min(num_pieces, num_multiprocessors * blocks // CLUSTER)
     spans = -(-num_pieces // num_clusters) * -(-num_spans(layout) // num_parts)
     return NarrowPlan(tokens, num_clusters, spans)
 

@@ -18,7 +18,7 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.kernels.wide_plan import NARROW_TOKENS, all_layouts, narrow_blocks, num_spans, parts_of, plan_narrow
+from llmcli.kernels.wide_plan import NARROW_BLOCKS, NARROW_TOKENS, all_layouts, num_spans, parts_of, plan_narrow
 from llmcli.lab.cases.gemm_narrow import CASES
 from llmcli.lab.cases.gemm_wide import (
     FORMATS,
@@ -75,13 +75,8 @@ def arguments(layout: TileLayout, num_tokens: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 64])
-@pytest.mark.parametrize(
-    ("form", "most"),
-    [({"weight_type": "int8", "group_size": 128, "scale_type": "float16"}, 224), (HALF_FORMATS[1], 198)],
-)
-def test_up_to_64_tokens_are_launched_so(form: dict[str, Any], most: int, num_tokens: int) -> None:
-    layout, notes = random_matrix(1, num_rows=16, num_inputs=4096, **form).layout, Notes()
-    layout = replace(layout, num_rows=28672)
+def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
+    layout, notes = tile_layout("int8", 28672, 4096, 128, "float16"), Notes()
     device: Any = notes
     out = Phantom((num_tokens, 28672), np.float32, 4 << 30)
     gemm_wide(device, **arguments(layout, num_tokens), out=out)
@@ -93,8 +88,8 @@ def test_up_to_64_tokens_are_launched_so(form: dict[str, Any], most: int, num_to
     assert [one.stem for one in notes.launches] == ["gemm_narrow"] * 3
     for launch in notes.launches:
         assert launch.name in SPEC.variants
-        # 28,672 outputs are 224 pairs of blocks of 4 tiles. For the most tokens, weights of 16 bits have room for 198.
-        assert launch.grid == (2 * (most if num_tokens > 32 else 224),)
+        # 28,672 outputs are 448 blocks of 4 tiles, or 224 of 8. All of them run at once on 132 multiprocessors.
+        assert launch.grid == (448 if num_tokens <= 16 else 224,)
     gemm_wide(device, **arguments(layout, 65), out=Phantom((65, 28672), np.float32, 5 << 30))
     assert notes.launches[-1].stem == "gemm_wide"
 
@@ -103,9 +98,9 @@ def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
     """In registers, which a scheduler gives to every fourth warp, and in shared memory."""
     names = {kernel_name(layout, tokens): (layout, tokens) for layout in all_layouts() for tokens in NARROW_TOKENS}
     compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
-    warps = launcher.BLOCK_SIZE // 32
     for name, (layout, tokens) in names.items():
-        blocks, resources = narrow_blocks(layout, tokens), compiled.resources[name]
+        (_, blocks), resources = NARROW_BLOCKS[tokens], compiled.resources[name]
+        warps = launcher.block_size(tokens) // 32
         of_scheduler = -(-blocks * warps // 4) * 32 * -(-resources.registers // 8) * 8
         assert of_scheduler <= REGISTERS // 4, name
         assert resources.shared_bytes <= STATIC_SHARED_BYTES, name

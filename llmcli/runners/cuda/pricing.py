@@ -18,7 +18,7 @@ from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.stage_digits import image_bytes, tokens_of
-from llmcli.kernels.wide_plan import CLUSTER, NARROW_TILES, plan_narrow, plan_wide
+from llmcli.kernels.wide_plan import CLUSTER, NARROW_BLOCKS, plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
@@ -166,7 +166,7 @@ class Pricing:
     def _gemm_narrow(self, cost: WideCost) -> float:
         layout = cost.layout
         plan = plan_narrow(layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts)
-        pairs = -(-layout.num_tiles // (CLUSTER * NARROW_TILES))
+        pairs = -(-layout.num_tiles // (CLUSTER * NARROW_BLOCKS[plan.tokens][0]))
         fetched = cost.stored_bytes + pairs * 2 * plan.tokens * layout.num_inputs
         reading = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
         fetching = self._clocks(fetched / NARROW_BYTES_A_CLOCK)
