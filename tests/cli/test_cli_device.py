@@ -180,7 +180,9 @@ def test_speed_first_makes_many_rows_faster_in_a_plan(llmcli: Callable[..., Resu
 
     shape = ("Llama-3.1-8B", "--rows")
     assert rate(*shape, 256, "--speed-first") > 1.3 * rate(*shape, 256)
-    assert rate(*shape, 64, "--speed-first") == rate(*shape, 64)
+    for num_rows in (16, 64):
+        assert rate(*shape, num_rows, "--speed-first") > rate(*shape, num_rows)
+    assert rate(*shape, 8, "--speed-first") == rate(*shape, 8)
     # Scales of blocks are nothing for gemm_wide.
     assert rate(*shape, 256, "--format", "fp8", "--speed-first") == rate(*shape, 256, "--format", "fp8")
     assert llmcli("plan", tiny_llama, "--rows", 100, "--device", "cpu", "--speed-first").exit_code == 0

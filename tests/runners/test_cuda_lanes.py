@@ -38,9 +38,8 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
     device.stream = stream = Stream(device)
     nothing: Any = SimpleNamespace(
         device=device,
-        hidden=np.zeros((8, 1)),
         run=lambda lanes: None,
-        project_logits=lambda hidden, logits: None,
+        project_lanes=lambda logits: None,
         enqueue=lambda **arrays: None,
         send=lambda target, source: None,
     )

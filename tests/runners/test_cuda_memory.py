@@ -220,8 +220,8 @@ def test_many_rows_have_memory_where_they_are_staged(monkeypatch: pytest.MonkeyP
         plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
         for can_wgmma in (True, False)
     )
-    # Of products of prompts: down in six parts, or weights widened in pieces.
-    parts, widened = 4 * 256 * 5 * 4096, 128 * 2**20
+    # Of products of prompts: down in eight parts, or weights widened in pieces.
+    parts, widened = 4 * 256 * 7 * 4096, 128 * 2**20
     digits = 256 * 14336 // 128 * (2 * 128 + 4) + 4 * 256
     held = [held_bytes(plan.workspace) for plan in (with_digits, without)]
     assert held[0] - held[1] == digits + parts - widened

@@ -48,7 +48,7 @@ def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest
 
     monkeypatch.setattr(benchmark_batch_sizes.subprocess, "run", run)
     out = tmp_path / "sizes.json"
-    sizes = ["--rows", "1", "64", "256", "--prompts", "12", "2048"]
+    sizes = ["--rows", "1", "8", "16", "--prompts", "12", "2048"]
     monkeypatch.setattr(
         sys, "argv", ["batch_sizes", "measure", "model", "--out", str(out), *sizes, "--", "--repeats", "3"]
     )
@@ -60,9 +60,9 @@ def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest
     decoding = ["--prompt", "128", "--tokens", "64", "--repeats", "3"]
     assert calls == [
         [*begin, "--rows", "1", *decoding],
-        [*begin, "--rows", "64", *decoding],
-        [*begin, "--rows", "256", *decoding],
-        [*begin, "--rows", "256", "--speed-first", *decoding],
+        [*begin, "--rows", "8", *decoding],
+        [*begin, "--rows", "16", *decoding],
+        [*begin, "--rows", "16", "--speed-first", *decoding],
         [*begin, "--prompt", "12", "--prompt", "2048", "--depth", "128", "--repeats", "3"],
     ]
     assert measure("model", (256,), (12,), ["--device", "cpu"])["speed_first"] == []  # where it does not act

@@ -142,7 +142,7 @@ class DryModel:
         self._sampler_state = Phantom((plan.num_rows, row_bytes), np.uint8, 4 << 48)
         self._results = Phantom((plan.num_rows, 2, NUM_RESULTS), np.uint64, 5 << 48)
         products = Products(self.device, DryCublas(self.device), self._workspace.widened)
-        self._num_rows = plan.num_rows
+        self._num_rows, self._speed_first = plan.num_rows, plan.speed_first
         self._longest = min(plan.chunk_tokens, plan.max_seq_len)  # a chunk also has room for every lane
         self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
 
@@ -162,7 +162,7 @@ class DryModel:
         positions = _assume(workspace.lane_positions[:lanes], np.where(used, depth, 0))
         token_ids, logits = workspace.slot_token_ids, workspace.lane_logits[:lanes]
         self._forward.run(Lanes(token_ids, rows, rows, positions, workspace.page_table))
-        self._forward.project_logits(self._forward.hidden[:lanes], logits)
+        self._forward.project_lanes(logits)
         sample_token(
             self.device,
             logits=logits,
@@ -205,7 +205,7 @@ class DryModel:
                 started += self.head(min(count, LOGIT_ROWS, self._longest))
         # Up to MANY_LANES the size of attention's blocks follows from the number of lanes, a multiple of MAX_SPAN.
         counts = {*TOKENS, *range(2 * MAX_SPAN, MANY_LANES, MAX_SPAN)} if self._num_rows > MAX_SPAN else ()
-        if self._forward.speed_first:
+        if self._speed_first:
             counts = {*counts, *NARROW_TOKENS, self._num_rows}
         for count in sorted({min(count, self._num_rows) for count in counts}):
             started += self.step(count, 0)

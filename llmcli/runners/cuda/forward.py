@@ -22,7 +22,7 @@ from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
-from llmcli.runners.base import BLOCK_TOKENS, MOST_EXACT_ROWS, AllLogits
+from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import copy, fetch
 from llmcli.runners.cuda.attention import Attention, Layer
@@ -34,13 +34,7 @@ from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
 from llmcli.runners.cuda.wide_layer import left_by, run_wide_head, run_wide_qkv, run_wide_rest
-from llmcli.runners.cuda.workspace import (
-    LOGIT_ROWS,
-    MOST_ALONE,
-    MOST_LANES_IN_PARTS,
-    Cache,
-    Workspace,
-)
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_ALONE, MOST_LANES_IN_PARTS, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
@@ -69,7 +63,7 @@ class Forward:
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
         self.prompt_ways = plan.prompt_ways
-        self.speed_first = plan.speed_first
+        self._most_exact_lanes = plan.most_exact_lanes
         self.hidden = workspace.hidden
         self._weights = weights
         self._cache = KvCache(cache)
@@ -100,7 +94,7 @@ class Forward:
             if needed is not None and self._may_run_alone(work, len(needed)):
                 self._alone = tuple(needed)
             layers = self._chunk(work, leaves=True, alone=self._alone)
-        elif self.speed_first and work.num_spans is None and len(work.rows) > MOST_EXACT_ROWS:
+        elif work.num_spans is None and len(work.rows) > self._most_exact_lanes:
             layers = self._many_lanes(work)
         else:
             layers = self._lanes(work)
@@ -213,13 +207,17 @@ class Forward:
                     outputs = activations.outputs(part.num_rows)
                     self._products.multiply(part, activations.inputs(part), outputs, "widened")
 
+    def project_lanes(self, logits: Any) -> None:
+        """Compute logits of the lanes that ran last, in their way. Shapes: logits float32 [num_lanes, vocab_size]"""
+        head, activations = self._weights.head, self._activations(len(logits))
+        if len(logits) > self._most_exact_lanes and is_wide(self.device, (head,)):
+            run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, logits)
+        else:
+            self.project_logits(activations.hidden, logits)
+
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
         head = self._weights.head
-        if self.speed_first and len(hidden) > MOST_EXACT_ROWS and is_wide(self.device, (head,)):
-            activations = self._activations(len(hidden))
-            run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, hidden, logits)
-            return
         if head.order is None:
             rows = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
         else:
@@ -297,7 +295,8 @@ class Forward:
         """One token a lane with the products of prompts."""
         activations = self._activations(len(lanes.rows))
         self._begin(lanes.token_ids, activations, lanes.token_rows)
-        left, parts_for = None, MAX_SHORT_TOKENS if activations.count <= MAX_SHORT_TOKENS else MOST_LANES_IN_PARTS
+        parts_for = MAX_SHORT_TOKENS if activations.count <= MAX_SHORT_TOKENS else MOST_LANES_IN_PARTS
+        left = None
         for layer in self._layers:
             wide = self.device, layer.weights, activations, self.config.rms_norm_eps
             rest = run_wide_qkv(*wide, parts_for=parts_for, left=left)

@@ -18,6 +18,7 @@ from llmcli.runners.cuda.staging import Staging, plan_staging
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.ways import PromptWays
 from llmcli.runners.cuda.weight_layout import Space, Weights, is_wide, plan_weights
+from llmcli.runners.cuda.wide_layer import most_exact_lanes
 from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
 # Prompt tokens that run together: wide enough for the tensor cores; the first thing to be cut when memory is short.
@@ -36,7 +37,7 @@ class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
     `staging` is what loading needs; it takes the workspace's place for that time. `prompt_ways`: how short prompts
-    are multiplied. `speed_first`: many rows are multiplied as prompts are.
+    are multiplied. `speed_first`: more lanes than `most_exact_lanes` are multiplied as prompts are.
     """
 
     stored: StoredModel
@@ -46,6 +47,7 @@ class MemoryPlan:
     chunk_tokens: int
     prompt_ways: PromptWays
     speed_first: bool
+    most_exact_lanes: int
     weights: Weights[Space]
     cache: Cache[Region]
     workspace: Workspace[Region]
@@ -94,8 +96,9 @@ def plan_memory(
     Raises: UnsupportedModelError for shapes that no kernel has
     """
     _check_shape(stored.config)
+    lanes = max(num_lanes(num_rows), MAX_SPAN)
     # Room for every lane, too: they use the same activations.
-    chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), num_lanes(num_rows), MAX_SPAN)
+    chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), lanes)
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
@@ -110,6 +113,7 @@ def plan_memory(
         chunk,
         ways,
         speed_first,
+        most_exact_lanes(weights.projections) if speed_first else lanes,
         weights=weights,
         cache=plan_cache(stored, num_pages),
         workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, ways, speed_first, card),

@@ -1,13 +1,25 @@
 """A layer of many tokens in products that widen weights themselves, on Hopper: nothing widened stands in memory."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.stage_wide import stage_wide
-from llmcli.kernels.wide_plan import parts_of
+from llmcli.kernels.wide_plan import is_plain, parts_of
+from llmcli.runners.base import MOST_EXACT_ROWS
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
+
+# Up to so many rows gemm_codes is faster with int4 that has zero points or small groups, which gemm_narrow widens in
+# more instructions (measured).
+_MOST_ROWS_OF_SLOW_CODES = 24
+
+
+def most_exact_lanes(projections: Iterable[Projection[Any]]) -> int:
+    """So many lanes keep the bits of rows alone where speed comes first: the products of prompts are not faster."""
+    has_slow_codes = any(one.layout.weight_type == "int4" and not is_plain(one.layout) for one in projections)
+    return _MOST_ROWS_OF_SLOW_CODES if has_slow_codes else MOST_EXACT_ROWS
 
 
 def run_wide_qkv(
@@ -86,12 +98,11 @@ def run_wide_head(
     norm: Any,
     eps: float,
     activations: Activations,
-    hidden: Any,
     logits: Any,
 ) -> None:
-    """Compute logits of many rows. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]"""
+    """Compute logits of many rows from `hidden`. Shapes: logits float32 [n, vocab_size]"""
     rows = {"image": activations.image, "row_scales": activations.row_scale}
-    stage_wide(device, x=hidden, unit_inputs=head.layout.unit_inputs, norm_weight=norm, eps=eps, **rows)
+    stage_wide(device, x=activations.hidden, unit_inputs=head.layout.unit_inputs, norm_weight=norm, eps=eps, **rows)
     gemm_wide(device, matrix=head.matrix, out=logits, **rows)
 
 
