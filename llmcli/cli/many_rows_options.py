@@ -13,7 +13,7 @@ SpeedFirstOption = Annotated[
     bool,
     typer.Option(
         "--speed-first",
-        help="Decode faster where more than 64 texts run at once, on Hopper cards. A text may then depend on how many "
+        help="Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
         "run beside it.",
         rich_help_panel=MODEL_PANEL,
     ),

@@ -62,7 +62,7 @@ def load(
     """Read the weights onto a card and allocate everything that running takes.
 
     `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
-    quantized layers keep their codes. `speed_first`: more than 64 rows at once are multiplied as prompts are, so that a
+    quantized layers keep their codes. `speed_first`: more than 8 rows at once are multiplied as prompts are, so that a
     text may depend on how many run beside it. `on_compile` gets the kernels compiled so far and those to compile, if
     any. `device` is an opened card in place of number `card`.
     Raises: InsufficientMemoryError before anything is read, if it does not fit; DeviceError if the card cannot be

@@ -13,7 +13,7 @@ from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
 # Up to so many rows gemm_codes is faster with int4 that has zero points or small groups, which gemm_narrow widens in
 # more instructions (measured).
-_MOST_ROWS_OF_SLOW_CODES = 24
+_MOST_ROWS_OF_SLOW_CODES = 16
 
 
 def most_exact_lanes(projections: Iterable[Projection[Any]]) -> int:
