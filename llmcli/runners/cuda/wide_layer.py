@@ -11,8 +11,8 @@ from llmcli.runners.base import MOST_EXACT_ROWS
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
-# Up to so many rows gemm_codes is faster with int4 that has zero points or small groups, which gemm_narrow widens in
-# more instructions (measured).
+# int4 with zero points or small groups takes gemm_narrow a third more instructions than other int4. Up to so many rows
+# gemm_codes was faster where all int4 took as many (docs/performance/wide.md).
 _MOST_ROWS_OF_SLOW_CODES = 16
 
 
