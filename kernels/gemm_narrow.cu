@@ -9,11 +9,11 @@
 // Choice:   The tensor cores need few clocks for few tokens, so memory sets the time. It gives its full rate only with
 //           more bytes under way than registers hold: each warp copies its own tile's weights into a ring in shared
 //           memory, some spans early. It fetches a step's words from there before it multiplies the step in front, so
-//           that nothing waits for shared memory. For few tokens blocks are small, so that each multiprocessor gets as
-//           many as the others. More tokens take as many bytes as weights do, and what L2 gives a multiprocessor is the
-//           bound: larger blocks fetch them half as often. The launch with `repeats` lets the next kernel start at
-//           once, whose blocks then ask for their weights. Other launches let it start at their end: at once is 1 to
-//           3 % slower.
+//           that nothing waits for shared memory (but see TAKES_LATE). For few tokens blocks are small, so that each
+//           multiprocessor gets as many as the others. More tokens take as many bytes as weights do, and what L2 gives
+//           a multiprocessor is the bound: larger blocks fetch them half as often. The launch with `repeats` lets the
+//           next kernel start at once, whose blocks then ask for their weights. Other launches let it start at their
+//           end: at once is 1 to 3 % slower.
 //           Rejected (docs/performance/wide.md): bulk copies of weights (the copy engine takes too long to begin each);
 //           weights in registers two steps early, as gemm_wide has them; the next product's weights fetched into L2;
 //           SwiGLU in parts, by a kernel of its own
@@ -24,11 +24,12 @@
 template <int TILES>
 constexpr int BLOCK_SIZE = 32 * (TILES + 4);
 
-// Registers of a thread: with which so many blocks start on a multiprocessor, which the four warps keep, and which the
-// others then have. A scheduler has every fourth warp.
+// Registers of a thread. A scheduler has every fourth warp, so one of the four and TILES / 4 others.
+// With these so many blocks start on a multiprocessor.
 template <int TILES, int BLOCKS>
 constexpr int START_REGISTERS = 65536 / (BLOCKS * BLOCK_SIZE<TILES>) / 8 * 8;
-constexpr int FEWEST_REGISTERS = 24;
+constexpr int FEWEST_REGISTERS = 24;  // the four keep them
+// The others then have these.
 template <int TILES, int BLOCKS>
 constexpr int MOST_REGISTERS =
     (START_REGISTERS<TILES, BLOCKS> * (TILES / 4 + 1) - FEWEST_REGISTERS) / (TILES / 4) / 8 * 8;
@@ -51,6 +52,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
                   "gemm_narrow.py plans another size");
     // Floats leave no registers for the words of a step while those of the one in front are multiplied.
     constexpr bool TAKES_LATE = TOKENS == 64 && TileFormat<WeightT>::OFFSET == 0;
+    static_assert(TILES % 4 == 0, "four warps hand on registers, and multiply, together");
     static_assert(STAGES >= 2 && SLOTS >= 2, "one is given back while the next one is read");
 
     alignas(1024) extern __shared__ uint4 shared[];
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     unsigned a[2][4][4];
     typename Weights::Scales by;
     // Whether a lane keeps one scale a row for a span, as a group has the whole span, or (int4) the lane's part of it.
-    const bool has_span_scales = IS_PLAIN || TOKENS < 64 && shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT);
+    const bool has_span_scales = IS_PLAIN || (TOKENS < 64 && shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT));
     const unsigned lane_input = lane % 4 * (Weights::UNIT_INPUTS / 4);
     const auto take = [&](int slot, int step) {
         const unsigned char* place = slots + slot * Slot::BYTES;

@@ -2,7 +2,8 @@
 
 Texts get rows in the order of their requests. In a step every running row chooses a token, and some tokens of new
 prompts run: few, so that no row waits long. When pages run out, the youngest row gives its pages back and runs again
-later. It then continues with the same text: a row's bits depend on its tokens alone (but see `Arithmetic.speed_first`).
+later. It then continues with the same text: a row's bits depend on its tokens alone (but see
+`Arithmetic.most_exact_rows`).
 
 A Ctrl-C may come in any call. It is held back while a row changes hands, so no row is lost.
 """

@@ -21,7 +21,7 @@ STATIC_SHARED_BYTES = 1024
 _SHARED_BYTES = 228 * 1024  # of a multiprocessor, of which the driver takes some for each block
 _RESERVED_BYTES = 1024
 _LEAST_STAGES, _MAX_STAGES, _MAX_SLOTS = 2, 4, 8  # spans of tokens, and of a warp's weights, under way
-_LEAST_SLOT_BYTES = 6240  # of a warp: three slots of int8
+_LEAST_RING_BYTES = 6240  # of a warp's weights: three slots of int8
 _MOST_GROUPS = 8  # of a span
 
 
@@ -57,7 +57,7 @@ def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
     room = _SHARED_BYTES // blocks - _RESERVED_BYTES - STATIC_SHARED_BYTES
     stage_bytes, slot_bytes = 2 * SPAN_INPUTS * tokens, tiles * _slot_bytes(layout)
     # Weights need two slots, so that some are on their way, and more if these are small.
-    stages = (room - max(2 * slot_bytes, tiles * _LEAST_SLOT_BYTES)) // stage_bytes
+    stages = (room - max(2 * slot_bytes, tiles * _LEAST_RING_BYTES)) // stage_bytes
     stages = max(_LEAST_STAGES, min(stages, _MAX_STAGES))
     slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
     return stages, slots, stages * stage_bytes + slots * slot_bytes

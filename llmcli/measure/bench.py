@@ -19,7 +19,7 @@ from llmcli.measure.draft_steps import MIN_TOKENS, DraftFigures, measure_draft_s
 from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import MOST_EXACT_ROWS, Runner, spans_of_prompt
+from llmcli.runners.base import Runner, spans_of_prompt
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.no_text import NoText
@@ -204,7 +204,8 @@ class Bench:
     @property
     def speed_first(self) -> bool:
         """Whether rows may have other bits than a row alone: see `Arithmetic`. Few rows have the same."""
-        return self._runner.arithmetic.speed_first and self._options.num_rows > MOST_EXACT_ROWS
+        most = self._runner.arithmetic.most_exact_rows
+        return most is not None and self._options.num_rows > most
 
     @property
     def idle_watts(self) -> float | None:

@@ -3,8 +3,8 @@
 A row is a sequence of token ids whose keys and values lie in pages of the KV cache. A step runs some tokens of some
 rows, and chooses the tokens behind them. Between steps rows join, leave, fork and roll back; no other row notices. The
 bits of a row's logits depend only on its tokens and on where its prompt ends. They depend neither on the rows beside
-it, nor on its pages, nor on how its tokens were cut into spans. Only with `Arithmetic.speed_first` they also depend on
-how many rows choose in a step.
+it, nor on its pages, nor on how its tokens were cut into spans. Only behind `Arithmetic.most_exact_rows` they also
+depend on how many rows choose in a step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
-MOST_EXACT_ROWS = 8  # so many in a step have the same bits with `Arithmetic.speed_first` as without
+MOST_EXACT_ROWS = 8  # `Arithmetic.most_exact_rows` is never less
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
 BLOCK_TOKENS = 128  # while rows wait, run whole blocks of a prompt: runners have prepared these sizes
 # The longest span outside a prompt. It gives, bit for bit, what single steps give.
@@ -46,7 +46,8 @@ class Arithmetic:
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
     of the user's that runs in place of ours, by its name; `cpu_sources` that of each C++ source that computes in place
-    of a library, by its name. With `speed_first` many rows are rounded otherwise than few.
+    of a library, by its name. More rows in a step than `most_exact_rows`, if that is not None,
+    are rounded otherwise than few.
     """
 
     dtype: str
@@ -55,7 +56,7 @@ class Arithmetic:
     libraries: tuple[str, ...]
     own_kernels: Mapping[str, str] = field(default_factory=dict)
     cpu_sources: Mapping[str, str] = field(default_factory=dict)
-    speed_first: bool = False
+    most_exact_rows: int | None = None
 
 
 Choose = Literal["none", "last", "every"]

@@ -242,7 +242,7 @@ def test_speed_first_is_told_and_kept_where_it_acts(
     monkeypatch.setattr("llmcli.cli.bench.open_target", lambda options, subject: open_target(here, subject))
     monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
     assert json.loads(llmcli(*bench, flag, "--json").stdout)["speed_first"] is False  # it does nothing to two rows
-    monkeypatch.setattr("llmcli.measure.bench.MOST_EXACT_ROWS", 1)
+    monkeypatch.setattr("llmcli.runners.cuda.wide_layer.MOST_EXACT_ROWS", 1)
     assert json.loads(llmcli(*bench, flag, "--json").stdout)["speed_first"] == acts
     like = "in two equal runs" if acts else "as generate's"
     assert f"checked           4 tokens, the same {like}" in llmcli(*bench, flag).stdout

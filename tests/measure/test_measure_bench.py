@@ -194,14 +194,14 @@ class Beside:
         return SimpleNamespace(choices=lambda: choices, prompt_seconds=queued.prompt_seconds)
 
 
-def test_where_speed_comes_first_equal_runs_are_compared(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_speed_comes_first_equal_runs_are_compared(tiny_llama: Path) -> None:
     runner = load(open_model(tiny_llama), max_seq_len=100, num_rows=3)
     with pytest.raises(DeviceError, match=r"where generate decodes .* of row 0:"):
         bench(Beside(runner), num_rows=3).check_tokens()
-    runner.arithmetic = replace(runner.arithmetic, speed_first=True)
+    runner.arithmetic = replace(runner.arithmetic, most_exact_rows=3)
     with pytest.raises(DeviceError, match=r"where generate decodes .* of row 0:"):  # it does nothing to so few rows
         bench(Beside(runner), num_rows=3).check_tokens()
-    monkeypatch.setattr("llmcli.measure.bench.MOST_EXACT_ROWS", 1)
+    runner.arithmetic = replace(runner.arithmetic, most_exact_rows=1)
     assert bench(Beside(runner), num_rows=3).check_tokens() == 10
     with pytest.raises(DeviceError, match="where an equal run decodes .* at new token 4 of row 1:"):
         bench(Wrong(runner, 1, 4), num_rows=2).check_tokens()

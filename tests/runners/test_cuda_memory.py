@@ -359,3 +359,13 @@ def test_speed_first_needs_no_memory_of_its_own() -> None:
     ]
     assert plans[0].total_bytes == plans[1].total_bytes
     assert [plan.speed_first for plan in plans] == [False, True]
+
+
+def test_parts_of_many_rows_have_memory() -> None:
+    """In a small model short prompts have two parts of a product with 512 inputs, and many rows have four."""
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    stored = StoredModel.of_config(config(**sizes, head_dim=64), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    for speed_first, parts in ((False, 2), (True, 4)):
+        others = plan_memory(stored, max_seq_len=256, num_rows=256, speed_first=speed_first).workspace.others
+        assert others is not None
+        assert others.shape == ((parts - 1) * 256 * (8 + 2 * 4) * 64,)

@@ -282,7 +282,8 @@ def fresh_parts() -> Iterator[None]:
         ("int8 channel", (), 8),
         ("int8 channel", ("k_proj",), 8),
         ("int4 channel, asymmetric", (), 16),
-        ("int4 groups of 128", (), 8),
+        ("int4 groups of 128", (), 16),
+        ("int4 groups of 64", (), 8),
         (None, (), 8),
     ],
 )

@@ -154,7 +154,12 @@ def load(
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
             f"{', speed first' if plan.speed_first else ''}",
             arithmetic=Arithmetic(
-                dtype, kv_cache, None, ("cupy",), _digests(device.own_sources), speed_first=plan.speed_first
+                dtype,
+                kv_cache,
+                None,
+                ("cupy",),
+                _digests(device.own_sources),
+                most_exact_rows=plan.most_exact_lanes if plan.speed_first else None,
             ),
         )
     )

@@ -4,22 +4,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_codes import takes as takes_codes
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.stage_wide import stage_wide
-from llmcli.kernels.wide_plan import is_plain, parts_of
+from llmcli.kernels.wide_plan import parts_of
 from llmcli.runners.base import MOST_EXACT_ROWS
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
-# int4 with zero points or small groups takes gemm_narrow a third more instructions than other int4. Up to so many rows
-# gemm_codes was faster where all int4 took as many (docs/performance/wide.md).
-_MOST_ROWS_OF_SLOW_CODES = 16
+# Up to so many rows gemm_codes multiplies int4 as fast as gemm_narrow does (docs/performance/wide.md).
+_MOST_EXACT_ROWS_OF_INT4 = 16
 
 
 def most_exact_lanes(projections: Iterable[Projection[Any]]) -> int:
     """So many lanes keep the bits of rows alone where speed comes first: the products of prompts are not faster."""
-    has_slow_codes = any(one.layout.weight_type == "int4" and not is_plain(one.layout) for one in projections)
-    return _MOST_ROWS_OF_SLOW_CODES if has_slow_codes else MOST_EXACT_ROWS
+    is_fast = any(one.layout.weight_type == "int4" and takes_codes(one.layout) for one in projections)
+    return _MOST_EXACT_ROWS_OF_INT4 if is_fast else MOST_EXACT_ROWS
 
 
 def run_wide_qkv(

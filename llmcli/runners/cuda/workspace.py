@@ -23,7 +23,7 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
-MOST_LANES_IN_PARTS = 256  # the lanes of a pass for which parts of products are made, where speed comes first
+MOST_LANES_IN_PARTS = 256  # where speed comes first, parts of products of more than 64 lanes are made as for so many
 MOST_PARTS = 16  # rows whose prompts run in one chunk
 # Tokens of a chunk that its last layer may run alone: the last one of each row, in one form of gemm_narrow.
 MOST_ALONE = MOST_PARTS
