@@ -33,7 +33,7 @@ def kernel_name(layout: TileLayout, tokens: int) -> str:
 
 
 def block_size(tokens: int) -> int:
-    """Threads of a block of so many tokens: a warp for each tile, and four that leave them registers; one copies."""
+    """Threads of a block of so many tokens: a warp for each tile, and four more, one of which copies tokens."""
     return 32 * (NARROW_BLOCKS[tokens][0] + 4)
 
 

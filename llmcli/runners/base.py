@@ -3,8 +3,8 @@
 A row is a sequence of token ids whose keys and values lie in pages of the KV cache. A step runs some tokens of some
 rows, and chooses the tokens behind them. Between steps rows join, leave, fork and roll back; no other row notices. The
 bits of a row's logits depend only on its tokens and on where its prompt ends. They depend neither on the rows beside
-it, nor on its pages, nor on how its tokens were cut into spans. Only behind `Arithmetic.most_exact_rows` they also
-depend on how many rows choose in a step.
+it, nor on its pages, nor on how its tokens were cut into spans. Only with more rows than
+`Arithmetic.most_exact_rows` they also depend on how many rows choose in a step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,8 +46,8 @@ class Arithmetic:
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
     of the user's that runs in place of ours, by its name; `cpu_sources` that of each C++ source that computes in place
-    of a library, by its name. More rows in a step than `most_exact_rows`, if that is not None,
-    are rounded otherwise than few.
+    of a library, by its name. A step of more rows than `most_exact_rows` rounds them otherwise
+    than a step of fewer; None if no step does.
     """
 
     dtype: str

@@ -208,7 +208,7 @@ class Forward:
                     self._products.multiply(part, activations.inputs(part), outputs, "widened")
 
     def project_lanes(self, logits: Any) -> None:
-        """Compute logits of the lanes that ran last, in their way. Shapes: logits float32 [num_lanes, vocab_size]"""
+        """Compute logits of the lanes that ran last, as they ran. Shapes: logits float32 [num_lanes, vocab_size]"""
         head, activations = self._weights.head, self._activations(len(logits))
         if len(logits) > self._most_exact_lanes and is_wide(self.device, (head,)):
             run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, logits)

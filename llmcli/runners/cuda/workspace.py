@@ -23,7 +23,8 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
-MOST_LANES_IN_PARTS = 256  # where speed comes first, parts of products of more than 64 lanes are made as for so many
+# Where speed comes first, more than MAX_SHORT_TOKENS lanes are multiplied in as many parts as so many lanes.
+MOST_LANES_IN_PARTS = 256
 MOST_PARTS = 16  # rows whose prompts run in one chunk
 # Tokens of a chunk that its last layer may run alone: the last one of each row, in one form of gemm_narrow.
 MOST_ALONE = MOST_PARTS
