@@ -10,9 +10,9 @@ from llmcli.kernels.tiles import (
     TileLayout,
 )
 from llmcli.kernels.wide_plan import (
-    NARROW_BLOCKS,
-    NARROW_TOKENS,
+    NARROW_FORMS,
     SPAN_INPUTS,
+    NarrowForm,
     all_layouts,
     is_plain,
 )
@@ -25,21 +25,21 @@ _LEAST_RING_BYTES = 6240  # of a warp's weights: three slots of int8
 _MOST_GROUPS = 8  # of a span
 
 
-def kernel_name(layout: TileLayout, tokens: int) -> str:
-    """The name expression for blocks of so many tokens."""
+def kernel_name(layout: TileLayout, form: NarrowForm) -> str:
+    """The name expression for blocks of a form."""
     types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
-    plain, rings = str(is_plain(layout)).lower(), _rings(layout, tokens)
-    return f"gemm_narrow<{types}, {plain}, {', '.join(map(str, (tokens, *NARROW_BLOCKS[tokens], *rings)))}>"
+    block = form.tokens, form.tiles, form.blocks, *_rings(layout, form)
+    return f"gemm_narrow<{types}, {str(is_plain(layout)).lower()}, {', '.join(map(str, block))}>"
 
 
-def block_size(tokens: int) -> int:
-    """Threads of a block of so many tokens: a warp for each tile, and four more, one of which copies tokens."""
-    return 32 * (NARROW_BLOCKS[tokens][0] + 4)
+def block_size(form: NarrowForm) -> int:
+    """Threads of a block: a warp for each tile, and four more, one of which copies tokens."""
+    return 32 * (form.tiles + 4)
 
 
-def shared_bytes(layout: TileLayout, tokens: int) -> int:
-    """Bytes of dynamic shared memory of a block of so many tokens."""
-    return _rings(layout, tokens)[2]
+def shared_bytes(layout: TileLayout, form: NarrowForm) -> int:
+    """Bytes of dynamic shared memory of a block."""
+    return _rings(layout, form)[2]
 
 
 def _slot_bytes(layout: TileLayout) -> int:
@@ -51,13 +51,12 @@ def _slot_bytes(layout: TileLayout) -> int:
     return num_bytes + TILE_ROWS * (scale_bytes if is_plain(layout) else _MOST_GROUPS * (scale_bytes + 1))
 
 
-def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
+def _rings(layout: TileLayout, form: NarrowForm) -> tuple[int, int, int]:
     """Stages of tokens, slots of weights, and the bytes of both."""
-    tiles, blocks = NARROW_BLOCKS[tokens]
-    room = _SHARED_BYTES // blocks - _RESERVED_BYTES - STATIC_SHARED_BYTES
-    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * tokens, tiles * _slot_bytes(layout)
+    room = _SHARED_BYTES // form.blocks - _RESERVED_BYTES - STATIC_SHARED_BYTES
+    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * form.tokens, form.tiles * _slot_bytes(layout)
     # Weights need two slots, so that some are on their way, and more if these are small.
-    stages = (room - max(2 * slot_bytes, tiles * _LEAST_RING_BYTES)) // stage_bytes
+    stages = (room - max(2 * slot_bytes, form.tiles * _LEAST_RING_BYTES)) // stage_bytes
     stages = max(_LEAST_STAGES, min(stages, _MAX_STAGES))
     slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
     return stages, slots, stages * stage_bytes + slots * slot_bytes
@@ -66,6 +65,6 @@ def _rings(layout: TileLayout, tokens: int) -> tuple[int, int, int]:
 SPEC = KernelSpec(
     "gemm_narrow",
     "up to 64 tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
-    tuple(dict.fromkeys(kernel_name(layout, tokens) for layout in all_layouts() for tokens in NARROW_TOKENS)),
+    tuple(dict.fromkeys(kernel_name(layout, form) for layout in all_layouts() for form in NARROW_FORMS)),
     only_arch="sm_90",
 )

@@ -158,8 +158,8 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
     plan: NarrowPlan | WidePlan
     if num_tokens <= MAX_NARROW_TOKENS:
         plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
-        name, block = gemm_narrow.kernel_name(layout, plan.tokens), gemm_narrow.block_size(plan.tokens)
-        shared_bytes = gemm_narrow.shared_bytes(layout, plan.tokens)
+        name, block = gemm_narrow.kernel_name(layout, plan.form), gemm_narrow.block_size(plan.form)
+        shared_bytes = gemm_narrow.shared_bytes(layout, plan.form)
     else:
         plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
         name, block, shared_bytes = kernel_name(layout, plan.tokens), BLOCK_SIZE, _shared_bytes(plan.tokens)

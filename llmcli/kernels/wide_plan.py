@@ -9,10 +9,6 @@ from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayo
 
 CLUSTER = 2  # blocks that share tokens
 BLOCK_TILES = 8  # of a block of gemm_wide
-# By the most tokens of a block of gemm_narrow its tiles, and how many such blocks share a multiprocessor.
-NARROW_BLOCKS = {16: (4, 4), 32: (8, 2), 64: (8, 2)}
-NARROW_TOKENS = tuple(NARROW_BLOCKS)
-MAX_NARROW_TOKENS = max(NARROW_BLOCKS)
 SPAN_INPUTS = 2 * STEP_INPUTS
 
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
@@ -23,7 +19,7 @@ _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
 # Of more parts, writing and adding them takes longer than it saves (measured).
 _MAX_PARTS, _MAX_NARROW_PARTS = 4, 8
-# What a part costs where few tokens are multiplied, in spans of a block.
+# What a part costs where few tokens are multiplied, in spans of the largest blocks.
 _SPANS_A_PART = 0.75
 _SCALED = ("int8", "int4", "fp8")
 _HALF_TYPES = ("float16", "bfloat16")
@@ -53,26 +49,61 @@ def num_spans(layout: TileLayout) -> int:
 
 
 @dataclass(frozen=True)
+class NarrowForm:
+    """Blocks of gemm_narrow: `tiles` tiles times up to `tokens` tokens. So many `blocks` share a multiprocessor.
+
+    `span_time`: that of a span in each of these blocks, over that in the largest ones
+    """
+
+    tokens: int
+    tiles: int
+    blocks: int
+    span_time: float = 1
+
+
+# Small blocks share more evenly what has room in one wave; large ones take each token from L2 less often. The time is
+# fitted to the products of Llama-3.1-8B with 64 tokens on an H200 (docs/performance/wide.md).
+NARROW_FORMS = (NarrowForm(16, 4, 4), NarrowForm(32, 8, 2), NarrowForm(64, 4, 3, 0.85), NarrowForm(64, 8, 2))
+NARROW_TOKENS = tuple(dict.fromkeys(form.tokens for form in NARROW_FORMS))
+MAX_NARROW_TOKENS = max(NARROW_TOKENS)
+
+
+@dataclass(frozen=True)
 class NarrowPlan:
-    """How gemm_narrow is launched: blocks of `tokens` tokens, in `num_clusters` clusters that take pieces in turn.
+    """How gemm_narrow is launched: blocks of a form, in `num_clusters` clusters that take pieces in turn.
 
     `spans`: those that the clusters with most to do multiply, one after the other
     """
 
-    tokens: int
+    form: NarrowForm
     num_clusters: int
     spans: int
+
+    @property
+    def span_times(self) -> float:
+        """The time they take, in spans of the largest blocks."""
+        return self.spans * self.form.span_time
 
 
 @cache
 def plan_narrow(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> NarrowPlan:
-    """The launch for up to 64 tokens: as many clusters as find room."""
+    """The launch for up to 64 tokens that takes the least time. No choice changes a bit."""
+    plans = (plan_form(layout, form, num_multiprocessors, num_parts) for form in narrow_forms(num_tokens))
+    return min(plans, key=lambda one: one.span_times)
+
+
+def narrow_forms(num_tokens: int) -> list[NarrowForm]:
+    """The forms for so many tokens, from small blocks to large ones."""
     tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
-    tiles, blocks = NARROW_BLOCKS[tokens]
-    num_pieces = num_parts * _items(layout) * BLOCK_TILES // tiles
-    num_clusters = min(num_pieces, num_multiprocessors * blocks // CLUSTER)
+    return [one for one in NARROW_FORMS if one.tokens == tokens]
+
+
+def plan_form(layout: TileLayout, form: NarrowForm, num_multiprocessors: int, num_parts: int) -> NarrowPlan:
+    """The launch in blocks of a form."""
+    num_pieces = num_parts * _items(layout) * BLOCK_TILES // form.tiles
+    num_clusters = min(num_pieces, num_multiprocessors * form.blocks // CLUSTER)
     spans = -(-num_pieces // num_clusters) * -(-num_spans(layout) // num_parts)
-    return NarrowPlan(tokens, num_clusters, spans)
+    return NarrowPlan(form, num_clusters, spans)
 
 
 @dataclass(frozen=True)
@@ -113,11 +144,11 @@ def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> i
         fitting = num_multiprocessors // CLUSTER // _items(layout)
         return max(min(fitting, num_spans(layout), _MAX_PARTS), 1)
 
-    def spans(num_parts: int) -> float:
+    def span_times(num_parts: int) -> float:
         plan = plan_narrow(layout, num_tokens, num_multiprocessors, num_parts)
-        return plan.spans + _SPANS_A_PART * num_parts
+        return plan.span_times + _SPANS_A_PART * num_parts
 
-    return min(range(1, min(num_spans(layout), _MAX_NARROW_PARTS) + 1), key=spans)
+    return min(range(1, min(num_spans(layout), _MAX_NARROW_PARTS) + 1), key=span_times)
 
 
 def all_layouts() -> Iterator[TileLayout]:

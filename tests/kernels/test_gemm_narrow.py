@@ -10,6 +10,7 @@ from fenced import assert_launches_agree, fenced, to_host
 from uploaded import upload
 
 from llmcli.kernels import gemm_narrow as launcher
+from llmcli.kernels import gemm_wide as wide_launcher
 from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_narrow import SPEC, STATIC_SHARED_BYTES, kernel_name
@@ -18,7 +19,16 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.kernels.wide_plan import NARROW_BLOCKS, NARROW_TOKENS, all_layouts, num_spans, parts_of, plan_narrow
+from llmcli.kernels.wide_plan import (
+    NARROW_FORMS,
+    NarrowPlan,
+    all_layouts,
+    narrow_forms,
+    num_spans,
+    parts_of,
+    plan_form,
+    plan_narrow,
+)
 from llmcli.lab.cases.gemm_narrow import CASES
 from llmcli.lab.cases.gemm_wide import (
     FORMATS,
@@ -45,7 +55,18 @@ def wgmma_card(device: Device) -> Device:
     return device
 
 
+@pytest.fixture(params=[0, -1], ids=["small blocks", "large blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of the first or of the last form, whatever would take less time."""
+
+    def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> NarrowPlan:
+        return plan_form(layout, narrow_forms(num_tokens)[request.param], num_multiprocessors, num_parts)
+
+    monkeypatch.setattr(wide_launcher, "plan_narrow", plan)
+
+
 @pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("num_tokens", [12, 32, 64])
 @pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6], HALF_FORMATS[1]], ids=str)
 def test_every_launch_of_a_whole_product_has_the_same_bits(
@@ -89,8 +110,15 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
     assert [one.stem for one in notes.launches] == ["gemm_narrow"] * 3
     for launch in notes.launches:
         assert launch.name in SPEC.variants
-        # 28,672 outputs are 448 blocks of 4 tiles, or 224 of 8. All of them run at once on 132 multiprocessors.
+        # 28,672 outputs are 448 blocks of 4 tiles, or 224 of 8, which all run at once on 132 multiprocessors. Of those
+        # of 4 tiles with 64 tokens only 396 would.
         assert (launch.grid, launch.block) == (((448,), 256) if num_tokens <= 16 else ((224,), 384))
+    # 22,016 outputs are 344 blocks of 4 tiles. They have room, and share the multiprocessors more evenly.
+    narrower = tile_layout("int8", 22016, 4096, 128, "float16")
+    gemm_wide(device, **arguments(narrower, num_tokens), out=Phantom((num_tokens, 22016), np.float32, 4 << 30))
+    launch = notes.launches[-1]
+    assert launch.name in SPEC.variants
+    assert (launch.grid, launch.block) == (((172,), 384) if 16 < num_tokens <= 32 else ((344,), 256))
     # Of 128,256 outputs as many blocks run as find room, four or two a multiprocessor. They take pieces in turn.
     head = tile_layout("int8", 128256, 128, 128, "float16")
     gemm_wide(device, **arguments(head, num_tokens), out=Phantom((num_tokens, 128256), np.float32, 4 << 30))
@@ -101,33 +129,35 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
 
 def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
     """In registers and in shared memory."""
-    names = {kernel_name(layout, tokens): (layout, tokens) for layout in all_layouts() for tokens in NARROW_TOKENS}
+    names = {kernel_name(layout, form): (layout, form) for layout in all_layouts() for form in NARROW_FORMS}
     compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
-    for name, (layout, tokens) in names.items():
-        (_, blocks), resources = NARROW_BLOCKS[tokens], compiled.resources[name]
-        warps = launcher.block_size(tokens) // 32
+    for name, (layout, form) in names.items():
+        resources, warps = compiled.resources[name], launcher.block_size(form) // 32
         # As the kernel counts them: with fewer a warp would wait for ever for those that others do not have.
-        assert resources.registers == REGISTERS // (blocks * 32 * warps) // 8 * 8, name
+        assert resources.registers == REGISTERS // (form.blocks * 32 * warps) // 8 * 8, name
         assert resources.shared_bytes <= STATIC_SHARED_BYTES, name
         assert (
-            blocks * (launcher.shared_bytes(layout, tokens) + STATIC_SHARED_BYTES + RESERVED_BYTES) <= SHARED_BYTES
+            form.blocks * (launcher.shared_bytes(layout, form) + STATIC_SHARED_BYTES + RESERVED_BYTES) <= SHARED_BYTES
         ), name
         assert resources.spill_store_bytes == 0, name
 
 
 @pytest.mark.parametrize(
-    ("num_outputs", "num_inputs", "parts", "spans"),
+    ("num_outputs", "num_inputs", "parts", "tiles", "spans"),
     [
-        (12288, 4096, 2, 16),  # 96 pairs of blocks in one part would leave half of the card idle
-        (4096, 4096, 8, 4),
-        (4096, 11008, 8, 11),
-        (64, 128, 1, 1),
+        (12288, 4096, 2, 4, 16),  # 96 pairs of blocks in one part would leave half of the card idle
+        (4096, 4096, 6, 4, 6),
+        (4096, 11008, 8, 8, 11),  # 6 parts of small blocks have 15 spans, each of which takes 0.85 of the time
+        (64, 128, 1, 4, 1),
     ],
 )
-def test_parts_that_take_the_least_time(num_outputs: int, num_inputs: int, parts: int, spans: int) -> None:
+def test_parts_and_blocks_that_take_the_least_time(
+    num_outputs: int, num_inputs: int, parts: int, tiles: int, spans: int
+) -> None:
     layout = tile_layout("int8", num_outputs, num_inputs, 128, "float16")
     assert parts_of(layout, 132, 64) == parts <= num_spans(layout)
-    assert plan_narrow(layout, 64, 132, parts).spans == spans
+    plan = plan_narrow(layout, 64, 132, parts)
+    assert (plan.form.tiles, plan.spans) == (tiles, spans)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +188,7 @@ def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> list[str]:
     return [str(one) for one in found if one is not None]
 
 
+@pytest.mark.usefixtures("blocks")
 def test_emulated_products_are_right(emulated: EmulatedDevice) -> None:
     problems = emulated_problems()
     emulated.num_multiprocessors = 2
@@ -176,6 +207,7 @@ def with_edge_scales(stored: StoredMatrix) -> StoredMatrix:
     return replace(stored, scales=scales)
 
 
+@pytest.mark.usefixtures("blocks")
 def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice) -> None:
     """Bit for bit. A token's results are the weights of one input."""
     half_int4 = {"weight_type": "int4", "scale_type": "float16", "group_size": 128}

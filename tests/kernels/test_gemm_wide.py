@@ -17,7 +17,7 @@ from llmcli.kernels.gemm_wide import SPEC, STATIC_SHARED_BYTES, gemm_wide, gemm_
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.kernels.wide_plan import WidePlan, _plan, plan_wide, takes
+from llmcli.kernels.wide_plan import NarrowPlan, WidePlan, _plan, narrow_forms, plan_form, plan_wide, takes
 from llmcli.lab.cases.gemm_wide import (
     FORMATS,
     HALF_FORMATS,
@@ -42,13 +42,21 @@ def wgmma_card(device: Device) -> Device:
 
 @pytest.fixture(params=WIDE_TOKENS, ids="blocks of {}".format)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of so many tokens, whatever would take less time; of 256 where an image has as many."""
+    """Blocks of so many tokens, whatever would take less time; of 256 where an image has as many.
+
+    Of gemm_narrow's forms the one with the smallest blocks, and the one with the largest.
+    """
+
+    def plan_few(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> NarrowPlan:
+        form = narrow_forms(num_tokens)[0 if request.param == min(WIDE_TOKENS) else -1]
+        return plan_form(layout, form, num_multiprocessors, num_parts)
 
     def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> WidePlan:
         tokens = request.param if num_tokens > IMAGE_TOKENS else min(request.param, IMAGE_TOKENS)
         return _plan(layout, num_tokens, num_multiprocessors, tokens, num_parts)
 
     monkeypatch.setattr(launcher, "plan_wide", plan)
+    monkeypatch.setattr(launcher, "plan_narrow", plan_few)
 
 
 @pytest.mark.cuda

@@ -18,7 +18,7 @@ from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.stage_digits import image_bytes, tokens_of
-from llmcli.kernels.wide_plan import NARROW_BLOCKS, num_spans, plan_narrow, plan_wide
+from llmcli.kernels.wide_plan import num_spans, plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
@@ -66,7 +66,7 @@ LOGITS_SHARE = 0.5
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
 # gemm_narrow: clocks of its start and end, and the bytes of weights and tokens that L2 gives a multiprocessor a clock.
-NARROW_CLOCKS, NARROW_BYTES_A_CLOCK = 5000, 28
+NARROW_CLOCKS, NARROW_BYTES_A_CLOCK = 5500, 28
 # What a multiprocessor takes for a span of a tile of int4, and for each token of a block beyond that.
 NARROW_INT4_CLOCKS, NARROW_INT4_TOKEN_CLOCKS = 110, 0.9
 # Those of gemm_wide's shares stand in kernels/wide_plan.py. It asks for weights two steps ahead, which does not reach
@@ -167,14 +167,13 @@ class Pricing:
 
     def _gemm_narrow(self, cost: WideCost) -> float:
         layout = cost.layout
-        plan = plan_narrow(layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts)
-        tiles, _ = NARROW_BLOCKS[plan.tokens]
-        fetched = cost.stored_bytes + -(-layout.num_tiles // tiles) * 2 * plan.tokens * layout.num_inputs
+        form = plan_narrow(layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts).form
+        fetched = cost.stored_bytes + -(-layout.num_tiles // form.tiles) * 2 * form.tokens * layout.num_inputs
         reading = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
         fetching = self._clocks(fetched / NARROW_BYTES_A_CLOCK)
         widening = 0.0
         if cost.element_bits == 4:
-            of_span = NARROW_INT4_CLOCKS + NARROW_INT4_TOKEN_CLOCKS * plan.tokens
+            of_span = NARROW_INT4_CLOCKS + NARROW_INT4_TOKEN_CLOCKS * form.tokens
             widening = self._clocks(layout.num_tiles * num_spans(layout) * of_span)
         return max(reading, fetching, widening) + NARROW_CLOCKS / self._card.clock_hertz
 
