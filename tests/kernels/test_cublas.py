@@ -47,6 +47,7 @@ def test_products(device: Device, cublas: Cublas, num_tokens: int, num_rows: int
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 def test_calls_take_no_memory_and_repeat_their_bits(device: Device, cublas: Cublas) -> None:
     import cupy
 
