@@ -21,6 +21,7 @@ from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.kernels.wide_plan import (
     NARROW_FORMS,
+    NarrowForm,
     NarrowPlan,
     all_layouts,
     narrow_forms,
@@ -55,26 +56,28 @@ def wgmma_card(device: Device) -> Device:
     return device
 
 
-@pytest.fixture(params=[0, -1], ids=["small blocks", "large blocks"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of the first or of the last form, whatever would take less time."""
+@pytest.fixture(params=NARROW_FORMS, ids="{0.tokens} tokens, {0.tiles} tiles".format)
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NarrowForm:
+    """Blocks of a form, whatever would take less time. For tests that multiply as many tokens as it is for."""
+    form: NarrowForm = request.param
 
     def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> NarrowPlan:
-        return plan_form(layout, narrow_forms(num_tokens)[request.param], num_multiprocessors, num_parts)
+        assert form in narrow_forms(num_tokens)
+        return plan_form(layout, form, num_multiprocessors, num_parts)
 
     monkeypatch.setattr(wide_launcher, "plan_narrow", plan)
+    return form
 
 
 @pytest.mark.cuda
-@pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("num_tokens", [12, 32, 64])
 @pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6], HALF_FORMATS[1]], ids=str)
 def test_every_launch_of_a_whole_product_has_the_same_bits(
-    wgmma_card: Device, form: dict[str, Any], num_tokens: int
+    wgmma_card: Device, form: dict[str, Any], blocks: NarrowForm
 ) -> None:
     """A place that is filled again too early shows in one launch of many; launches overlap."""
     import cupy
 
+    num_tokens = 12 if blocks.tokens == 16 else blocks.tokens
     stored = random_matrix(4, num_rows=8192, num_inputs=4096, **form)
     image = cupy.asarray(image_of(activations(num_tokens, 4096), stored.layout.unit_inputs)).view(np.uint8)
     arrays = {"matrix": upload(tiles_of(stored)), "image": image, "row_scales": cupy.ones(num_tokens, np.float32)}
@@ -173,6 +176,7 @@ def emulated_problems() -> list[Problem]:
     for form in (FORMATS[0], FORMATS[2], FORMATS[3], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
         stored = random_matrix(1000, num_rows=300, num_inputs=640, **form)
         problems += [problem_of(stored, 12, "add", has_bias=True, num_parts=3), problem_of(stored, 40)]
+        problems.append(problem_of(stored, 20, num_parts=2))
     gated = [(FORMATS[0], 30, 300, 136, "int4"), (FORMATS[3], 9, 130, 136, "int8")]
     return [*problems, *(swiglu_problem(*one) for one in gated)]
 
@@ -188,9 +192,9 @@ def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> list[str]:
     return [str(one) for one in found if one is not None]
 
 
-@pytest.mark.usefixtures("blocks")
-def test_emulated_products_are_right(emulated: EmulatedDevice) -> None:
-    problems = emulated_problems()
+def test_emulated_products_are_right(emulated: EmulatedDevice, blocks: NarrowForm) -> None:
+    problems = [one for one in emulated_problems() if blocks in narrow_forms(one.sizes["num_tokens"])]
+    assert problems
     emulated.num_multiprocessors = 2
     emulated.compile_for(problems)
     assert not mismatches(emulated, problems)
@@ -207,8 +211,8 @@ def with_edge_scales(stored: StoredMatrix) -> StoredMatrix:
     return replace(stored, scales=scales)
 
 
-@pytest.mark.usefixtures("blocks")
-def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice) -> None:
+@pytest.mark.parametrize("blocks", narrow_forms(64), indirect=True, ids="{0.tiles} tiles".format)
+def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice, blocks: NarrowForm) -> None:
     """Bit for bit. A token's results are the weights of one input."""
     half_int4 = {"weight_type": "int4", "scale_type": "float16", "group_size": 128}
     cases = []
