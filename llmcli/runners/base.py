@@ -46,8 +46,8 @@ class Arithmetic:
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
     of the user's that runs in place of ours, by its name; `cpu_sources` that of each C++ source that computes in place
-    of a library, by its name. A step of more rows than `most_exact_rows` rounds them otherwise
-    than a step of fewer; None if no step does.
+    of a library, by its name. A step of more rows than `most_exact_rows` rounds them otherwise than a step of
+    fewer. It is None if no step does.
     """
 
     dtype: str
