@@ -11,10 +11,10 @@
 //           memory, some spans early. It fetches a step's words from there before it multiplies the step in front, so
 //           that nothing waits for shared memory (but see TAKES_LATE). For few tokens blocks are small, so that each
 //           multiprocessor gets as many as the others. More tokens take as many bytes as weights do, and what L2 gives
-//           a multiprocessor is the bound: larger blocks fetch them half as often. With 33 tokens and more a product
-//           takes the ones or the others (llmcli/kernels/wide_plan.py). The launch with `repeats` lets the next kernel
-//           start at once, whose blocks then ask for their weights. Other launches let it start at their end: at once
-//           is 1 to 3 % slower.
+//           a multiprocessor is the bound: larger blocks fetch them half as often. From 33 tokens on
+//           llmcli/kernels/wide_plan.py chooses between both for each product. The launch with `repeats` lets the next
+//           kernel start at once, whose blocks then ask for their weights. Other launches let it start at their end: at
+//           once is 1 to 3 % slower.
 //           Rejected (docs/performance/wide.md): bulk copies of weights (the copy engine takes too long to begin each);
 //           weights in registers two steps early, as gemm_wide has them; the next product's weights fetched into L2;
 //           SwiGLU in parts, by a kernel of its own
@@ -25,12 +25,11 @@
 template <int TILES>
 constexpr int BLOCK_SIZE = 32 * (TILES + 4);
 
-// Registers of a thread. A scheduler has every fourth warp, so one of the four and TILES / 4 others.
-// With these so many blocks start on a multiprocessor.
+// Registers of a thread with which BLOCKS blocks start on a multiprocessor.
 template <int TILES, int BLOCKS>
 constexpr int START_REGISTERS = 65536 / (BLOCKS * BLOCK_SIZE<TILES>) / 8 * 8;
 constexpr int FEWEST_REGISTERS = 24;  // the four keep them
-// The others then have these.
+// The warps that multiply then have these: a scheduler has every fourth warp, so one of the four and TILES / 4 others.
 template <int TILES, int BLOCKS>
 constexpr int MOST_REGISTERS =
     (START_REGISTERS<TILES, BLOCKS> * (TILES / 4 + 1) - FEWEST_REGISTERS) / (TILES / 4) / 8 * 8;

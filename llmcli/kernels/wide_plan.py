@@ -52,7 +52,7 @@ def num_spans(layout: TileLayout) -> int:
 class NarrowForm:
     """Blocks of gemm_narrow: `tiles` tiles times up to `tokens` tokens. So many `blocks` share a multiprocessor.
 
-    `span_time`: that of a span in each of these blocks, over that in the largest ones
+    `span_time`: how long a span takes in such blocks, where it takes 1 in the largest ones
     """
 
     tokens: int
@@ -61,8 +61,8 @@ class NarrowForm:
     span_time: float = 1
 
 
-# Small blocks share more evenly what has room in one wave; large ones take each token from L2 less often. The time is
-# fitted to the products of Llama-3.1-8B with 64 tokens on an H200 (docs/performance/wide.md).
+# Small blocks load the multiprocessors more evenly, if all of them run at once. Large ones take each token from L2 less
+# often. The time is fitted to the products of Llama-3.1-8B with 64 tokens on an H200 (docs/performance/wide.md).
 NARROW_FORMS = (NarrowForm(16, 4, 4), NarrowForm(32, 8, 2), NarrowForm(64, 4, 3, 0.85), NarrowForm(64, 8, 2))
 NARROW_TOKENS = tuple(dict.fromkeys(form.tokens for form in NARROW_FORMS))
 MAX_NARROW_TOKENS = max(NARROW_TOKENS)

@@ -67,7 +67,7 @@ MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
 # gemm_narrow: clocks of its start and end, and the bytes of weights and tokens that L2 gives a multiprocessor a clock.
 NARROW_CLOCKS, NARROW_BYTES_A_CLOCK = 6500, 29
-# What a multiprocessor takes for a span of a tile of int4, and for each token of a block beyond that.
+# Clocks of a multiprocessor for a span of a tile of int4, and those that each token of a block adds.
 NARROW_INT4_CLOCKS, NARROW_INT4_TOKEN_CLOCKS = 110, 0.9
 # Those of gemm_wide's shares stand in kernels/wide_plan.py. It asks for weights two steps ahead, which does not reach
 # all of the bandwidth.

@@ -17,7 +17,10 @@ _MOST_EXACT_ROWS_OF_INT4 = 16
 
 
 def most_exact_lanes(projections: Iterable[Projection[Any]]) -> int:
-    """So many lanes keep the bits of rows alone where speed comes first: the products of prompts are not faster."""
+    """Return how many lanes keep the bits of rows alone where speed comes first.
+
+    The products of prompts are not faster for so few.
+    """
     is_fast = any(one.layout.weight_type == "int4" and takes_codes(one.layout) for one in projections)
     return _MOST_EXACT_ROWS_OF_INT4 if is_fast else MOST_EXACT_ROWS
 
