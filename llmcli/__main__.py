@@ -10,6 +10,7 @@ from llmcli.errors import EXIT_INTERRUPTED
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    _hold_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # who started this may want it ignored
         signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -27,6 +28,18 @@ def main() -> None:
         # itself by SIGINT at its end although it was handled.
         os._exit(exit_code)
     sys.exit(exit_code)
+
+
+def _hold_closed_streams() -> None:
+    """Take the numbers of standard streams that are closed (`llmcli serve <&-`), or the next file would get them.
+
+    A child process would then take that file for its own standard input. Reading and writing fail as before.
+    """
+    for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free number: this one
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

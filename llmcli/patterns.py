@@ -10,8 +10,8 @@ import reprlib
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from llmcli.child import child_program
 from llmcli.errors import LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
 
@@ -19,7 +19,7 @@ TIME_LIMIT_SECONDS = 3.0  # for all patterns together; real ones take a millisec
 MAX_LENGTH = 4000  # of one pattern; real ones have less than 200 characters
 
 # The isolated interpreter (-I, and -S without site-packages) finds nothing but the standard library and this program.
-_CHILD = "import sys; sys.path.append(sys.argv[1]); from llmcli.pattern_child import main; main()"
+_CHILD = child_program("llmcli.pattern_child")
 
 
 def match_names(
@@ -50,7 +50,7 @@ def match_names(
 
 def _answers(request: bytes) -> list[dict[str, list[int]]]:
     """Those that came in time."""
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(Path(__file__).resolve().parents[1])]
+    command = [sys.executable, "-I", "-S", "-c", _CHILD]
     try:
         output = subprocess.run(
             command, input=request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIME_LIMIT_SECONDS

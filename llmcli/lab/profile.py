@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llmcli.child import child_program
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import CardFacts
@@ -25,12 +26,9 @@ from llmcli.lab.study_file import Study
 from llmcli.lab.walk import Call, Lengths, Walk
 from llmcli.runners.cuda.dry_run import PRODUCT
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
-# CuPy is imported, by the second import, after the first has found it a folder.
-_BOOTSTRAP = (
-    f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); "
-    "from llmcli.kernels.device import find_problem; find_problem(); "
-    "from llmcli.lab.profile_worker import main; main()"
+# CuPy is imported, with the worker, after `find_problem` has found it a folder.
+_BOOTSTRAP = child_program(
+    "llmcli.lab.profile_worker", before="from llmcli.kernels.device import find_problem; find_problem(); "
 )
 
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing import Pipe
-from pathlib import Path
 from types import FrameType, TracebackType
 
+from llmcli.child import child_program
 from llmcli.errors import LLMCliError
 from llmcli.serve.engine_end import EngineEnd, Hold
 from llmcli.serve.front import FrontWork
@@ -20,8 +20,7 @@ from llmcli.serve.worker import Scheduler
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
 
-# -P leaves the working directory out of the search for modules.
-_FRONT = "import sys; sys.path.append(sys.argv[3]); from llmcli.serve.front import main; main(*map(int, sys.argv[1:3]))"
+_FRONT = child_program("llmcli.serve.front", "main(*map(int, sys.argv[1:]))")
 
 
 class Server:
@@ -31,10 +30,10 @@ class Server:
         """Hand over `listener`, a bound socket. Closes the front at the end of a `with`."""
         self._connection, there = Pipe()
         numbers = (there.fileno(), listener.fileno())
-        root = Path(__file__).resolve().parents[2]
-        # In a session of its own it gets no Ctrl-C from the terminal.
+        # -P leaves the working directory out of the search for modules. In a session of its own the front gets no
+        # Ctrl-C from the terminal.
         self._front = subprocess.Popen(
-            [sys.executable, "-P", "-c", _FRONT, *map(str, numbers), str(root)],
+            [sys.executable, "-P", "-c", _FRONT, *map(str, numbers)],
             stdin=subprocess.DEVNULL,
             pass_fds=numbers,
             start_new_session=True,

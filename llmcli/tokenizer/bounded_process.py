@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from llmcli.child import child_program
 from llmcli.errors import TokenizerError
 
 START_LIMIT_SECONDS = 60  # our own program starts in 0.2 s; a cold disk takes longer
@@ -22,7 +23,7 @@ REPLY_LIMIT_BYTES = 2**30
 
 # The isolated interpreter (-I) leaves out PYTHONPATH, the user's own packages and a source tree, so what the parent
 # finds its packages by is added, after the interpreter's own.
-BOOTSTRAP = "import sys; sys.path += sys.argv[1:]; from {module} import main; main()"
+_ADD_PATHS = "sys.path += sys.argv[1:]; "
 
 
 class BoundedProcess:
@@ -75,7 +76,7 @@ class BoundedProcess:
 
     def _start(self) -> None:
         self._stop()
-        program = BOOTSTRAP.format(module=self._module)
+        program = child_program(self._module, before=_ADD_PATHS)
         command = [sys.executable, "-I", "-c", program, *filter(os.path.isabs, sys.path)]
         try:
             self._process = subprocess.Popen(

@@ -17,11 +17,16 @@ SECONDS = 120
 class ServerProcess:
     """`llmcli serve` on a port that the system picks."""
 
-    def __init__(self, *arguments: object):
+    def __init__(self, *arguments: object, close_stdin: bool = False):
         command = [sys.executable, "-m", "llmcli", "serve", "--port", 0, "--device", "cpu", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            [str(part) for part in command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [str(part) for part in command],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            preexec_fn=(lambda: os.close(0)) if close_stdin else None,
         )
         self.lines: list[str] = []
         self._has_line = threading.Condition()
@@ -59,9 +64,9 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(*arguments: object) -> Iterator[ServerProcess]:
-    """A server that has ended behind the `with`."""
-    server = ServerProcess(*arguments)
+def running_server(*arguments: object, close_stdin: bool = False) -> Iterator[ServerProcess]:
+    """A server that has ended after the `with`."""
+    server = ServerProcess(*arguments, close_stdin=close_stdin)
     try:
         yield server
     finally:

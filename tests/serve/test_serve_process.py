@@ -105,6 +105,12 @@ def test_the_first_line_has_the_memory(tmp_path: Path) -> None:
         server.wait_for_line(re.escape(f"3 rows, context 64, {memory} for {tokens} tokens in float32\n"))
 
 
+def test_it_serves_with_standard_input_closed() -> None:
+    with running_server(close_stdin=True) as server:
+        assert post(server.port, COMPLETE, STORY)[0] == 200
+        assert server.end() == 0
+
+
 WRONG = [
     ("/v1/chat/completions", {"messages": "Kaspar 1"}, "messages", "param messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"a": "Kaspar 2"}}]}, "messages[0].content", ""),
