@@ -35,6 +35,7 @@ PLACES = {
     "LOOPBACK_NAMES": "serve.gate:LOOPBACK_NAMES",
     "Lengths": "lab.walk:Lengths",
     "Limits": "serve.service:Limits",
+    "LogWriter": "serve.log_writer:LogWriter",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_DRAFT_ROWS": "engine.drafts:MAX_DRAFT_ROWS",
     "MAX_ROWS": "runners.base:MAX_ROWS",
@@ -265,6 +266,7 @@ if TYPE_CHECKING:
     from llmcli.schema.vocabulary import Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
+    from llmcli.serve.log_writer import LogWriter
     from llmcli.serve.server import Server
     from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids

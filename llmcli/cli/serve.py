@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -89,16 +90,22 @@ def serve(
             runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
             drafting = run.draft.load(runner, run.devices, run.context)
             scheduler = lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting)
-            with loaded_objects_set_aside():
-                signals = front.run(
-                    scheduler,
-                    Schemas(run.session).hold,
-                    log=_log,
-                    log_contents=_log_contents,
-                    on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, address)),
-                )
-    if signal.SIGINT in signals:
-        raise typer.Exit(EXIT_INTERRUPTED)
+            log = lazy.LogWriter(_write_line)
+            try:
+                with loaded_objects_set_aside():
+                    signals = front.run(
+                        scheduler,
+                        Schemas(run.session).hold,
+                        log=lambda line: log.log(partial(_log_line, _now(), line)),
+                        log_contents=lambda what, contents: log.log(partial(_contents_line, _now(), what, contents)),
+                        on_ready=lambda: log.log(lambda: _start_line(run.session.name, runner, run.context, address)),
+                    )
+            finally:
+                is_log_read = log.close()
+    code = EXIT_INTERRUPTED if signal.SIGINT in signals else 0
+    if not is_log_read:
+        os._exit(code)  # Python's own end would wait for the same lock
+    raise typer.Exit(code)
 
 
 def _require_packages() -> None:
@@ -124,10 +131,18 @@ def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
     return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {memory}"
 
 
-def _log(line: str) -> None:
+def _write_line(line: str) -> None:
     with suppress(OutputClosedError):  # nobody reads; clients are served all the same
-        terminal.info(f"{time.strftime('%H:%M:%S')} {' '.join(line.split())}")
+        terminal.info(line)
 
 
-def _log_contents(what: str, contents: object) -> None:
-    _log(f"{what} {json_line(contents)}")
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def _log_line(moment: str, line: str) -> str:
+    return f"{moment} {' '.join(line.split())}"
+
+
+def _contents_line(moment: str, what: str, contents: object) -> str:
+    return _log_line(moment, f"{what} {json_line(contents)}")

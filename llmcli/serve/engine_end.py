@@ -6,9 +6,7 @@ Messages are tuples whose first element is a word.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 from llmcli.engine.events import Event, PrefillProgress, Token
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
+from llmcli.serve.sender import Sender
 from llmcli.serve.worker import Job, Scheduler, Worker
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class EngineEnd:
         self._hold = hold
         self._worker = Worker(scheduler, self._deliver)
         self._jobs: dict[int, Job] = {}  # by the front's numbers
-        self._sending = threading.Lock()
+        self._sender = Sender(connection)
 
     def run(
         self,
@@ -58,12 +57,12 @@ class EngineEnd:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         """Do what the front says. `on_ready` is called once it listens; `log` and `log_contents` get what it logs."""
-        self._send("begin", self._state())
+        self._sender.send("begin", self._state())
         self._worker.start()
         commands: dict[str, Callable[..., None]] = {
             "submit": self._submit,
             "cancel": self._cancel,
-            "state": lambda: self._send("state", self._state()),
+            "state": lambda: self._sender.send("state", self._state()),
             "log": log,
             "contents": log_contents,
             "ready": on_ready,
@@ -76,6 +75,7 @@ class EngineEnd:
             return  # the front has ended
         finally:
             self._worker.stop(_STEP_SECONDS)
+            self._sender.close()
 
     def _submit(self, key: int, request: Request, grammar: Grammar | None) -> None:
         prepare = None if grammar is None else lambda asked: self._hold(asked, grammar)
@@ -99,8 +99,5 @@ class EngineEnd:
             if not isinstance(event, PrefillProgress)
         ]
         if told or self._worker.fault is not None:
-            self._send("events", told, self._worker.fault)
-
-    def _send(self, *message: object) -> None:
-        with self._sending, suppress(OSError):  # who reads no more has ended, which `run` sees
-            self._connection.send(message)
+            self._sender.wait_for_room()
+            self._sender.send("events", told, self._worker.fault)

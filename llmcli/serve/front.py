@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import resource
 import socket
 import sys
 from collections.abc import Callable, Collection
@@ -18,12 +19,13 @@ from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
 from llmcli.serve.engine_end import EngineState
 from llmcli.serve.front_end import FrontEnd
-from llmcli.serve.http import HttpServer
+from llmcli.serve.http import BACKLOG, HttpServer
 from llmcli.serve.model import ServedModel
 from llmcli.serve.service import Limits, Service
 
 _LAST_WORD_SECONDS = 2.0  # to tell clients that the engine is lost
-_SPARE_CONNECTIONS = 256  # beside those of texts: other paths, and clients that keep theirs open
+_SPARE_CONNECTIONS = 256  # besides those of texts: other paths, and clients that keep theirs open
+_OWN_FILES = 64  # the link, the pipes of child processes, modules that are imported late
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,28 @@ async def _serve(
     app = build_app(
         service, api_key=options.api_key, hosts=options.hosts, origins=list(options.origins), log=engine.log
     )
-    most = options.max_waiting + begin_state.usage.num_rows + _SPARE_CONNECTIONS
-    server = HttpServer(app, grace_seconds=options.grace_seconds, max_connections=most, on_ready=engine.say_ready)
+    wanted = options.max_waiting + begin_state.usage.num_rows + _SPARE_CONNECTIONS
+    server = HttpServer(
+        app,
+        grace_seconds=options.grace_seconds,
+        max_connections=_allowed_connections(wanted),
+        on_ready=engine.say_ready,
+        log=engine.log,
+    )
     try:
         await server.serve([listener])
     finally:
         service.close()
         engine.close()
     return engine.is_lost
+
+
+def _allowed_connections(wanted: int) -> int:
+    """So many of the wanted connections as the system lets this process open, once it has raised its own limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = BACKLOG + _OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted + others:
+        soft = wanted + others if hard == resource.RLIM_INFINITY else min(wanted + others, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return max(1, min(wanted, soft - others))
+    return wanted

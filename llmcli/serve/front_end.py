@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from llmcli.engine.events import Event, Failed, Token
 from llmcli.engine.request import Request
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.serve.engine_end import EngineState
+from llmcli.serve.sender import Sender
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -37,12 +37,13 @@ class FrontEnd:
         self.begin_state = begin_state
         self.take: Take = lambda events: None
         self._connection = connection
+        self._sender = Sender(connection)
         self._on_lost = on_lost
         self.is_lost = False
         self._numbers = count(1)
         self._open: set[int] = set()  # requests that nobody has forgotten
-        self._state_readers: list[asyncio.Future[EngineState]] = []
         self._loop = asyncio.get_running_loop()
+        self._state: asyncio.Future[EngineState] | None = None  # that all who ask wait for
         self._loop.add_reader(connection.fileno(), self._read)
 
     def submit(self, request: Request, grammar: Grammar | None = None) -> int:
@@ -52,43 +53,40 @@ class FrontEnd:
         """
         key = next(self._numbers)
         self._open.add(key)
-        self._send("submit", key, request, grammar)
+        self._sender.send("submit", key, request, grammar)
         return key
 
     def cancel(self, key: int) -> None:
         """Forget a request, and drop what is left of it before the next step; events may still be on their way."""
         self._open.discard(key)
-        self._send("cancel", key)
+        self._sender.send("cancel", key)
 
     async def state(self) -> EngineState:
         """What the engine counts now. Raises: LLMCliError if its process has ended"""
         if self.is_lost:
             raise _LOST
-        reader: asyncio.Future[EngineState] = self._loop.create_future()
-        self._state_readers.append(reader)
-        self._send("state")
-        return await reader
+        if self._state is None or self._state.done():
+            self._state = self._loop.create_future()
+            self._sender.send("state")
+        return await asyncio.shield(self._state)
 
     def log(self, line: str) -> None:
         """Write a line where the server logs."""
-        self._send("log", line)
+        self._sender.send("log", line)
 
     def log_contents(self, what: str, contents: object) -> None:
         """Log contents of requests and answers."""
-        self._send("contents", what, contents)
+        self._sender.send("contents", what, contents)
 
     def say_ready(self) -> None:
         """Say that clients can come."""
-        self._send("ready")
+        self._sender.send("ready")
 
     def close(self) -> None:
         """Close the link, which ends the engine."""
         self._loop.remove_reader(self._connection.fileno())
+        self._sender.close()
         self._connection.close()
-
-    def _send(self, *message: object) -> None:
-        with suppress(OSError):  # who reads no more has ended, which `_read` sees
-            self._connection.send(message)
 
     def _read(self) -> None:
         """Take messages that are there, a few at most: a late process joins pieces, and clients still have turns."""
@@ -99,7 +97,8 @@ class FrontEnd:
                     break
                 kind, *arguments = self._connection.recv()
                 if kind == "state":
-                    self._state_readers.pop(0).set_result(arguments[0])
+                    assert self._state is not None
+                    self._state.set_result(arguments[0])
                     continue
                 told, self.fault = arguments
                 for key, *event in told:
@@ -108,7 +107,8 @@ class FrontEnd:
         except (EOFError, OSError):
             self._loop.remove_reader(self._connection.fileno())
             self.is_lost, self.fault = True, _LOST
-            for reader in self._state_readers:
-                reader.set_exception(_LOST)
+            if self._state is not None and not self._state.done():
+                self._state.set_exception(_LOST)
+                self._state.exception()  # taken here too: perhaps nobody waits for it any more
             self.take([*events, *((key, Failed(0, _LOST)) for key in self._open)])
             self._on_lost()

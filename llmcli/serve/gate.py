@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcli.errors import LLMCliError
@@ -57,7 +57,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check(HttpRequest(scope))
+            self._check(scope)
             await self.app(scope, receive, note_status)
         except ClientDisconnect:
             state["status"] = CLIENT_LEFT
@@ -89,17 +89,23 @@ class Gate:
         names = {"param": refusal.param, "code": refusal.code}
         return ", ".join(f"{what} {name}" for what, name in names.items() if name is not None)
 
-    def _check(self, request: HttpRequest) -> None:
-        """Raises: Refusal for who may not come in."""
+    def _check(self, scope: Scope) -> None:
+        """Whether it may come in is decided by what the parser found, never by a URL that is put together again.
+
+        Raises: Refusal for who may not come in.
+        """
+        headers = Headers(scope=scope)
+        if len(headers.getlist("host")) > 1:
+            raise Refusal(400, "the request names more than one host")
         if self.api_key is None:
-            host = request.headers.get("host", "")
+            host = headers.get("host", "")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if self.hosts and name.lower() not in self.hosts:
                 raise Refusal(403, f"the host {host[:200]!r} is not served; start the server with --api-key for others")
             return
-        if request.url.path in OPEN_PATHS or request.method == "OPTIONS":
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        kind, _, key = headers.get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(key.strip().encode(), self.api_key.encode())
         if kind.lower() != "bearer" or not is_right:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")

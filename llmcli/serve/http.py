@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from llmcli.serve.json_text import to_json
+from llmcli.serve.refusal import Refusal
 
 HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; also how long an unused one is kept
 CLOSE_SECONDS = 10.0  # for the rest of an answer to be read after its connection was closed
@@ -22,31 +28,129 @@ _MAX_HEAD_BYTES = 64 * 1024  # of a request, beside what comes with its first by
 _MAX_PIPELINED = 16  # requests that a connection may send before the answer of the one before
 _LAST_WORD_SECONDS = 0.3  # to tell clients that the server has ended
 _TICK_SECONDS = 0.05
+_LOG_SECONDS = 60.0  # between two lines that say that all connections are in use
+BACKLOG = 256  # clients that may connect at once, before their connections are counted
 END_SIGNAL = signal.SIGUSR1  # others are for the engine's process, which passes them on by this one
 
 
+class Connections:
+    """How many connections there may be. A new one that finds no room takes that of the longest idle one."""
+
+    def __init__(self, most: int, log: Callable[[str], None]):
+        self.most = most
+        self._log = log
+        self._log_time = -math.inf
+
+    def make_room(self, new: BoundedProtocol) -> bool:
+        """Drop an idle connection if there are too many with `new`. False if none is idle."""
+        if len(new.connections) <= self.most:
+            return True
+        if time.monotonic() - self._log_time >= _LOG_SECONDS:
+            self._log_time = time.monotonic()
+            self._log(f"all {self.most} connections are in use; new ones replace idle ones")
+        others = (one for one in new.connections if isinstance(one, BoundedProtocol) and one is not new and one.is_idle)
+        longest = min(others, key=lambda one: one.active_time, default=None)
+        if longest is None:
+            return False
+        new.connections.discard(longest)
+        longest.transport.abort()
+        return True
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Refuses what the parser would keep without a bound: endless headers, trailers and pipelines."""
+    """One connection. Refuses what the parser would keep without a bound: endless headers, trailers and pipelines.
+
+    Attributes: active_time: when it last sent something or got an answer, by time.monotonic()
+    """
 
     _num_unbound = 0  # bytes since the latest ones of a body, or since the beginning of the request
+
+    def __init__(self, room: Connections, **how: Any):
+        super().__init__(**how)
+        self.active_time = time.monotonic()
+        self._room = room
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has sent no request, or not all of one, or has its answer."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        if not self._room.make_room(self):
+            message = f"all {self._room.most} connections are in use; try again later"
+            self._refuse(Refusal(503, message, code="too_many_connections"))
 
     def on_message_begin(self) -> None:
         """A request begins."""
         self._num_unbound = 0
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        """Its head is there. One that asks for another protocol is read again, see `_feed`."""
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
     def on_body(self, body: bytes) -> None:
         """Content, whose length the service bounds."""
         self._num_unbound = 0
         super().on_body(body)
 
+    def on_message_complete(self) -> None:
+        """The request is there."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Its answer is sent."""
+        self.active_time = time.monotonic()
+        super().on_response_complete()
+
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
+        if self.transport.is_closing():
+            return
+        self.active_time = time.monotonic()
         self._num_unbound += len(data)
-        super().data_received(data)
-        too_much = self._num_unbound > _MAX_HEAD_BYTES or len(self.pipeline) > _MAX_PIPELINED
-        if too_much and not self.transport.is_closing():
-            self.send_400_response("The head of a request is too long, or too many requests wait.")
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("the request is not valid HTTP/1.1")
+            return
+        if self._num_unbound > _MAX_HEAD_BYTES or len(self.pipeline) > _MAX_PIPELINED:
+            self.send_400_response("the head of a request is too long, or too many requests wait")
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. A wish for another protocol is ignored, as a server may (RFC 9110, 7.8).
+
+        httptools would leave the body of such a request to the other protocol, and then take it for the next request.
+        So another parser reads the request anew, without the wish. Raises: HttpParserError
+        """
+        while True:
+            try:
+                return self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+                if method == b"CONNECT":
+                    raise httptools.HttpParserError("this server is no proxy") from None
+                fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+                head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields))
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                data = head + data[upgrade.args[0] :]
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not a request, and close the connection."""
+        if not self.transport.is_closing():
+            self._refuse(Refusal(400, msg))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        content = to_json(refusal.as_json())
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content)
+        self.transport.write(STATUS_LINE[refusal.status] + head + content)
+        self.transport.close()
 
 
 class HttpServer(uvicorn.Server):
@@ -55,18 +159,27 @@ class HttpServer(uvicorn.Server):
     A second signal ends it at once. What is left then, or at the end of the grace, is cancelled.
     """
 
-    def __init__(self, app: ASGIApp, *, grace_seconds: float, max_connections: int, on_ready: Callable[[], None]):
-        """`on_ready` is called once the server listens."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        grace_seconds: float,
+        max_connections: int,
+        on_ready: Callable[[], None],
+        log: Callable[[str], None],
+    ):
+        """`on_ready` is called once the server listens; `log` gets lines about connections."""
+        protocol = partial(BoundedProtocol, Connections(max_connections, log))
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=cast("type[asyncio.Protocol]", protocol),
             ws="none",
             lifespan="off",
             log_config=None,
             log_level=logging.CRITICAL + 1,  # the gate logs
             access_log=False,
             server_header=False,
-            limit_concurrency=max_connections,
+            backlog=BACKLOG,
             timeout_keep_alive=int(HEADER_SECONDS),
             timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # it is passed on to asyncio
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
 from types import FrameType, TracebackType
@@ -19,6 +22,7 @@ from llmcli.serve.worker import Scheduler
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
+_FORCE_SECONDS = 4.0  # after a second signal, for the front; twice as long for this process
 
 _FRONT = child_program("llmcli.serve.front", "main(*map(int, sys.argv[1:]))")
 
@@ -66,6 +70,8 @@ class Server:
     ) -> list[int]:
         """Serve until a SIGTERM or Ctrl-C; return the signals that came. A second one ends what is under way.
 
+        After the second, whatever hangs is ended by force: the front, and some seconds later this process.
+
         `hold` is as for `EngineEnd`.
 
         Raises: LLMCliError if the front's process ends by itself
@@ -75,6 +81,8 @@ class Server:
         def pass_on(number: int, frame: FrameType | None) -> None:
             signals.append(number)
             self._front.send_signal(END_SIGNAL)
+            if len(signals) == 2:
+                self._end_by_force()
 
         usual = {number: signal.signal(number, pass_on) for number in _SIGNALS}
         try:
@@ -85,3 +93,11 @@ class Server:
         if not signals:
             raise LLMCliError("the process that serves connections has ended; start the server again")
         return signals
+
+    def _end_by_force(self) -> None:
+        """Begin to count the seconds. This process is ended by a thread of C, which waits for no lock of Python."""
+        timer = threading.Timer(_FORCE_SECONDS, self._front.kill)
+        timer.daemon = True
+        timer.start()
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the traceback says nothing to a user
+        faulthandler.dump_traceback_later(2 * _FORCE_SECONDS, exit=True, file=nowhere)

@@ -41,8 +41,9 @@ async def serving(lines: list[str] | None = None) -> AsyncIterator[tuple[HttpSer
     """A server and its port; `lines` gets its log."""
     listener = socket.create_server(("127.0.0.1", 0))
     is_ready = asyncio.Event()
-    gate = Gate(app, None, (), Metrics(), (), ([] if lines is None else lines).append)
-    server = HttpServer(gate, grace_seconds=0.1, max_connections=100, on_ready=is_ready.set)
+    log = ([] if lines is None else lines).append
+    gate = Gate(app, None, (), Metrics(), (), log)
+    server = HttpServer(gate, grace_seconds=0.1, max_connections=100, on_ready=is_ready.set, log=log)
     task = asyncio.create_task(server.serve([listener]))
     await is_ready.wait()
     try:
