@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class Request:
       prompt, whose `said` begins like such a text, then does not run these tokens again.
     - `kept_row` is the row in which a lone sample runs, and which stays open afterwards.
     - With `schema` each text is held to it. The runner must take masks.
+    - `client` is who asks. Rows are shared out between clients; see `FairOrder`.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -50,6 +52,7 @@ class Request:
     said: tuple[int, ...] = ()
     keeps_pages: bool = False
     schema: Schema | None = None
+    client: Hashable = None
 
     @property
     def must_read_choices(self) -> bool:
@@ -63,6 +66,7 @@ class ScoreRequest:
 
     token_ids: tuple[int, ...]
     first: int
+    client: Hashable = None
 
     def __post_init__(self) -> None:
         """Raises: ValueError"""

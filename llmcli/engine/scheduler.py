@@ -1,28 +1,29 @@
 """`Scheduler`: generates many texts at once on one runner, step by step. Every command that runs a model uses it.
 
-Texts get rows in the order of their requests. In a step every running row chooses a token, and some tokens of new
-prompts run: few, so that no row waits long. When pages run out, the youngest row gives its pages back and runs again
-later. It then continues with the same text: a row's bits depend on its tokens alone (but see
-`Arithmetic.most_exact_rows`).
+Texts get rows in the order of their requests, or in that of `FairOrder` where several clients ask. In a step every
+running row chooses a token, and some tokens of new prompts run: few, so that no row waits long. When pages run out, the
+row that comes last in that order gives its pages back and runs again later. It then continues with the same text: a
+row's bits depend on its tokens alone (but see `Arithmetic.most_exact_rows`).
 
 A Ctrl-C may come in any call. It is held back while a row changes hands, so no row is lost.
 """
 
 import time
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from itertools import count, takewhile
+from itertools import chain, takewhile
 
 from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
+from llmcli.engine.fair_order import FairOrder, is_worth_a_row
 from llmcli.engine.fill import Fill, FillBudget
 from llmcli.engine.prompt_spans import AnyFill, FillSpan, may_join, num_tokens, prompt_spans
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
-from llmcli.engine.texts import Queued, Score, Shared, SharedPrompts, Text, Usage, number_of, open_row
+from llmcli.engine.texts import Queued, Score, Shared, SharedPrompts, Text, Usage, client_of, number_of, open_row
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
@@ -57,7 +58,7 @@ class Scheduler:
         self._queued: deque[Queued] = deque()
         self._events: list[Event] = []  # from the latest step
         self._num_requests = 0
-        self._orders = count(1)
+        self._order = FairOrder()
         self._budget = FillBudget(wait_seconds)
         self._filled: list[tuple[Step, int]] = []  # spans of prompts since the latest choices, with their tokens
 
@@ -75,15 +76,19 @@ class Scheduler:
         """Queue a request for texts or scores; return its number, which its events carry."""
         number = self._num_requests = self._num_requests + 1
         if isinstance(request, ScoreRequest):
-            self._waiting.append(Score(next(self._orders), request, number))
+            order = self._order.next(request.client, len(request.token_ids), 0)
+            insort(self._waiting, Score(order, request, number))
             return number
         if self._tokenizer is None:
             raise ValueError("texts need a tokenizer")
         is_shared = len(request.samples) > 1 and not request.said
-        shared = Shared(request, number, len(request.samples)) if is_shared else None
+        shared: Shared | None = None
         for index in request.samples:
             sample = Sample(number, request, index, self._tokenizer, self.runner.limits.max_seq_len)
-            self._waiting.append(Text(next(self._orders), sample, shared))
+            order = self._order.next(request.client, len(request.prompt_token_ids), sample.max_tokens)
+            if is_shared and shared is None:
+                shared = Shared(order, request, number, len(request.samples))
+            insort(self._waiting, Text(order, sample, shared))
         return number
 
     def cancel(self, request: int) -> None:
@@ -140,6 +145,8 @@ class Scheduler:
         If no row runs, run one span at most, and stop after an event: the user should see progress.
         """
         is_alone, seconds = not self._running, 0.0
+        if self._fills and self._waiting and self._goes_first(self._waiting[0], self._fills[0].owner):
+            self._start_next(events, ())
         while True:
             start = partial(self._start_next, events)
             together = prompt_spans(self.runner, self._budget, self._fills, start, is_alone=is_alone)
@@ -180,11 +187,11 @@ class Scheduler:
                     if shared.row is None:
                         shared.start_time = shared.start_time or time.perf_counter()
                         return self._begin(shared, self.runner.open(shared.request.prompt_token_ids), events)
-                    if len(self._running) == self.runner.limits.num_rows:
+                    if shared.logits is None or not self._find_row(first):
                         return None
                     self._fork(first, shared, shared.row)
                     continue
-                if len(self._running) + len(beside) == self.runner.limits.num_rows:
+                if not self._find_row(first):
                     return None
                 return self._begin(first, open_row(self.runner, first.sample), events)
             except LLMCliError as error:
@@ -212,7 +219,7 @@ class Scheduler:
         chooses, num_shared = isinstance(owner, Text), self.runner.num_tokens(row)
         first_read = (owner.request.first if isinstance(owner, Score) else len(prompt) + len(said)) - 1
         fill: AnyFill = Fill(owner, row, prompt, said, num_shared, first_read, chooses=chooses)
-        self._fills.append(fill)
+        insort(self._fills, fill, key=lambda one: one.owner.order)
         if not said:
             self.usage.prompt_tokens_shared += fill.num_shared
             if not isinstance(owner, Score):
@@ -285,9 +292,14 @@ class Scheduler:
             self._collect(self._queued.pop(), events)
 
     def _reserve_fill(self, fill: AnyFill, span: Span) -> bool:
-        """Make room for a prompt's span. Running rows keep their pages; if none runs, shared prompts are closed."""
+        """Make room for a prompt's span. Rows that do not go after it keep their pages.
+
+        If none runs, shared prompts are closed.
+        """
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
-            if self._running or not self._prompts.release_latest():
+            if self._running and self._goes_first(fill.owner, self._running[-1]):
+                self._preempt(self._running[-1])
+            elif self._running or not self._prompts.release_latest():
                 return False
         return True
 
@@ -313,6 +325,7 @@ class Scheduler:
         self._queued.append(Queued(step, turns, [0] * len(ready), self._filled, drafts, begun))
         self._filled = []
         self._prompts.close(lambda shared: shared.num_waiting == 0)
+        self._order.pass_time(len(ready), map(client_of, chain(self._waiting, self._running)))
         self.usage.steps += 1
         self.usage.row_steps += len(ready)
         self.usage.most_rows = max(self.usage.most_rows, len(ready))
@@ -323,10 +336,11 @@ class Scheduler:
         assert text.row is not None
         num_tokens = self.runner.num_tokens(text.row) + 1
         while not self.runner.reserve(text.row, num_tokens):
-            if self._fills:
+            youngest = self._running[-1]
+            if self._fills and not self._goes_first(self._fills[-1].owner, youngest):
                 self._abandon(self._fills[-1], is_wanted=True)
-            elif self._running[-1] is not text:
-                self._preempt(self._running[-1])
+            elif youngest is not text:
+                self._preempt(youngest)
             elif not self._prompts.release_latest():
                 self._preempt(text)
                 return False
@@ -358,6 +372,31 @@ class Scheduler:
             events.append(sample.finish(sample.finish_reason))
 
     # Room
+
+    @staticmethod
+    def _goes_first(one: Text | Score | Shared, other: Text | Score | Shared) -> bool:
+        """Whether `one` is of another client than `other`, and goes before it."""
+        return one.order < other.order and client_of(one) != client_of(other)
+
+    def _find_row(self, first: Text) -> bool:
+        """Whether there is a row for the first of those who wait. Another client may have to give up one for it."""
+        holders: list[Text | Score | Shared] = [*self._running, *(fill.owner for fill in self._fills)]
+        if len(holders) < self.runner.limits.num_rows:
+            return True
+        last = max(holders, key=lambda one: one.order)
+        if not (isinstance(last, Text) and self._goes_first(first, last)):
+            return False
+        rows = Counter(map(client_of, holders))
+        wanted, left = (one.sample.max_tokens - len(one.sample.token_ids) for one in (first, last))
+        if not is_worth_a_row(wanted, left, rows[client_of(first)], rows[client_of(last)]):
+            return False
+        if last in self._running:
+            assert last.row is not None
+            self.runner.offer(last.row)  # the text then goes on where it was, if nobody needs these pages
+            self._preempt(last)
+        else:
+            self._abandon(next(fill for fill in self._fills if fill.owner is last), is_wanted=True)
+        return True
 
     def _preempt(self, text: Text) -> None:
         """Take a text's row away. The text keeps its tokens and waits for another row."""

@@ -1,10 +1,11 @@
 """The scheduler's records: each text with its row, queued steps, and the usage so far."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from llmcli.engine.drafts import TextDrafts
+from llmcli.engine.fair_order import Order
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
 from llmcli.runners.base import Logits, Runner, Step
@@ -28,6 +29,7 @@ class Usage:
 class Shared:
     """The prompt that several samples share: its row, and its last logits, both None until it has them."""
 
+    order: Order
     request: Request
     number: int
     num_waiting: int  # samples that have no token and no row yet
@@ -75,7 +77,7 @@ class Text:
     tokens a queued step has chosen.
     """
 
-    order: int
+    order: Order
     sample: Sample
     shared: Shared | None
     row: int | None = None
@@ -101,7 +103,7 @@ class Text:
         return sum(tokens, ()) if len(tokens) == len(chosen) else None
 
     def __lt__(self, other: "Text | Score") -> bool:
-        """Whether it was asked for earlier."""
+        """Whether it goes first."""
         return self.order < other.order
 
     def leave_row(self) -> None:
@@ -119,13 +121,13 @@ class Text:
 class Score:
     """A text whose logits are requested."""
 
-    order: int
+    order: Order
     request: ScoreRequest
     number: int
     row: int | None = None
 
     def __lt__(self, other: "Text | Score") -> bool:
-        """Whether it was asked for earlier."""
+        """Whether it goes first."""
         return self.order < other.order
 
 
@@ -144,6 +146,11 @@ class Queued:
 def number_of(one: Text | Score | Shared) -> int:
     """The number of its request."""
     return one.sample.number if isinstance(one, Text) else one.number
+
+
+def client_of(one: Text | Score | Shared) -> Hashable:
+    """Who asks for it."""
+    return one.sample.request.client if isinstance(one, Text) else one.request.client
 
 
 def open_row(runner: Runner, sample: Sample) -> int:

@@ -28,7 +28,16 @@ def build_app(
     routes = [*texts_routes(service), *tokens_routes(service), *about_routes(service), *page_routes(service)]
     router = Router(routes, redirect_slashes=False)
     paths = frozenset(route.path for route in routes)
-    gate = Gate(router, api_key, hosts, service.metrics, paths, log, logs_contents=service.log_contents is not None)
+    gate = Gate(
+        router,
+        api_key,
+        hosts,
+        service.metrics,
+        paths,
+        log,
+        logs_contents=service.log_contents is not None,
+        on_end=service.bodies.give_back,
+    )
     if not origins:
         return gate
     return CORSMiddleware(gate, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])

@@ -32,6 +32,8 @@ from llmcli.serve.refusal import Refusal
 MAX_SAMPLES = 128
 _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 64
+_MAX_KEYS = 1000  # of an object whose keys we know
+_MAX_ENTRIES = 1_000_000  # of all lists and objects; more than that many token ids fit no context
 
 
 class Body(BaseModel):
@@ -42,6 +44,8 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_KEYS:  # pydantic would make an error of each
+            raise ValueError(f"an object of {len(value)} keys, expected at most {_MAX_KEYS}")
         return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
@@ -105,7 +109,9 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(max_length=_MAX_STOPS), BeforeValidator(_as_list)
+        list[Annotated[str, Field(min_length=1)]],
+        Field(max_length=_MAX_STOPS, fail_fast=True),
+        BeforeValidator(_as_list),
     ] = []
     logit_bias: Annotated[Mapping[int, float], BeforeValidator(read_logit_bias)] = {}
     ignore_eos: bool = False
@@ -165,7 +171,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 class ChatBody(TextsBody):
     """A body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -190,7 +196,7 @@ class ChatBody(TextsBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 
 
 def _form(value: Any) -> str:
@@ -203,9 +209,9 @@ class CompletionBody(TextsBody):
     """A body of /v1/completions."""
 
     prompt: Annotated[
-        Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list), Tag("list[text]")]
+        Annotated[list[str], Field(min_length=1, fail_fast=True), BeforeValidator(_as_list), Tag("list[text]")]
         | Annotated[TokenIds, Tag("list[id]")]
-        | Annotated[list[TokenIds], Tag("list[ids]")],
+        | Annotated[list[TokenIds], Field(fail_fast=True), Tag("list[ids]")],
         Discriminator(_form),
     ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -227,7 +233,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> TokenizeBody:
@@ -250,8 +256,12 @@ Kind = TypeVar("Kind", bound=Body)
 def parse_body(kind: type[Kind], content: bytes) -> Kind:
     """The body of a request.
 
+    It takes time by the body's length alone: what has too many entries is not read, and the first fault ends it.
+
     Raises: Refusal that names the key and what is expected
     """
+    if content.count(b",") >= _MAX_ENTRIES:  # those within strings count too: texts have few
+        raise Refusal(400, f"the body has more than {_MAX_ENTRIES} entries", code="too_many_entries")
     try:
         value = parse_json(content, _object)
     except ValueError as error:
@@ -276,7 +286,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
     """The first thing that is wrong, in our words."""
     problem = error.errors(include_url=False)[0]
-    key = _path(problem["loc"])
+    key = _path(problem["loc"]) or "the body"
     if problem["type"] == "extra_forbidden":
         names = [field.alias or name for name, field in kind.model_fields.items()]
         known = ", ".join(sorted(names, key=SPECS.__contains__))  # our sampling parameters come last

@@ -119,29 +119,32 @@ class Desk:
         """
         if (fault := self.engine.fault) is not None:
             raise Refusal(503, f"{fault}; the server cannot continue; restart it", code="device_failed")
-        self._refuse_too_many(requests)
+        num_new = sum(len(request.samples) for request in requests)
+        self._refuse_too_many(num_new, "prompt" if len(requests) > 1 else "n")
         return Texts(self, requests, grammar, in_pieces=in_pieces)
 
     @contextmanager
-    def waiting(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Count texts that cannot begin yet, since their schema is read. Raises: Refusal if too many texts wait"""
-        num_new = self._refuse_too_many(requests)
+    def waiting(self, num_new: int, param: str) -> Iterator[None]:
+        """Count texts that cannot begin yet, since their prompts are encoded or their schema is read.
+
+        `param` is the key that says how many there are. Raises: Refusal if too many texts wait
+        """
+        self._refuse_too_many(num_new, param)
         self.num_texts += num_new
         try:
             yield
         finally:
             self.num_texts -= num_new
 
-    def _refuse_too_many(self, requests: Sequence[Request]) -> int:
-        """The number of texts. Raises: Refusal; only one that waiting helps is a 429, which clients try again"""
-        num_new = sum(len(request.samples) for request in requests)
+    def _refuse_too_many(self, num_new: int, param: str) -> None:
+        """Raises: Refusal; only one that waiting helps is a 429, which clients try again"""
         if num_new > self._max_texts:
             rows = self._max_texts - self._max_waiting
             raise Refusal(
                 400,
                 f"the request asks for {num_new} texts, expected at most {self._max_texts}: {rows} that run and "
                 f"{self._max_waiting} that may wait (--max-queue); send several requests",
-                param="prompt" if len(requests) > 1 else "n",
+                param=param,
             )
         if self.num_texts + num_new > self._max_texts:
             raise Refusal(
@@ -150,7 +153,6 @@ class Desk:
                 f"at most {self._max_waiting} may wait; try again later",
                 code="queue_full",
             )
-        return num_new
 
     def begin(self, texts: Texts, request: Request, grammar: Grammar | None) -> int:
         """Hand over one request of `texts`; return its number."""

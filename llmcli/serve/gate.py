@@ -41,6 +41,7 @@ class Gate:
     paths: Collection[str]
     log: Callable[[str], None]
     logs_contents: bool = False
+    on_end: Callable[[Scope], None] = lambda scope: None  # called once a request has its answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as an ASGI application."""
@@ -71,6 +72,7 @@ class Gate:
                 response.headers["connection"] = "close"  # else the rest of a body without end would be read
             await response(scope, receive, note_status)
         finally:
+            self.on_end(scope)
             status = state.get("status", status)
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests[path, status] += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -12,8 +14,9 @@ from starlette.routing import Route
 from llmcli.engine.request import Request
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
-from llmcli.serve.service import Service
-from llmcli.serve.texts import TextsResponse, unless_gone
+from llmcli.serve.leaving import unless_gone
+from llmcli.serve.service import Service, client_of
+from llmcli.serve.texts import TextsResponse
 
 Kind = TypeVar("Kind", bound=TextsBody)
 
@@ -24,23 +27,27 @@ def texts_routes(service: Service) -> list[Route]:
     async def chat(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(ChatBody, http), service)
         _log(service, [message.model_dump() for message in body.messages])
-        requests = [await service.encode(lambda: service.model.answer(body))]
-        return await respond(http, body, requests, ChatAnswer)
+        with service.desk.waiting(body.n, "n"):
+            requests = [await service.encode(http, lambda: service.model.answer(body))]
+            return await respond(http, body, requests, ChatAnswer)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
         _log(service, body.prompts)
-        requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompts])
-        return await respond(http, body, requests, CompletionAnswer)
+        prompts = body.prompts
+        with service.desk.waiting(body.n * len(prompts), "n" if len(prompts) == 1 else "prompt"):
+            encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
+            requests = [await service.encode(http, work) for work in encode]  # one by one: others have their turn
+            return await respond(http, body, requests, CompletionAnswer)
 
     async def respond(
         http: HttpRequest, body: TextsBody, requests: Sequence[Request], kind: type[Answer]
     ) -> TextsResponse:
         grammar = None
         if body.held_to is not None:
-            with service.desk.waiting(requests):
-                grammar = await unless_gone(service.read_schema(body.held_to), http.receive)
+            grammar = await unless_gone(service.read_schema(client_of(http), body.held_to), http.receive)
         model = service.model
+        requests = [replace(request, client=client_of(http)) for request in requests]
         answer = kind(model.names[0], requests, model.tokenizer, includes_usage=body.includes_usage)
         return TextsResponse(service, requests, answer, body.stream, grammar)
 

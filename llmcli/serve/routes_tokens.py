@@ -19,28 +19,31 @@ def tokens_routes(service: Service) -> list[Route]:
 
     async def tokenize(http: HttpRequest) -> Response:
         body = await service.read(TokenizeBody, http)
-        messages = [message.model_dump() for message in body.messages or []]
-        token_ids = await service.encode(lambda: list(service.model.encode(body.prompt or messages)))
-        answer = {
-            "count": len(token_ids),
-            "max_model_len": service.model.context,
-            "tokens": token_ids,
-            "token_strs": [tokenizer.piece(token_id) for token_id in token_ids],
-        }
-        return json_response(answer)
+
+        def encode() -> Response:
+            messages = [message.model_dump() for message in body.messages or []]
+            token_ids = list(service.model.encode(body.prompt or messages))
+            answer = {
+                "count": len(token_ids),
+                "max_model_len": service.model.context,
+                "tokens": token_ids,
+                "token_strs": [tokenizer.piece(token_id) for token_id in token_ids],
+            }
+            return json_response(answer)
+
+        return await service.encode(http, encode)
 
     async def detokenize(http: HttpRequest) -> Response:
         body = await service.read(DetokenizeBody, http)
-        if any(token_id >= tokenizer.vocab_size for token_id in body.tokens):
-            largest = max(body.tokens)
-            message = f"tokens holds {largest}, expected 0 to {tokenizer.vocab_size - 1}"
-            raise Refusal(400, message, param="tokens")
 
-        def decode() -> str:
+        def decode() -> Response:
+            if (largest := max(body.tokens, default=0)) >= tokenizer.vocab_size:
+                message = f"tokens holds {largest}, expected 0 to {tokenizer.vocab_size - 1}"
+                raise Refusal(400, message, param="tokens")
             decoder = StreamDecoder(tokenizer, at_start=True)
-            return "".join(map(decoder.push, body.tokens)) + decoder.flush()
+            return json_response({"prompt": "".join(map(decoder.push, body.tokens)) + decoder.flush()})
 
-        return json_response({"prompt": await service.encode(decode)})
+        return await service.encode(http, decode)
 
     return [
         Route("/tokenize", tokenize, methods=["POST"]),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request as HttpRequest
+from starlette.types import Scope
 
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.held_to import HeldTo
 from llmcli.serve.bodies import Body, parse_body
 from llmcli.serve.desk import Desk
+from llmcli.serve.fair_thread import FairThread
+from llmcli.serve.leaving import unless_gone
 from llmcli.serve.metrics import Metrics
 from llmcli.serve.model import ServedModel
 from llmcli.serve.refusal import Refusal
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 BODY_SECONDS = 60.0  # for a body to arrive
+_SMALL_BODY_BYTES = 64 * 1024  # such a body is parsed at once, in a millisecond
+_HELD_BODIES = 8  # bodies of the longest kind that may be in memory together
 
 Kind = TypeVar("Kind", bound=Body)
 Result = TypeVar("Result")
@@ -39,6 +43,31 @@ class Limits:
         return Refusal(504, f"the answer took longer than {self.timeout_seconds:g} s (--timeout)", code="timeout")
 
 
+class HeldBodies:
+    """The bytes of all bodies that are read or served, bounded: many long ones would fill the memory."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    def take(self, scope: Scope, count: int, most: int) -> None:
+        """Count more bytes of a request. Raises: Refusal if there are more than `most` in all"""
+        if self._num_bytes + count > most:
+            message = f"the requests that are served hold {most} bytes already; try again later"
+            raise Refusal(429, message, code="too_many_bytes")
+        self._num_bytes += count
+        scope["state"]["body_bytes"] = scope["state"].get("body_bytes", 0) + count
+
+    def give_back(self, scope: Scope) -> None:
+        """Forget those of a request, which has its answer."""
+        self._num_bytes -= scope["state"].get("body_bytes", 0)
+
+
+def client_of(request: HttpRequest) -> Hashable:
+    """Who asks: one connection. Work is shared out between clients."""
+    address: Hashable = request.scope.get("client")
+    return address
+
+
 @dataclass(frozen=True)
 class Service:
     """See the module. `log` takes the contents of requests and answers, if they are to be logged."""
@@ -48,21 +77,21 @@ class Service:
     limits: Limits
     log_contents: Callable[[str, object], None] | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    body_reader: FairThread = field(default_factory=lambda: FairThread("bodies"))
     # One thread: the model's methods are for one at a time, and templates and long prompts take their time.
-    encoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encoder"))
-
+    encoder: FairThread = field(default_factory=lambda: FairThread("encoder"))
     # Another, since a schema may take seconds.
-    schema_reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "schemas"))
+    schema_reader: FairThread = field(default_factory=lambda: FairThread("schemas"))
+    bodies: HeldBodies = field(default_factory=HeldBodies)
 
-    async def read_schema(self, held_to: HeldTo) -> Grammar:
+    async def read_schema(self, client: Hashable, held_to: HeldTo) -> Grammar:
         """What texts are held to, for the engine.
 
         Raises: Refusal for what cannot be held exactly, and if it takes longer than an answer may
         """
         try:
-            loop = asyncio.get_running_loop()
             async with asyncio.timeout(self.limits.timeout_seconds):
-                return await loop.run_in_executor(self.schema_reader, self.model.grammar, held_to)
+                return await self.schema_reader.run(client, lambda: self.model.grammar(held_to))
         except TimeoutError:
             raise self.limits.too_slow() from None
         except (UsageError, TokenizerError) as error:
@@ -70,12 +99,12 @@ class Service:
 
     def close(self) -> None:
         """End the threads; what they do is not waited for."""
-        for pool in (self.encoder, self.schema_reader):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for thread in (self.body_reader, self.encoder, self.schema_reader):
+            thread.close()
 
-    async def encode(self, work: Callable[[], Result]) -> Result:
-        """Do what takes long, outside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.encoder, work)
+    async def encode(self, request: HttpRequest, work: Callable[[], Result]) -> Result:
+        """Do what takes long outside the event loop. Raises: ClientDisconnect if the client leaves before its turn"""
+        return await unless_gone(self.encoder.run(client_of(request), work), request.receive)
 
     async def read(self, kind: type[Kind], request: HttpRequest) -> Kind:
         """The body of a request.
@@ -85,7 +114,12 @@ class Service:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":  # what a page of another site can send without being asked is refused
             raise Refusal(415, f"the content type is {media_type[:80]!r}, expected 'application/json'")
-        body = parse_body(kind, await self._content(request))
+        content = await self._content(request)
+        if len(content) <= _SMALL_BODY_BYTES:
+            body = parse_body(kind, content)
+        else:
+            work = self.body_reader.run(client_of(request), lambda: parse_body(kind, content))
+            body = await unless_gone(work, request.receive)
         model = getattr(body, "model", None)
         if model is not None and model not in self.model.names:
             expected = " or ".join(map(repr, self.model.names))
@@ -102,6 +136,7 @@ class Service:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
+                    self.bodies.take(request.scope, len(chunk), _HELD_BODIES * most)
                     content += chunk
                     if len(content) > most:
                         raise too_long

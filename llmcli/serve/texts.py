@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from llmcli.engine.events import Event, Finished, Token
@@ -21,13 +20,12 @@ from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
 from llmcli.serve.json_text import json_response, to_json
+from llmcli.serve.leaving import until_gone
 from llmcli.serve.refusal import Refusal, as_refusal, stopped
 from llmcli.serve.service import Service
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
-
-Result = TypeVar("Result")
 
 CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
 _LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
@@ -56,7 +54,7 @@ class TextsResponse:
         state = scope["state"]
         with self.service.desk.submit(self.requests, self.grammar, in_pieces=self.is_stream) as texts:
             answering = asyncio.ensure_future(self._answer(texts, scope, receive, send))
-            leaving = asyncio.ensure_future(_until_gone(receive))
+            leaving = asyncio.ensure_future(until_gone(receive))
             try:
                 timeout = self.service.limits.timeout_seconds
                 await asyncio.wait((answering, leaving), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -146,22 +144,3 @@ class TextsResponse:
         state["note"] = f"{prompt}, {answer.num_new_tokens} new tokens, {reasons}"
         if self.service.log_contents is not None:
             self.service.log_contents("answer", answer.texts)
-
-
-async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-    """The result of some work for a client whose body has been read. Raises: ClientDisconnect once it goes away"""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -17,9 +17,9 @@ from llmcli.schema.held_to import HeldTo
 from llmcli.serve.desk import Desk, Texts
 from llmcli.serve.engine_end import EngineState
 from llmcli.serve.front_end import FrontEnd
+from llmcli.serve.leaving import unless_gone
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import Limits, Service
-from llmcli.serve.texts import unless_gone
 from llmcli.tokenizer.base import Tokenizer
 
 
@@ -157,8 +157,8 @@ def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -
             service = Service(model, desk, Limits(1000, 0.2))  # type: ignore[arg-type]
 
             async def ask() -> None:
-                with desk.waiting([make_request([97], 1)]):
-                    await service.read_schema(HeldTo("regex", "regex", "a"))
+                with desk.waiting(1, "n"):
+                    await service.read_schema("a client", HeldTo("regex", "regex", "a"))
 
             asked = [asyncio.create_task(ask()) for _ in range(3)]
             first, second, third = await asyncio.gather(*asked, return_exceptions=True)
@@ -187,8 +187,8 @@ def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> Non
             service = Service(model, desk, Limits(1000, None))  # type: ignore[arg-type]
 
             async def ask() -> None:
-                with desk.waiting([make_request([97], 1)]):
-                    await unless_gone(service.read_schema(HeldTo("regex", "regex", "a")), receive)
+                with desk.waiting(1, "n"):
+                    await unless_gone(service.read_schema("a client", HeldTo("regex", "regex", "a")), receive)
 
             asked = [asyncio.create_task(ask()) for _ in range(2)]
             while not model.num_read:

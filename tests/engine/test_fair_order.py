@@ -1,0 +1,135 @@
+"""Rows are shared out between clients: who asks for little waits for two steps, and everybody's turn comes."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from page_device import PageDevice
+
+from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.fair_order import FairOrder
+from llmcli.engine.request import Request
+from llmcli.engine.scheduler import Scheduler
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
+
+
+def next_token(history: Sequence[int], sampler: Sampler) -> int:
+    return random.Random(f"{list(history)} {sampler.seed} {sampler.sample_index}").randrange(97, 123)
+
+
+def request(client: object, seed: int, most: int, num_samples: int = 1, prompt: Sequence[int] = (97,)) -> Request:
+    sampler = Sampler(SamplingParams(), seed=seed, num_prompt_tokens=len(prompt), eos_token_ids=frozenset())
+    return Request(tuple(prompt), sampler, tuple(range(num_samples)), most, client=client)
+
+
+def ids_alone(asked: Request, sample: int) -> list[int]:
+    sampler, token_ids = replace(asked.sampler, sample_index=sample), []
+    while len(token_ids) < (asked.max_new_tokens or 0):
+        token_ids.append(next_token([*asked.prompt_token_ids, *token_ids], sampler))
+    return token_ids
+
+
+@pytest.fixture(params=[False, True], ids=["waits", "works ahead"])
+def scheduler(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Scheduler:
+    device = PageDevice(next_token, num_rows=4, works_ahead=request.param, joins_prompts=True)
+    return Scheduler(SteppingRunner(device), tokenizer)
+
+
+def steps_until_token(scheduler: Scheduler, number: int) -> int:
+    for num_steps in range(1, 1000):
+        if any(isinstance(event, Token) and event.request == number for event in scheduler.step()):
+            return num_steps
+    raise AssertionError("it has no token")
+
+
+def run_to_end(scheduler: Scheduler) -> list[Event]:
+    events: list[Event] = []
+    while not scheduler.is_idle:
+        events += scheduler.step()
+    return events
+
+
+@pytest.mark.parametrize("num_samples", [1, 128], ids=["200 clients", "200 clients with 128 texts each"])
+def test_a_short_request_waits_two_steps(scheduler: Scheduler, num_samples: int) -> None:
+    for client in range(200):
+        scheduler.submit(request(client, client, 900, num_samples))
+    for _ in range(300):
+        scheduler.step()
+    waits = []
+    for index in range(20):
+        waits.append(steps_until_token(scheduler, scheduler.submit(request(f"new {index}", index, 1))))
+        for _ in range(7):
+            scheduler.step()
+    # A step that works ahead is read one step later.
+    assert max(waits) <= (4 if scheduler.runner.limits.works_ahead else 3)
+
+
+def test_texts_that_lend_their_rows_stay_the_same(scheduler: Scheduler) -> None:
+    rng = random.Random(3)
+    asked: dict[int, Request] = {}
+    ends: dict[tuple[int, int], list[int]] = {}
+    for client in range(6):
+        one = request(client, client, 300, num_samples=1 + client % 3)
+        asked[scheduler.submit(one)] = one
+    while not scheduler.is_idle:
+        if len(asked) < 60 and rng.random() < 0.2:
+            one = request(f"new {len(asked)}", len(asked), rng.randint(1, 20), prompt=rng.choices(range(97, 123), k=70))
+            asked[scheduler.submit(one)] = one
+        for event in scheduler.step():
+            if isinstance(event, Finished):
+                ends[event.request, event.sample] = list(event.token_ids)
+    assert ends == {(number, sample): ids_alone(one, sample) for number, one in asked.items() for sample in one.samples}
+    assert scheduler.usage.preemptions > 0
+    assert scheduler.runner.free_pages == scheduler.runner.limits.num_pages
+
+
+def test_a_lent_row_computes_little_again(tokenizer: Tokenizer) -> None:
+    """The pages of the text that waits are there when it goes on."""
+    device = PageDevice(next_token, num_rows=1)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    long = scheduler.submit(request("a", 1, 600))
+    for _ in range(500):
+        scheduler.step()
+    device.works.clear()
+    scheduler.submit(request("b", 2, 1))
+    ends = [event.request for event in run_to_end(scheduler) if isinstance(event, Finished)]
+    assert ends[-1] == long
+    assert scheduler.usage.preemptions == 1
+    num_run = sum(len(work.token_ids) for works in device.works for work in works)
+    assert num_run < 100 + 2 + 70  # what was left, the other text, and a page
+
+
+def test_short_requests_without_end_let_long_ones_end(scheduler: Scheduler) -> None:
+    """New clients keep 50 texts waiting, as a server's bound on its queue lets them; those from before end."""
+    long = {scheduler.submit(request(client, client, 200)) for client in range(8)}
+    num_short = 0
+    for _ in range(10_000):
+        while scheduler.num_waiting < 50:
+            num_short += 1
+            scheduler.submit(request(f"new {num_short}", num_short, 4))
+        long -= {event.request for event in scheduler.step() if isinstance(event, Finished)}
+        if not long:
+            return
+    raise AssertionError(f"{len(long)} requests wait for ever")
+
+
+def test_rows_are_shared_out_between_clients(scheduler: Scheduler) -> None:
+    """One with one text as long as the others' gets a row although another client asked for 100 texts first."""
+    scheduler.submit(request("greedy", 1, 800, num_samples=100))
+    for _ in range(20):
+        scheduler.step()
+    assert steps_until_token(scheduler, scheduler.submit(request("modest", 2, 800))) <= 4
+
+
+def test_one_client_keeps_its_order() -> None:
+    order = FairOrder()
+    rng = random.Random(0)
+    places = []
+    for _ in range(1000):
+        places.append(order.next(None, rng.randint(1, 3000), rng.randint(0, 900)))
+        order.pass_time(rng.randint(0, 300), [None])
+    assert places == sorted(places)
