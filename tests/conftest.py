@@ -94,6 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--odd-configs", **number, default=300, help="N random configurations")
     parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
     parser.addoption("--export-races", **number, default=6, help="N pairs and N kills of `quantize`")
+    parser.addoption("--serve-attack", **number, default=20, help="N seconds of attacks on the server")
     parser.addoption("--serve-clients", **number, default=24, help="N clients of one server at once")
     parser.addoption("--serve-bodies", **number, default=300, help="N malformed bodies to the server")
     parser.addoption("--serve-leavers", **number, default=60, help="N clients that leave")

@@ -19,12 +19,13 @@ from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
 from llmcli.serve.engine_end import EngineState
 from llmcli.serve.front_end import FrontEnd
-from llmcli.serve.http import BACKLOG, HttpServer
+from llmcli.serve.http import ACCEPTED_AT_ONCE, HttpServer
 from llmcli.serve.model import ServedModel
 from llmcli.serve.service import Limits, Service
 
 _LAST_WORD_SECONDS = 2.0  # to tell clients that the engine is lost
 _SPARE_CONNECTIONS = 256  # besides those of texts: other paths, and clients that keep theirs open
+_SWITCH_SECONDS = 0.0005  # Python's 5 ms are long where each of many sockets waits for a thread that computes
 _OWN_FILES = 64  # the link, the pipes of child processes, modules that are imported late
 
 
@@ -51,6 +52,7 @@ class FrontWork:
 
 def main(link: int, listening: int) -> None:
     """Serve; the numbers are those of open files: the link, and a bound socket."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     connection = Connection(link)
     with socket.socket(fileno=listening) as listener, contextlib.suppress(EOFError):
         work: FrontWork = connection.recv()
@@ -95,7 +97,7 @@ async def _serve(
 def _allowed_connections(wanted: int) -> int:
     """So many of the wanted connections as the system lets this process open, once it has raised its own limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = BACKLOG + _OWN_FILES
+    others = ACCEPTED_AT_ONCE + _OWN_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted + others:
         soft = wanted + others if hard == resource.RLIM_INFINITY else min(wanted + others, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -29,7 +29,8 @@ _MAX_PIPELINED = 16  # requests that a connection may send before the answer of 
 _LAST_WORD_SECONDS = 0.3  # to tell clients that the server has ended
 _TICK_SECONDS = 0.05
 _LOG_SECONDS = 60.0  # between two lines that say that all connections are in use
-BACKLOG = 256  # clients that may connect at once, before their connections are counted
+ACCEPTED_AT_ONCE = 64  # connections, before they are counted
+_QUEUED_BY_SYSTEM = 4096  # connections that are not accepted yet; one that finds no room there waits for a second
 END_SIGNAL = signal.SIGUSR1  # others are for the engine's process, which passes them on by this one
 
 
@@ -179,7 +180,7 @@ class HttpServer(uvicorn.Server):
             log_level=logging.CRITICAL + 1,  # the gate logs
             access_log=False,
             server_header=False,
-            backlog=BACKLOG,
+            backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=int(HEADER_SECONDS),
             timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # it is passed on to asyncio
         )
@@ -191,6 +192,8 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_QUEUED_BY_SYSTEM)  # asyncio takes one number for both
         self._on_ready()
 
     @contextlib.contextmanager

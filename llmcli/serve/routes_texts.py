@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -26,14 +26,14 @@ def texts_routes(service: Service) -> list[Route]:
 
     async def chat(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(ChatBody, http), service)
-        _log(service, [message.model_dump() for message in body.messages])
+        _log(service, lambda: [message.model_dump() for message in body.messages])
         with service.desk.waiting(body.n, "n"):
             requests = [await service.encode(http, lambda: service.model.answer(body))]
             return await respond(http, body, requests, ChatAnswer)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
-        _log(service, body.prompts)
+        _log(service, lambda: body.prompts)
         prompts = body.prompts
         with service.desk.waiting(body.n * len(prompts), "n" if len(prompts) == 1 else "prompt"):
             encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
@@ -66,6 +66,6 @@ def _with_seed(body: Kind, service: Service) -> Kind:
     return with_seed
 
 
-def _log(service: Service, contents: object) -> None:
+def _log(service: Service, contents: Callable[[], object]) -> None:
     if service.log_contents is not None:
-        service.log_contents("prompt", contents)
+        service.log_contents("prompt", contents())

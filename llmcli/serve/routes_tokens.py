@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmcli.serve.bodies import DetokenizeBody, TokenizeBody
-from llmcli.serve.json_text import json_response
+from llmcli.serve.json_text import json_response, large_json_response
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import Service
 from llmcli.tokenizer.stream import StreamDecoder
@@ -29,7 +29,7 @@ def tokens_routes(service: Service) -> list[Route]:
                 "tokens": token_ids,
                 "token_strs": [tokenizer.piece(token_id) for token_id in token_ids],
             }
-            return json_response(answer)
+            return large_json_response(answer)
 
         return await service.encode(http, encode)
 

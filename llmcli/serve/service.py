@@ -77,7 +77,8 @@ class Service:
     limits: Limits
     log_contents: Callable[[str, object], None] | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    body_reader: FairThread = field(default_factory=lambda: FairThread("bodies"))
+    # Reads and writes long bodies.
+    json_thread: FairThread = field(default_factory=lambda: FairThread("json"))
     # One thread: the model's methods are for one at a time, and templates and long prompts take their time.
     encoder: FairThread = field(default_factory=lambda: FairThread("encoder"))
     # Another, since a schema may take seconds.
@@ -99,7 +100,7 @@ class Service:
 
     def close(self) -> None:
         """End the threads; what they do is not waited for."""
-        for thread in (self.body_reader, self.encoder, self.schema_reader):
+        for thread in (self.json_thread, self.encoder, self.schema_reader):
             thread.close()
 
     async def encode(self, request: HttpRequest, work: Callable[[], Result]) -> Result:
@@ -118,7 +119,7 @@ class Service:
         if len(content) <= _SMALL_BODY_BYTES:
             body = parse_body(kind, content)
         else:
-            work = self.body_reader.run(client_of(request), lambda: parse_body(kind, content))
+            work = self.json_thread.run(client_of(request), lambda: parse_body(kind, content))
             body = await unless_gone(work, request.receive)
         model = getattr(body, "model", None)
         if model is not None and model not in self.model.names:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmcli.engine.events import Event, Finished, Token
@@ -19,7 +20,7 @@ from llmcli.engine.request import Request
 from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
-from llmcli.serve.json_text import json_response, to_json
+from llmcli.serve.json_text import json_response, large_json_response, to_json
 from llmcli.serve.leaving import until_gone
 from llmcli.serve.refusal import Refusal, as_refusal, stopped
 from llmcli.serve.service import Service
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
 _LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
+_EVENTS_AT_ONCE = 64  # of a stream; a batch that has waited for its reader may have thousands
+
+_LARGE_ANSWER_TOKENS = 5000  # with their alternatives: ten milliseconds for the event loop
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -82,16 +86,30 @@ class TextsResponse:
 
     async def _answer(self, texts: Texts, scope: Scope, receive: Receive, send: Send) -> None:
         async for batch in texts.batches():
-            self._take(batch)
-            if self.is_stream:
+            if not self.is_stream:
+                self._take(batch)
+                continue
+            for first in range(0, len(batch), _EVENTS_AT_ONCE):
+                self._take(batch[first : first + _EVENTS_AT_ONCE])
                 await self._send_pieces(self.answer.pieces(), send)
+                await asyncio.sleep(0)
         if not self.is_stream:
-            self._has_begun = True
-            await json_response(self.answer.whole())(scope, receive, send)
+            await (await self._whole(scope))(scope, receive, send)
             return
         if self.answer.includes_usage:
             await self._send_pieces([self.answer.usage_piece()], send)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def _whole(self, scope: Scope) -> Response:
+        """The answer in one piece; a large one is made in a thread."""
+        alternatives = self.requests[0].num_alternatives or 0
+        if self.answer.num_new_tokens * (1 + alternatives) < _LARGE_ANSWER_TOKENS:
+            response = json_response(self.answer.whole())
+        else:
+            thread, client = self.service.json_thread, scope.get("client")
+            response = await thread.run(client, lambda: large_json_response(self.answer.whole()))
+        self._has_begun = True
+        return response
 
     def _take(self, events: Sequence[tuple[int, Event]]) -> None:
         for request, event in events:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120
@@ -17,16 +19,23 @@ SECONDS = 120
 class ServerProcess:
     """`llmcli serve` on a port that the system picks."""
 
-    def __init__(self, *arguments: object, close_stdin: bool = False):
+    def __init__(self, *arguments: object, close_stdin: bool = False, open_files: int | None = None):
         command = [sys.executable, "-m", "llmcli", "serve", "--port", 0, "--device", "cpu", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+        def begin() -> None:
+            if close_stdin:
+                os.close(0)
+            if open_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
         self.process = subprocess.Popen(
             [str(part) for part in command],
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
-            preexec_fn=(lambda: os.close(0)) if close_stdin else None,
+            preexec_fn=begin,
         )
         self.lines: list[str] = []
         self._has_line = threading.Condition()
@@ -64,9 +73,9 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(*arguments: object, close_stdin: bool = False) -> Iterator[ServerProcess]:
+def running_server(*arguments: object, **how: Any) -> Iterator[ServerProcess]:
     """A server that has ended after the `with`."""
-    server = ServerProcess(*arguments, close_stdin=close_stdin)
+    server = ServerProcess(*arguments, **how)
     try:
         yield server
     finally:

@@ -1,6 +1,7 @@
 """Connections that dawdle: what sends or takes nothing is closed in time, and others are served meanwhile."""
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcli.serve import http, service
 from llmcli.serve.bodies import CompletionBody
@@ -37,13 +38,15 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def serving(lines: list[str] | None = None) -> AsyncIterator[tuple[HttpServer, int]]:
-    """A server and its port; `lines` gets its log."""
+async def serving(
+    lines: list[str] | None = None, app: ASGIApp = app, most: int = 100
+) -> AsyncIterator[tuple[HttpServer, int]]:
+    """A server for `most` connections, and its port; `lines` gets its log."""
     listener = socket.create_server(("127.0.0.1", 0))
     is_ready = asyncio.Event()
     log = ([] if lines is None else lines).append
     gate = Gate(app, None, (), Metrics(), (), log)
-    server = HttpServer(gate, grace_seconds=0.1, max_connections=100, on_ready=is_ready.set, log=log)
+    server = HttpServer(gate, grace_seconds=0.1, max_connections=most, on_ready=is_ready.set, log=log)
     task = asyncio.create_task(server.serve([listener]))
     await is_ready.wait()
     try:
@@ -173,6 +176,142 @@ def test_a_closed_connection_that_is_not_read_is_dropped() -> None:
             client.close()
 
     asyncio.run(test())
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the method and the body, and as much as it was asked by which protocol."""
+    body = await Request(scope, receive).body()
+    await PlainTextResponse(f"{scope['method']} {scope['path']} {body.decode()};")(scope, receive, send)
+
+
+WISHES = [
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n",
+    "Connection: keep-alive, upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZQ==\r\n",
+    "UPGRADE: anything/1.0, TLS/1.2\r\nCONNECTION: UPGRADE\r\n",
+    "Upgrade: h2c\r\n",
+    "Connection: upgrade\r\n",
+]
+SECRET = "GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n"  # a body that would be a request
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize("at_once", [1, 7, 10_000])
+def test_a_wish_for_another_protocol_is_ignored(wish: str, is_chunked: bool, at_once: int) -> None:
+    """The body stays a body, and the requests after it are what they are, however the bytes come."""
+    body = f"{len(SECRET):x}\r\n{SECRET}\r\n0\r\n\r\n" if is_chunked else SECRET
+    size = "Transfer-Encoding: chunked\r\n" if is_chunked else f"Content-Length: {len(SECRET)}\r\n"
+    one = f"POST /one HTTP/1.1\r\nHost: localhost\r\n{wish}{size}\r\n{body}"
+    last = f"GET /last HTTP/1.1\r\nHost: localhost\r\n{wish}".replace("keep-alive", "close")
+    content = (one + one + last + "Connection: close\r\n\r\n").encode()
+
+    async def test() -> bytes:
+        async with asyncio.timeout(SECONDS), serving(app=echo) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for begin in range(0, len(content), at_once):
+                writer.write(content[begin : begin + at_once])
+                await writer.drain()
+                if at_once < 100:
+                    await asyncio.sleep(0)
+            said = await reader.read()
+            writer.close()
+            return said
+
+    said = asyncio.run(test())
+    assert said.count(f"POST /one {SECRET};".encode()) == 2
+    assert said.count(b"GET /last ;") == 1
+    assert said.count(b"HTTP/1.1 200") == 3
+
+
+def test_this_is_no_proxy() -> None:
+    async def test() -> bytes:
+        async with asyncio.timeout(SECONDS), serving(app=echo) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n{SECRET}".encode())
+            said = await reader.read()
+            writer.close()
+            return said
+
+    said = asyncio.run(test())
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"secret" not in said
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_new_client_takes_the_place_of_the_longest_idle_one() -> None:
+    async def test() -> None:
+        lines: list[str] = []
+        async with asyncio.timeout(SECONDS), serving(lines, most=10) as (server, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
+            idle[0][1].write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # is not the longest idle one any more
+            await idle[0][0].readuntil(b"xx")
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+                writer.close()
+                assert len(server.server_state.connections) <= 10
+            idle[0][1].write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await idle[0][0].read()).startswith(b"HTTP/1.1 200 ")
+            for _, writer in idle:
+                writer.close()
+        assert sum("connections are in use" in line for line in lines) == 1
+
+    asyncio.run(test())
+
+
+def test_where_all_connections_are_at_work_a_new_one_is_told_so() -> None:
+    async def test() -> None:
+        lines: list[str] = []
+        async with asyncio.timeout(SECONDS), serving(lines, most=3) as (_, port):
+            at_work = [await asyncio.open_connection("127.0.0.1", port, limit=1) for _ in range(3)]
+            for reader, writer in at_work:
+                writer.write(b"GET /parts HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await reader.readexactly(1)
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                said = await reader.read()
+                assert said.startswith(b"HTTP/1.1 503 ")
+                assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+                writer.close()
+            for _, writer in at_work:
+                writer.close()
+        assert sum("connections are in use" in line for line in lines) == 1
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("host", ["x/health?", "x/health", "localhost/health#", "x\\health"])
+@pytest.mark.parametrize("path", ["/v1/models", "//health", "/health/", "/health%2f..", "/HEALTH", "/health;x"])
+def test_only_the_path_itself_opens_the_gate(host: str, path: str) -> None:
+    """Whatever else a client forms: with a key, what is not open stays shut."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "headers": [(b"host", host.encode()), (b"x-forwarded-host", b"localhost"), (b"x-original-url", b"/health")],
+    }
+    asyncio.run(Gate(echo, "key", (), Metrics(), (), lambda _: None)(scope, send, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 401
+
+
+def test_two_hosts_are_none() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"host", b"evil.example")]
+    scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "headers": headers}
+    asyncio.run(Gate(echo, None, ("localhost",), Metrics(), (), lambda _: None)(scope, send, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 400
 
 
 def test_who_does_not_read_holds_up_no_end() -> None:
