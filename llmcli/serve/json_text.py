@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 from starlette.responses import JSONResponse, Response
@@ -22,4 +23,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 def large_json_response(value: object) -> Response:
     """The same for a thread, where other threads have their turns meanwhile: C's encoder gives them none."""
-    return Response("".join(_JSON.iterencode(value)), media_type=JSONResponse.media_type)
+    text = io.StringIO()
+    for piece in _JSON.iterencode(value):  # millions of them, which a list would keep
+        text.write(piece)
+    return Response(text.getvalue(), media_type=JSONResponse.media_type)

@@ -23,11 +23,12 @@ def tokens_routes(service: Service) -> list[Route]:
         def encode() -> Response:
             messages = [message.model_dump() for message in body.messages or []]
             token_ids = list(service.model.encode(body.prompt or messages))
+            pieces = {token_id: tokenizer.piece(token_id) for token_id in set(token_ids)}
             answer = {
                 "count": len(token_ids),
                 "max_model_len": service.model.context,
                 "tokens": token_ids,
-                "token_strs": [tokenizer.piece(token_id) for token_id in token_ids],
+                "token_strs": [pieces[token_id] for token_id in token_ids],
             }
             return large_json_response(answer)
 

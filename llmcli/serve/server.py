@@ -24,6 +24,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
 _FORCE_SECONDS = 4.0  # after a second signal, for the front; twice as long for this process
 
+# glibc keeps what large bodies took, unless it is told to take each from the system.
+_GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "2"}
 _FRONT = child_program("llmcli.serve.front", "main(*map(int, sys.argv[1:]))")
 
 
@@ -39,6 +41,7 @@ class Server:
         self._front = subprocess.Popen(
             [sys.executable, "-P", "-c", _FRONT, *map(str, numbers)],
             stdin=subprocess.DEVNULL,
+            env={**_GIVES_MEMORY_BACK, **os.environ},
             pass_fds=numbers,
             start_new_session=True,
         )
