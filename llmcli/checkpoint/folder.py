@@ -35,6 +35,7 @@ _OTHER_WEIGHTS = {
 }
 _ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
+MLX_ADAPTER_NAME = "adapters.safetensors"
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 # compressed-tensors wrote the second at first, MLX the third.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -144,11 +145,21 @@ def refuse_adapter(where: object, names: Collection[str]) -> None:
     Raises: UnsupportedModelError.
     """
     has_safetensors = any(name.endswith(".safetensors") for name in names)
+    if MLX_ADAPTER_NAME in names and CONFIG_NAME not in names:
+        raise mlx_adapter_error(where)
     if _ADAPTER_WEIGHTS.intersection(names) or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
         raise UnsupportedModelError(
             f"{where} holds a LoRA adapter, not a whole model; "
             "run its base model with `--adapter`, which takes this folder or hub id"
         )
+
+
+def mlx_adapter_error(where: object) -> UnsupportedModelError:
+    """The error for an adapter that MLX wrote: its tensors have other names and shapes than peft's."""
+    return UnsupportedModelError(
+        f"{where} holds an adapter in MLX's format, expected peft's; merge it into its base model with "
+        "`mlx_lm.fuse --model BASE --adapter-path FOLDER --save-path NEW`, and run NEW as the model"
+    )
 
 
 def refuse_quantization_files(where: object, names: Collection[str]) -> None:

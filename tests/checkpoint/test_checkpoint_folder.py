@@ -152,7 +152,7 @@ def test_lora_adapter(folder, names):
         (b'{"a":' * 200 + b"1" + b"}" * 200, "is not valid JSON: nested more than 64 levels deep"),
         (b'{"a": 1' + b"0" * 400 + b"}", "is not valid JSON: an integer has more than 100 digits"),
         (b'{"a": ' + b"1" * 5000 + b"}", "is not valid JSON: an integer has more than 100 digits"),
-        (b'{"a": "\\ud800"}', "is not valid JSON: 'utf-8' codec can't encode"),
+        (b'{"a": "\\ud800"}', "is not valid JSON: a has the lone surrogate U+D800"),
         (b"[]", "holds a JSON list, expected an object"),
         (b" " * (CONFIG.max_bytes + 1), "is longer than 16 MiB, too long for a config"),
     ],
