@@ -18,6 +18,7 @@ from llmcli.errors import CheckpointError, LLMCliError, TokenizerError, UsageErr
 MAX_DEPTH = 64  # of objects and lists; real files have fewer than ten
 _MAX_PLACE = 200  # characters of a place in a message
 MAX_DIGITS = 100  # of an integer: transformers writes "no limit" in 31; thousands only cost time
+GIT_LFS_START = b"version https://git-lfs"
 _MIB = 1024**2
 
 
@@ -64,6 +65,8 @@ class SmallFile:
     def read_json(self, path: Path) -> Any:
         """The content as a JSON value; NaN and Infinity are allowed, as Python writes them."""
         content = self.read_bytes(path)
+        if content.startswith(GIT_LFS_START):
+            raise self.error(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}")
         try:
             return parse_json(content)
         except ValueError as error:

@@ -193,6 +193,7 @@ def test_folders_that_are_no_adapters(base: Path, tmp_path: Path) -> None:
 
     assert "cannot be read: No such file or directory; check the path" in message(tmp_path / "none")
     assert "is not a valid path" in message(tmp_path / "\0")
+    assert f"is a file, expected the adapter's folder; give {base}" in message(base / "model.safetensors")
     assert "is a model, expected an adapter: it has no adapter_config.json" in message(base)
     adapter = write_lora(tmp_path / "adapter", SHAPES)
     file = adapter / "adapter_model.safetensors"

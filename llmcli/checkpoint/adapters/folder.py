@@ -59,6 +59,8 @@ def open_adapter(folder: Path, name: str, weight: float = 1.0) -> Adapter:
     LoRA adapter that this program adds
     """
     try:
+        if folder.is_file():
+            raise CheckpointError(f"{folder} is a file, expected the adapter's folder; give {folder.parent}")
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise CheckpointError(f"adapter folder {folder} cannot be read: {error.strerror}; check the path") from error
