@@ -16,7 +16,9 @@ from llmcli.differences import shown
 from llmcli.errors import CheckpointError, LLMCliError, TokenizerError, UsageError
 
 MAX_DEPTH = 64  # of objects and lists; real files have fewer than ten
+_MAX_PLACE = 200  # characters of a place in a message
 MAX_DIGITS = 100  # of an integer: transformers writes "no limit" in 31; thousands only cost time
+GIT_LFS_START = b"version https://git-lfs"
 _MIB = 1024**2
 
 
@@ -63,6 +65,8 @@ class SmallFile:
     def read_json(self, path: Path) -> Any:
         """The content as a JSON value; NaN and Infinity are allowed, as Python writes them."""
         content = self.read_bytes(path)
+        if content.startswith(GIT_LFS_START):
+            raise self.error(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}")
         try:
             return parse_json(content)
         except ValueError as error:
@@ -93,7 +97,7 @@ def parse_json(text: bytes | str, make_object: Callable[[list[tuple[str, Any]]],
 
     `make_object` gets the keys and values of an object and returns what stands for it; without it the last of a key
     that is there twice counts.
-    Raises: ValueError, for any other text; what `make_object` raises.
+    Raises: ValueError, for any other text; LoneSurrogateError; what `make_object` raises.
     """
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8")
@@ -114,11 +118,49 @@ def object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+class LoneSurrogateError(UnicodeEncodeError):
+    """A string that is not valid Unicode. `place` is where it stands, such as `messages[0].content`, "" at the top."""
+
+    place = ""
+
+    def __str__(self) -> str:
+        code = ord(self.object[self.start])
+        return f"{self.place or 'it'} has the lone surrogate U+{code:04X}, half of a character; leave it out"
+
+
 def check_value(value: Any) -> None:
     """Refuse a value of JSON or TOML that is nested too deeply, or holds half a surrogate pair or a huge integer.
 
-    Raises: ValueError.
+    Raises: ValueError, LoneSurrogateError.
     """
+    try:
+        _check_value(value)
+    except UnicodeEncodeError as error:
+        lone = LoneSurrogateError(*error.args)
+        lone.place = _place_of(error.object, value)
+        raise lone from error
+
+
+def _place_of(text: str, value: Any) -> str:
+    """Where a key or a string stands in a value that holds it."""
+    level = [("", value)]
+    while level:
+        below = []
+        for place, item in level:
+            if isinstance(item, dict):
+                if text in item:
+                    return f"a key of {place}" if place else "a key"
+                # Cut, as each entry of a long list would have a copy of a long key.
+                below += [(f"{place}.{key}"[-_MAX_PLACE:] if place else key, part) for key, part in item.items()]
+            elif isinstance(item, list):
+                below += [(f"{place}[{index}]", part) for index, part in enumerate(item)]
+            elif item == text:
+                return place
+        level = below
+    return ""
+
+
+def _check_value(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []

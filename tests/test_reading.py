@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import tracemalloc
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.reading import MAX_DEPTH, MAX_DIGITS, SmallFile, parse_json
+from llmcli.reading import MAX_DEPTH, MAX_DIGITS, LoneSurrogateError, SmallFile, parse_json
 
 KIND = SmallFile("a thing", 2 * 1024**2, CheckpointError, "download it again")
 
@@ -99,9 +100,18 @@ def test_digits_are_bounded():
             parse_json("[" + "9" * digits + "]")
 
 
-@pytest.mark.parametrize("text", [r'"\ud800"', r'{"\udfff": 1}', r'[{"a": ["\ud83d"]}]'])
-def test_half_a_surrogate_pair_is_refused(text):
-    with pytest.raises(ValueError, match="surrogates not allowed"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (r'"\ud800"', "it has the lone surrogate U+D800, half of a character; leave it out"),
+        (r'{"\udfff": 1}', "a key has the lone surrogate U+DFFF, half"),
+        (r'[{"a": ["\ud83d"]}]', "[0].a[0] has the lone surrogate U+D83D, half"),
+        (r'{"messages": [{"a": "x"}, {"b": {"x\ud83d": 1}}]}', "a key of messages[1].b has the lone surrogate U+D83D"),
+        (r'{"a": "x\ud83dy", "b": 1}', "a has the lone surrogate U+D83D"),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused(text, message):
+    with pytest.raises(LoneSurrogateError, match=f"^{re.escape(message)}"):
         parse_json(text)
     assert parse_json(r'"\ud83d\ude00"') == "😀"
 

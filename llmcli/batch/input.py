@@ -23,7 +23,7 @@ from llmcli.batch.values import (
 )
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
-from llmcli.reading import object_of_unique_keys, parse_json
+from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.schema.held_to import HELD_KEYS, held_to_of
 
@@ -83,6 +83,8 @@ def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *
         return None
     try:
         value = parse_json(text, object_of_unique_keys)
+    except LoneSurrogateError as error:
+        raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"not valid JSON: {error}{_text_hint(text)}") from error
     if not isinstance(value, dict):

@@ -35,6 +35,7 @@ _OTHER_WEIGHTS = {
 }
 _ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
+MLX_ADAPTER_NAME = "adapters.safetensors"
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 # compressed-tensors wrote the second at first, MLX the third.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -144,11 +145,21 @@ def refuse_adapter(where: object, names: Collection[str]) -> None:
     Raises: UnsupportedModelError.
     """
     has_safetensors = any(name.endswith(".safetensors") for name in names)
+    if MLX_ADAPTER_NAME in names and CONFIG_NAME not in names:
+        raise mlx_adapter_error(where)
     if _ADAPTER_WEIGHTS.intersection(names) or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
         raise UnsupportedModelError(
             f"{where} holds a LoRA adapter, not a whole model; "
             "run its base model with `--adapter`, which takes this folder or hub id"
         )
+
+
+def mlx_adapter_error(where: object) -> UnsupportedModelError:
+    """The error for an adapter that MLX wrote: its tensors have other names and shapes than peft's."""
+    return UnsupportedModelError(
+        f"{where} holds an adapter in MLX's format, expected peft's; merge it into its base model with "
+        "`mlx_lm.fuse --model BASE --adapter-path FOLDER --save-path NEW`, and run NEW as the model"
+    )
 
 
 def refuse_quantization_files(where: object, names: Collection[str]) -> None:
@@ -176,9 +187,24 @@ def _refuse_other_kinds(folder: Path, names: set[str]) -> None:
             f"{folder} holds {_OTHER_WEIGHTS[Path(others[0]).suffix]} weights only ({_listed(others)}), expected "
             "*.safetensors; download the safetensors files, or convert with transformers' save_pretrained"
         )
+    if "model_index.json" in names:
+        raise UnsupportedModelError(
+            f"{folder} is a diffusers pipeline (model_index.json), which makes images, expected a model that generates "
+            "text; give another"
+        )
     if CONFIG_NAME not in names:
-        hint = "give one of the folders in its snapshots/" if "snapshots" in names else "incomplete download?"
+        hint = _model_folders_in(folder)
+        if hint is None:
+            is_begun = has_safetensors or any(name.startswith("tokenizer") for name in names)
+            hint = "incomplete download?" if is_begun else "give a folder with config.json and *.safetensors"
         raise CheckpointError(f"{folder} is not a model folder: it has no {CONFIG_NAME}; {hint}")
+
+
+def _model_folders_in(folder: Path) -> str | None:
+    """What to give in the place of a folder that lies above models; None where it does not."""
+    found = [path.parent for pattern in ("", "snapshots/") for path in sorted(folder.glob(f"{pattern}*/{CONFIG_NAME}"))]
+    inside = [str(path) for path in found if any(path.glob("*.safetensors"))]
+    return f"give {'one of the models in it: ' if len(inside) > 1 else ''}{_listed(inside)}" if inside else None
 
 
 def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
@@ -207,7 +233,9 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
             f"{folder} holds weights under Mistral's own tensor names only ({_listed(files)}), expected "
             f"{WEIGHTS_NAME} or shards with {INDEX_NAME}; download those"
         )
-    raise CheckpointError(f"{folder} has no weights, expected {WEIGHTS_NAME} or {INDEX_NAME}; download the model again")
+    unfinished = [name for name in sorted(names) if ".safetensors." in name and not name.endswith(".json")]
+    found = f"only unfinished downloads of weights ({_listed(unfinished)})" if unfinished else "no weights"
+    raise CheckpointError(f"{folder} has {found}, expected {WEIGHTS_NAME} or {INDEX_NAME}; download the model again")
 
 
 def _read_shards(folder: Path, names: set[str]) -> dict[str, TensorInfo]:

@@ -3,17 +3,22 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 
+from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME
+from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME
+from llmcli.checkpoint.hub_files import is_complete
 from llmcli.checkpoint.hub_id import HubId
-from llmcli.checkpoint.hub_library import hub_settings
+from llmcli.checkpoint.hub_library import hub_settings, repository_folder
 from llmcli.errors import CheckpointError
 from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
 
 _AGAIN = "try again; partial downloads resume"
 _BAD_TOKEN = "Invalid credentials in Authorization header"
 _BUSY = (408, 429, 500, 502, 503, 504)
+_MAX_COMMITS = 3  # named in one message
 _MAX_REASON = 200  # characters of a message of the HTTP client, which may quote what it got
 
 
@@ -66,8 +71,20 @@ def offline_error(hub_id: HubId) -> CheckpointError:
     """What there is to say where a download is needed and forbidden."""
     return CheckpointError(
         f"{hub_id} is neither a local folder nor complete in the cache {hub_settings().cache}, "
-        "and HF_HUB_OFFLINE forbids downloads; unset HF_HUB_OFFLINE"
+        f"and HF_HUB_OFFLINE forbids downloads; {_complete_snapshots(hub_id)}unset HF_HUB_OFFLINE"
     )
+
+
+def _complete_snapshots(hub_id: HubId) -> str:
+    """Names the commits that are complete in the cache, where none is known as the revision that is asked for."""
+    snapshots = sorted((repository_folder(hub_id.repo_id) / "snapshots").glob("*"))
+    whole = [folder for folder in snapshots if folder.name.isalnum() and (is_complete(folder) or _has_adapter(folder))]
+    ids = " or ".join(f"{hub_id.repo_id}@{folder.name}" for folder in whole[:_MAX_COMMITS])
+    return f"give {ids}, which is complete there, or " if ids else ""
+
+
+def _has_adapter(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME))
 
 
 def _explain(error: BaseException, hub_id: HubId) -> str:
@@ -80,8 +97,8 @@ def _explain(error: BaseException, hub_id: HubId) -> str:
         reason = str(error)[:_MAX_REASON]
         if isinstance(error, httpx2.ConnectError):  # what a folder's misspelt name comes to without a network
             return (
-                f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); check the spelling, or the "
-                f"network (or HF_ENDPOINT), then {_AGAIN}"
+                f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); "
+                f"{_complete_snapshots(hub_id)}check the spelling, or the network (or HF_ENDPOINT), then {_AGAIN}"
             )
         return f"cannot reach {hub} for {hub_id} ({reason}); check the network (or HF_ENDPOINT), then {_AGAIN}"
     assert isinstance(error, OSError)

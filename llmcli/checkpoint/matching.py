@@ -17,6 +17,7 @@ from llmcli.checkpoint.layout import (
 )
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.wrapped_names import wrapper_of
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.methods import Quantization, refuse_method
@@ -88,6 +89,10 @@ def match_tensors(
     is_shared = config.tie_word_embeddings and not has_own_head
     if not is_shared:
         weights.append(ExpectedTensor(HEAD, weights[0].shape, weights[0].reason, is_linear=True))
+    present = set(map(_module, tensors))
+    absent = [module for tensor in weights if (module := _module(tensor.name)) not in present]
+    if absent and (wrapper := wrapper_of(stored, absent)):
+        raise CheckpointError(f"{where}: {wrapper}")
     layers: dict[str, Layer] = {}
     if quantization is not None:
         layers = find_layers(quantization, [tensor for tensor in weights if tensor.is_linear], tensors, where)

@@ -25,8 +25,7 @@ from llmcli.checkpoint.safetensors_header import (
 )
 from llmcli.errors import CheckpointError
 from llmcli.foreign_errors import foreign_errors_explained
-
-GIT_LFS_START = b"version https://git-lfs"
+from llmcli.reading import GIT_LFS_START
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.errors import UsageError
+from llmcli.reading import check_value
 
 _ALMOST_JSON = ("true", "false", "null", "none")
 
@@ -30,10 +31,15 @@ def parse_template_variables(flags: Sequence[str] | None) -> dict[str, Any]:
 
 def _value(name: str, value: str) -> Any:
     try:
-        return json.loads(value)
+        loaded = json.loads(value)
     except RecursionError:
         raise UsageError(f"--template-var {name} is nested too deeply") from None
     except ValueError:
         if value.lower() in _ALMOST_JSON:
             raise UsageError(f"--template-var {name} is {value!r}, expected JSON: true, false or null") from None
         return value
+    try:
+        check_value(loaded)
+    except ValueError as error:
+        raise UsageError(f"--template-var {name}: {error}") from error
+    return loaded

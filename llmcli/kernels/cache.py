@@ -1,8 +1,8 @@
 """Compiled kernels on disk, so that a warm start runs no compiler: for each program and architecture a `.cubin` as CuPy
 loads it, and a `.json` of the same name that says what is in it.
 
-The folder may be deleted at any time. What is damaged or half written is compiled again; what cannot be kept there lies
-in a temporary folder of this process, since CuPy loads files alone.
+The folder may be deleted at any time. What is damaged, half written or open to others is compiled again; what cannot be
+kept there lies in a temporary folder of this process, since CuPy loads files alone.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from llmcli.errors import KernelCompileError
 from llmcli.kernels import compiler, environment
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 from llmcli.kernels.sources import flatten
+from llmcli.private_folder import private_folder, read_private, temporary_folder
 from llmcli.resources import kernel_cache_folder
 
 _FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
@@ -79,8 +80,13 @@ class KernelCache:
         stems = {stem for stem, _ in wanted}
         sources = {stem: self.own.get(stem) or flatten(stem, self._sources) for stem in stems}
         found, missing = {}, []
+        try:
+            folder = private_folder(self._folder, make=False)
+        except OSError as error:
+            _log.debug("kernel cache: %s", error)
+            folder = None
         for stem, name in wanted:
-            entry = self._find(sources[stem], stem, name, arch)
+            entry = _find(folder / self._file_name(sources[stem], stem, name, arch)) if folder else None
             if entry is None:
                 missing.append((stem, name))
             else:
@@ -112,22 +118,12 @@ class KernelCache:
             # After an error or a Ctrl-C nobody waits for what is being compiled, which nothing can stop.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _find(self, source: str, stem: str, name: str, arch: str) -> CachedKernels | None:
-        cubin = self._folder / self._file_name(source, stem, name, arch)
-        try:
-            return _read(cubin)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            _log.debug("kernel cache: %s cannot be used (%s)", cubin, error)
-            return None
-
     def _keep(self, compiled: CompiledKernels, source: str, stem: str, name: str, arch: str) -> CachedKernels:
         file_name = self._file_name(source, stem, name, arch)
         try:
-            return _write(self._folder / file_name, compiled)
+            return _write(private_folder(self._folder) / file_name, compiled)
         except OSError as error:
-            _log.debug("kernel cache: %s cannot be written (%s)", self._folder / file_name, error)
+            _log.debug("kernel cache: %s cannot be written (%s)", file_name, error)
         try:
             return _write(Path(self._temporary.name) / file_name, compiled)
         except OSError as error:
@@ -138,7 +134,7 @@ class KernelCache:
 
     @cached_property
     def _temporary(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="llmcli-kernels-")
+        return temporary_folder("llmcli-kernels-")
 
     def _file_name(self, source: str, stem: str, name: str, arch: str) -> str:
         parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, name)
@@ -146,12 +142,22 @@ class KernelCache:
         return f"{stem}-{arch}-{key[:32]}.cubin"
 
 
+def _find(cubin: Path) -> CachedKernels | None:
+    try:
+        return _read(cubin)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        _log.debug("kernel cache: %s cannot be used (%s)", cubin, error)
+        return None
+
+
 def _read(cubin: Path) -> CachedKernels:
     """Raises: OSError; ValueError for files that are not whole, or not of one compilation."""
-    sidecar = json.loads(_sidecar(cubin).read_bytes())
+    sidecar = json.loads(read_private(_sidecar(cubin)))
     try:
         kernels, digest = sidecar["kernels"], sidecar["sha256"]
-        if digest == _digest(cubin.read_bytes(), kernels):
+        if digest == _digest(read_private(cubin), kernels):
             resources = {name: KernelResources(**counts) for name, counts in kernels["resources"].items()}
             return CachedKernels(cubin, kernels["lowered"], resources)
     except (KeyError, TypeError, AttributeError) as error:
@@ -164,7 +170,6 @@ def _write(cubin: Path, compiled: CompiledKernels) -> CachedKernels:
     resources = {name: asdict(counts) for name, counts in compiled.resources.items()}
     kernels = {"lowered": compiled.lowered, "resources": resources}
     sidecar = {"kernels": kernels, "sha256": _digest(compiled.cubin, kernels)}
-    cubin.parent.mkdir(parents=True, exist_ok=True)
     replace_file(cubin, compiled.cubin)
     replace_file(_sidecar(cubin), json.dumps(sidecar, indent=1).encode())
     return CachedKernels(cubin, compiled.lowered, compiled.resources)

@@ -1,6 +1,7 @@
 """Compiles the C++ of `kernels/cpu` with the machine's own compiler at its first use, and keeps it beside the cubins.
 
-A second start runs no compiler. A file may be deleted at any time; what is damaged is compiled again.
+A second start runs no compiler. A file may be deleted at any time; what is damaged is compiled again, and so is what
+others could have put there: a library runs as soon as it is loaded.
 """
 
 import ctypes
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
+from llmcli.private_folder import private_folder, read_private, temporary_folder
 from llmcli.resources import kernel_cache_folder, resource_folder
 
 # Without contraction a product and its sum round each by itself, on every processor and by every compiler.
@@ -39,16 +41,16 @@ def cpp_compiler() -> list[str]:
 
 def compiler_problem() -> str | None:
     """Why the compiler cannot be used, None if it can: a program of one line is compiled, with OpenMP."""
-    with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
-        source = Path(folder) / "one.cpp"
-        source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
-        try:
+    if shutil.which(cpp_compiler()[0]) is None:
+        return f"{cpp_compiler()[0]} not found"
+    try:
+        with temporary_folder("llmcli-compile-") as folder:
+            source = Path(folder) / "one.cpp"
+            source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
             _compile([source], OPTIONS)
-        except FileNotFoundError:
-            return f"{cpp_compiler()[0]} not found"
-        except (OSError, subprocess.SubprocessError) as error:
-            _log.debug("%s", error)
-            return f"{shlex.join(cpp_compiler())} cannot compile C++17 with OpenMP"
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("%s", error)
+        return f"{shlex.join(cpp_compiler())} cannot compile C++17 with OpenMP"
     return None
 
 
@@ -81,9 +83,9 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
     parts = (*cpp_compiler(), *options, platform.platform(), *(source_digest(source.stem) for source in sources))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     name = f"cpu-{instructions}-{key[:32]}.so"
-    kept = kernel_cache_folder() / name
     try:
-        if not _is_whole(kept):
+        kept = _find(name)
+        if kept is None:
             on_compile(0, 1)
             try:
                 kept = _keep(_compile(sources, options), name)
@@ -95,43 +97,67 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
         return None
 
 
+# A compiler has children of its own, so its whole group is killed once this process closes a pipe, or ends in any way,
+# which closes it too.
+_GUARD = 'exec 3<&0; { cat <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
+
+
 def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
     """The library's file. Raises: SubprocessError, OSError"""
-    with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
+    with temporary_folder("llmcli-compile-") as folder:
         target = Path(folder) / "library.so"
         command = [*cpp_compiler(), *options, *map(str, sources), "-o", str(target)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        guard = ["sh", "-c", _GUARD, "sh"] if os.name == "posix" else []
+        end, pipe = os.pipe()
+        try:
+            result = subprocess.run(
+                [*guard, *command],
+                stdin=end,
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_SECONDS,
+                check=False,
+                env={**os.environ, "TMPDIR": folder},  # where a compiler that is killed leaves its files
+                start_new_session=True,
+            )
+        finally:
+            os.close(pipe)
+            os.close(end)
         if result.returncode != 0:
             raise subprocess.SubprocessError(f"{' '.join(command)} failed: {result.stderr[-2000:]}")
         return target.read_bytes()
 
 
+def _find(name: str) -> Path | None:
+    """The library in the cache, if it was written to its end: to open half of one may end the process."""
+    try:
+        path = private_folder(kernel_cache_folder(), make=False) / name
+        content = read_private(path)
+    except OSError as error:
+        _log.debug("%s cannot be used: %s", name, error)
+        return None
+    return path if _with_digest(content[:-_DIGEST_BYTES]) == content else None
+
+
 def _keep(content: bytes, name: str) -> Path:
-    """Write the library to the cache, or where that cannot be written, to a folder of this process. Raises: OSError"""
-    for folder in (kernel_cache_folder(), Path(_temporary().name)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / name, _with_digest(content))
-            return folder / name
-        except OSError as error:
-            _log.debug("%s cannot be kept in %s: %s", name, folder, error)
-    raise OSError(f"no folder to keep {name} in")
+    """Write the library to the cache, or where that cannot be, to a folder of this process. Raises: OSError"""
+    try:
+        return _written(private_folder(kernel_cache_folder()) / name, content)
+    except OSError as error:
+        _log.debug("%s cannot be kept: %s", name, error)
+    return _written(Path(_temporary().name) / name, content)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    replace_file(path, _with_digest(content))
+    return path
 
 
 @cache
 def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="llmcli-kernels-")
+    return temporary_folder("llmcli-kernels-")
 
 
 def _with_digest(content: bytes) -> bytes:
     """A loader reads what the file's head names, and nothing behind it."""
     return content + hashlib.sha256(content).digest()
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a library was written to its end: to open half of one may end the process."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    return _with_digest(content[:-_DIGEST_BYTES]) == content

@@ -5,10 +5,8 @@ Nothing here imports CuPy before the driver has shown a card that can be used.
 
 import functools
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +20,6 @@ from llmcli.kernels.launches import Launch, addresses_of, check_launch
 from llmcli.kernels.raw_kernel import LoadedKernel, RawLaunch
 from llmcli.kernels.replay import Replay, Starter
 from llmcli.kernels.spec import Cost
-from llmcli.resources import kernel_cache_folder
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
@@ -307,7 +304,6 @@ def _cupy_problem(cuda_version: tuple[int, int]) -> str | None:
 
 @functools.cache
 def _import_problem() -> str | None:
-    keep_cupy_out_of_home()
     try:
         environment.prepare_cupy()
         import cupy
@@ -316,23 +312,6 @@ def _import_problem() -> str | None:
     except Exception as error:  # a broken installation fails in as many ways as there are libraries
         return f"CuPy does not start: {_first_line(error)}"
     return None
-
-
-def keep_cupy_out_of_home() -> None:
-    """Give CuPy a cache folder of ours before it is imported: importing it fails where its own cannot be made.
-
-    Our kernels never use that cache.
-    """
-    if os.environ.get("CUPY_CACHE_DIR"):
-        return
-    folder = kernel_cache_folder() / "cupy"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        # CuPy asks for a folder that exists, and leaves it alone then.
-        os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
-        folder = Path(tempfile.gettempdir())
-    os.environ["CUPY_CACHE_DIR"] = str(folder)
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,7 +4,6 @@ All but `prepare_cupy` only ask. The driver is asked through its own library, so
 missing or broken.
 """
 
-import atexit
 import ctypes
 import functools
 import importlib
@@ -15,6 +14,9 @@ import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from llmcli.private_folder import private_folder
+from llmcli.resources import kernel_cache_folder
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_CUDA_VERSION = (12, 0)
@@ -123,17 +125,18 @@ def cupy_cuda_major() -> int:
 def prepare_cupy() -> None:
     """Do what CuPy needs before it is imported.
 
-    It gets a cache folder where the home folder cannot be written, which would end its import; nothing of ours is in
-    it. A CuPy for CUDA 12 gets the libraries of CUDA 12: where those of 13 are installed too, it would take these, and
+    It gets a cache folder of ours, since importing it fails where its own cannot be made; none of our kernels is in it.
+    A CuPy for CUDA 12 gets the libraries of CUDA 12: where those of 13 are installed too, it would take these, and
     torch's packages for Linux bring them.
     """
-    if "CUPY_CACHE_DIR" not in os.environ:
+    if not os.environ.get("CUPY_CACHE_DIR"):
         try:
-            os.makedirs(os.path.expanduser("~/.cupy/kernel_cache"), exist_ok=True)
+            folder = private_folder(kernel_cache_folder() / "cupy")
         except OSError:
-            temporary = tempfile.TemporaryDirectory(prefix="llmcli-cupy-")
-            atexit.register(temporary.cleanup)
-            os.environ["CUPY_CACHE_DIR"] = temporary.name
+            # CuPy asks for a folder that exists, and leaves it alone then.
+            os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
+            folder = Path(tempfile.gettempdir())
+        os.environ["CUPY_CACHE_DIR"] = str(folder)
     if cupy_cuda_major() != 12:
         return
     for name in _CUDA12_LIBRARIES:

@@ -12,7 +12,8 @@ from typing import Literal
 from llmcli.checkpoint.hub_cache import hub_cache_folder
 from llmcli.kernels import environment
 from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
-from llmcli.resources import kernel_cache_folder
+from llmcli.private_folder import folder_problem
+from llmcli.resources import kernel_cache_folder, token_cache_folder
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, and nothing is broken by that
 
@@ -37,9 +38,11 @@ def examine() -> list[Check]:
     checks.append(_cupy(driver, cupy))
     if cupy:
         checks += [_nvrtc(cupy), _headers(cupy)]
-    checks.append(
-        _writable("kernel cache", kernel_cache_folder(), "kernels are compiled again at every start", "LLMCLI_HOME")
-    )
+    for name, folder, consequence in (
+        ("kernel cache", kernel_cache_folder(), "kernels are compiled again at every start"),
+        ("token cache", token_cache_folder(), "the tokens for --schema are read again at every start"),
+    ):
+        checks.append(_private(folder, name, consequence) or _writable(name, folder, consequence, "LLMCLI_HOME"))
     checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
     return checks
 
@@ -126,6 +129,15 @@ def _headers(cupy: dict[str, str]) -> Check:
 def _install_toolkit(cupy: dict[str, str]) -> str:
     """CuPy alone brings neither; the extra names them beside the CuPy of the same CUDA version."""
     return f'pip install "llmcli[cuda{12 if "cupy-cuda12x" in cupy else 13}]"'
+
+
+def _private(folder: Path, name: str, consequence: str) -> Check | None:
+    """The problem of a cache that others could change; None without one."""
+    problem = folder_problem(folder)
+    if problem is None:
+        return None
+    reason, _, fix = problem.partition("; ")
+    return Check(name, "problem", f"{reason}: {consequence}", fix or "set LLMCLI_HOME to another folder")
 
 
 def _writable(name: str, folder: Path, consequence: str, variable: str) -> Check:

@@ -23,7 +23,7 @@ from pydantic import (
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
-from llmcli.reading import parse_json
+from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.logit_bias import read_logit_bias
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_format
@@ -264,6 +264,8 @@ def parse_body(kind: type[Kind], content: bytes) -> Kind:
         raise Refusal(400, f"the body has more than {_MAX_ENTRIES} entries", code="too_many_entries")
     try:
         value = parse_json(content, _object)
+    except LoneSurrogateError as error:
+        raise Refusal(400, str(error), param=error.place or None) from error
     except ValueError as error:
         raise Refusal(400, f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -279,7 +281,8 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Refusal(400, f"the key {shown(twice)} appears twice; keep one of them", param=twice[:80])
+        param = twice[:80].encode(errors="replace").decode()  # it may be no valid Unicode, which no answer can carry
+        raise Refusal(400, f"the key {shown(twice)} appears twice; keep one of them", param=param)
     return values
 
 

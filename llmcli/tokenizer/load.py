@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmcli.errors import TokenizerError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.reading import TOKENIZER_MODEL
+from llmcli.reading import GIT_LFS_START, TOKENIZER_MODEL
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.settings import read_settings
 
@@ -50,7 +50,7 @@ def _read(path: Path) -> bytes:
     head = content[:1024]
     if not head:
         raise TokenizerError(f"{path} is empty; download the file again")
-    if head.startswith(b"version https://git-lfs"):
+    if head.startswith(GIT_LFS_START):
         raise TokenizerError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}")
     if re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", head):  # lines of base64 and rank
         raise TokenizerError(

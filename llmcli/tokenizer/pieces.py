@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli import __version__
-from llmcli.errors import LLMCliError, TokenizerError
-from llmcli.reading import TOKENIZER_MODEL, TOKENIZER_SETTINGS, SmallFile
+from llmcli.errors import LLMCliError
+from llmcli.private_folder import private_folder, read_private
+from llmcli.reading import TOKENIZER_MODEL, TOKENIZER_SETTINGS
 from llmcli.resources import token_cache_folder
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.writing import OutputFile
@@ -29,8 +30,7 @@ _FILES = (
     ("special_tokens_map.json", TOKENIZER_SETTINGS),
     ("added_tokens.json", TOKENIZER_SETTINGS),
 )
-_KEPT = SmallFile("kept bytes of tokens", 256 * 1024**2, TokenizerError, "remove it")
-_KEEPER = OutputFile("kept bytes of tokens", lambda head: True, "remove it")
+_KEEPER = OutputFile("kept bytes of tokens", lambda head: True, "remove it", 0o600)
 _DIGEST_BYTES = 32
 
 
@@ -73,7 +73,7 @@ class TokenPieces:
 def find_kept_pieces(folder: Path) -> TokenPieces | None:
     """The pieces of the tokenizer in a model's folder, as they were kept; None if they were not, or are damaged."""
     try:
-        content = _KEPT.read_bytes(_place(folder))
+        content = read_private(_place(folder))
     except (LLMCliError, OSError):
         return None
     digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
@@ -89,17 +89,18 @@ def keep_pieces(folder: Path, pieces: TokenPieces) -> None:
     lengths = pieces.lengths.astype("<u4").tobytes()
     body = len(pieces).to_bytes(4, "little") + lengths + pieces.content
     with suppress(LLMCliError, OSError):
-        place = _place(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _KEEPER.write(place, hashlib.sha256(body).digest() + body, replace=True)
+        _KEEPER.write(_place(folder), hashlib.sha256(body).digest() + body, replace=True)
 
 
 def _place(folder: Path) -> Path:
-    """The file for a tokenizer of this content, whatever the folder's name. Raises: as `SmallFile.read_bytes`"""
+    """The file for a tokenizer of this content, whatever the folder's name.
+
+    Raises: as `SmallFile.read_bytes`; OSError where others can write to the cache
+    """
     digest = hashlib.sha256(__version__.encode())
     for name, kind in _FILES:
         if (path := folder / name).exists():
             content = kind.read_bytes(path)
             digest.update(f"\n{name} {len(content)}\n".encode())
             digest.update(content)
-    return token_cache_folder() / f"{digest.hexdigest()}.tokens"
+    return private_folder(token_cache_folder()) / f"{digest.hexdigest()}.tokens"

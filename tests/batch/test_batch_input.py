@@ -131,7 +131,7 @@ def test_refusals_name_the_key_and_what_is_expected(value: Any, message: str) ->
             b"Once upon a time",
             '^not valid JSON: .*as "Once upon a time" seems to be, add --text$',
         ),
-        (b'{"prompt": "\\ud800"}', "^not valid JSON: .*surrogates not allowed"),
+        (b'{"prompt": "\\ud800"}', r"^prompt has the lone surrogate U\+D800, half of a character; leave it out$"),
         (b'{"prompt": ' + b"[" * 100_000, "^not valid JSON: nested more than 64 levels deep"),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "^not valid JSON: an integer has more than 100 digits"),
         (b'{"prompt": "\xff"}', "^not UTF-8 text: byte 0xff at 12$"),

@@ -13,6 +13,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.adapters.folder import open_adapter
 from llmcli.checkpoint.adapters.merge import merge_adapters
+from llmcli.checkpoint.folder import open_checkpoint
 from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.errors import CheckpointError, UnsupportedModelError
@@ -96,6 +97,10 @@ TENSORS = [
     (change(f"{Q_PROJ}.lora_magnitude_vector", torch.ones(64)), "lora_magnitude_vector is not a tensor that the base"),
     (change(f"{Q_PROJ}.lora_embedding_A", torch.ones(4, 64)), "is not of the kind of its layer"),
     (change("base_model.model.transformer.h.0.lora_A.weight", torch.ones(4, 64)), "a layer that the base model does"),
+    (
+        change("base_model.model._orig_mod.model.layers.0.self_attn.q_proj.lora_A.weight", torch.ones(4, 64)),
+        "_orig_mod. in the names of its tensors (_orig_mod.model.layers.0.self_attn.q_proj.weight) comes",
+    ),
     (change("base_model.model.model.norm.weight", torch.ones(64)), "replaces a tensor that neither modules_to_save"),
     (change("base_model.model.model.layers.9.mlp.up_proj.bias", torch.ones(64)), "is not a tensor that the base model"),
 ]
@@ -111,6 +116,60 @@ def test_tensors_that_are_refused(base: Path, tmp_path: Path, damage: Any, messa
     with pytest.raises(CheckpointError) as error:
         merged(base, (adapter, 1.0))
     assert message in str(error.value)
+
+
+P = "base_model.model."
+VOCABULARIES: list[tuple[dict[str, Any], dict[str, torch.Tensor], int]] = [
+    ({"modules_to_save": ["embed_tokens"]}, {f"{P}model.embed_tokens.weight": torch.ones(296, 64)}, 296),
+    ({"modules_to_save": ["lm_head"]}, {f"{P}lm_head.weight": torch.ones(280, 64)}, 280),
+    ({}, {f"{P}model.embed_tokens.weight": torch.ones(289, 64)}, 289),
+    (
+        {"target_modules": ["q_proj", "down_proj", "embed_tokens"]},
+        {
+            f"{P}model.embed_tokens.lora_embedding_A": torch.ones(4, 296),
+            f"{P}model.embed_tokens.lora_embedding_B": torch.ones(64, 4),
+        },
+        296,
+    ),
+    (
+        {"target_modules": ["q_proj", "down_proj", "lm_head"]},
+        {f"{P}lm_head.lora_A.weight": torch.ones(4, 64), f"{P}lm_head.lora_B.weight": torch.ones(296, 4)},
+        296,
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "tensors", "num_tokens"), VOCABULARIES)
+def test_another_vocabulary(
+    base: Path, tmp_path: Path, overrides: dict[str, Any], tensors: dict[str, torch.Tensor], num_tokens: int
+) -> None:
+    """peft cannot load such an adapter onto the base model either, before its vocabulary is resized."""
+    adapter = write_lora(tmp_path / "adapter", SHAPES, **overrides)
+    file = adapter / "adapter_model.safetensors"
+    save_file({**load_file(file), **tensors}, file)
+    with pytest.raises(UnsupportedModelError) as error:
+        merged(base, (adapter, 1.0))
+    assert f"has {num_tokens} tokens, the base model 288; " in str(error.value)
+    assert f"call resize_token_embeddings({num_tokens}) on the base model, load the adapter" in str(error.value)
+
+
+MLX_CONFIG = {"fine_tune_type": "lora", "num_layers": 16, "lora_parameters": {"rank": 8, "scale": 20.0, "dropout": 0.0}}
+
+
+@pytest.mark.parametrize("form", ["as MLX writes it", "renamed", "with peft's config"])
+def test_an_adapter_of_mlx(base: Path, tmp_path: Path, form: str) -> None:
+    folder = write_lora(tmp_path / "adapter", SHAPES)
+    (folder / "adapter_model.safetensors").unlink()
+    name = "adapters.safetensors" if form == "as MLX writes it" else "adapter_model.safetensors"
+    tensors = {"model.layers.0.self_attn.q_proj.lora_a": torch.ones(64, 8)}
+    save_file({**tensors, "model.layers.0.self_attn.q_proj.lora_b": torch.ones(8, 64)}, folder / name)
+    if form != "with peft's config":
+        (folder / "adapter_config.json").write_text(json.dumps(MLX_CONFIG))
+    with pytest.raises(UnsupportedModelError, match=r"holds an adapter in MLX's format, .*mlx_lm\.fuse --model BASE"):
+        merged(base, (folder, 1.0))
+    if form == "as MLX writes it":
+        with pytest.raises(UnsupportedModelError, match="holds an adapter in MLX's format"):
+            open_checkpoint(folder)
 
 
 def test_another_base(tmp_path: Path) -> None:
@@ -134,6 +193,7 @@ def test_folders_that_are_no_adapters(base: Path, tmp_path: Path) -> None:
 
     assert "cannot be read: No such file or directory; check the path" in message(tmp_path / "none")
     assert "is not a valid path" in message(tmp_path / "\0")
+    assert f"is a file, expected the adapter's folder; give {base}" in message(base / "model.safetensors")
     assert "is a model, expected an adapter: it has no adapter_config.json" in message(base)
     adapter = write_lora(tmp_path / "adapter", SHAPES)
     file = adapter / "adapter_model.safetensors"

@@ -96,7 +96,35 @@ def test_any_other_file(tmp_path):
 
 def test_folder_that_is_no_model(tmp_path):
     (tmp_path / "readme.txt").touch()
+    assert "it has no config.json; give a folder with config.json and *.safetensors" in refusal(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
     assert "is not a model folder: it has no config.json; incomplete download?" in refusal(tmp_path)
+    (tmp_path / "model_index.json").touch()
+    assert "is a diffusers pipeline (model_index.json), which makes images" in unsupported(tmp_path)
+
+
+@pytest.mark.parametrize("place", [".", "snapshots"])
+def test_a_folder_above_models(tmp_path, place):
+    models = [tmp_path / place / name for name in ("A", "B")]
+    for model, count in zip(models, ("", "one of the models in it: "), strict=True):
+        model.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (model / name).touch()
+        (tmp_path / place / f"empty {model.name}").mkdir()
+        listed = ", ".join(str(one) for one in models if one.exists())
+        assert refusal(tmp_path) == (f"{tmp_path} is not a model folder: it has no config.json; give {count}{listed}")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.part", "model.safetensors.crdownload"])
+def test_an_unfinished_download(folder, name):
+    (folder / name).touch()
+    assert f"has only unfinished downloads of weights ({name}), expected model.safetensors" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_pointer_of_git_lfs(folder, name):
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    assert f"{name} is a Git LFS pointer, not the file itself; run `git lfs pull` in {folder}" in refusal(folder)
 
 
 def test_folder_without_weights(folder):
@@ -152,7 +180,7 @@ def test_lora_adapter(folder, names):
         (b'{"a":' * 200 + b"1" + b"}" * 200, "is not valid JSON: nested more than 64 levels deep"),
         (b'{"a": 1' + b"0" * 400 + b"}", "is not valid JSON: an integer has more than 100 digits"),
         (b'{"a": ' + b"1" * 5000 + b"}", "is not valid JSON: an integer has more than 100 digits"),
-        (b'{"a": "\\ud800"}', "is not valid JSON: 'utf-8' codec can't encode"),
+        (b'{"a": "\\ud800"}', "is not valid JSON: a has the lone surrogate U+D800"),
         (b"[]", "holds a JSON list, expected an object"),
         (b" " * (CONFIG.max_bytes + 1), "is longer than 16 MiB, too long for a config"),
     ],

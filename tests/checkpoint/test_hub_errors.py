@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,27 @@ def test_offline(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model("org/tiny", on_progress=lambda done, total: None) == folder
     (folder / "model.safetensors").unlink()
     assert refusal("org/tiny").startswith(expected)
+
+
+@pytest.mark.parametrize("revision", [None, "v2"])
+@pytest.mark.parametrize("has_hub", [True, False], ids=["offline", "no connection"])
+def test_a_complete_commit_without_a_ref_is_named(
+    tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch, revision: str | None, has_hub: bool
+) -> None:
+    """As a cache that was copied without its refs, or filled by a commit's hash."""
+    folder = resolve_model("org/tiny", on_progress=lambda done, total: None)
+    shutil.rmtree(folder.parents[1] / "refs")
+    shutil.copytree(folder, folder.parent / "incomplete", ignore=shutil.ignore_patterns("*.safetensors"))
+    if has_hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        tiny_hub.close()
+    message = refusal("org/tiny" if revision is None else f"org/tiny@{revision}")
+    assert f"; give org/tiny@{folder.name}, which is complete there, or " in message
+    assert "incomplete" not in message
+    assert resolve_model(f"org/tiny@{folder.name}", on_progress=lambda done, total: None) == folder
+    (folder / "model.safetensors").unlink()
+    assert "which is complete" not in refusal("org/tiny")
 
 
 def test_no_connection(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ def test_values(flags: list[str], expected: dict[str, Any]) -> None:
         (["a=False"], "a is 'False', expected JSON: true, false or null"),
         (["a=" + "[" * 100_000], "nested too deeply"),
         (["a=\udcff"], "is not UTF-8"),
+        (['a=["\\ud800"]'], r"^--template-var a: \[0\] has the lone surrogate U\+D800, half of a character"),
     ],
 )
 def test_values_that_are_refused(flags: list[str], part: str) -> None:

@@ -107,7 +107,7 @@ def test_what_is_no_conversation_is_refused(
         (b"[" * 100_000, "nested more than 64 levels deep"),
         (b'{"format": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 levels deep"),
         (b'{"version": 1' + b"0" * 5000 + b"}", "an integer has more than 100 digits"),
-        (b'{"system": "\\ud800"}', "surrogates not allowed"),
+        (b'{"system": "\\ud800"}', "system has the lone surrogate U\\+D800"),
     ],
 )
 def test_what_is_no_such_json_is_refused(path: Path, content: bytes, message: str) -> None:

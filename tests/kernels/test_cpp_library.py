@@ -3,9 +3,12 @@
 import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,91 @@ def test_a_damaged_library_is_compiled_again(
     assert opened()
     assert len(calls) == 4
     assert len(kept.read_bytes()) == len(whole)
+
+
+def open_to_others(kept: Path, way: str) -> None:
+    """Change a kept library so that somebody else could have written it."""
+    if way == "a file of another user":
+        os.chown(kept, 4242, 4242)
+    elif way == "a link":
+        kept.rename(kept.with_name("elsewhere"))
+        kept.symlink_to(kept.with_name("elsewhere"))
+    else:
+        {"the file": kept, "its folder": kept.parent, "the folder above": kept.parent.parent}[way].chmod(0o777)
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", ["the file", "its folder", "the folder above", "a file of another user", "a link"])
+def test_a_library_that_others_could_have_written_is_not_loaded(
+    way: str, home: Path, copier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "a file of another user" and os.geteuid() != 0:
+        pytest.skip("gives a file to another user")
+    monkeypatch.setenv("CXX", str(copier))
+    loaded: list[Path] = []
+    monkeypatch.setattr(cpp_library.ctypes, "CDLL", lambda path: loaded.append(Path(path)) or path)
+    assert opened()
+    (kept,) = home.iterdir()
+    assert loaded == [kept]
+    open_to_others(kept, way)
+    before = kept.stat().st_ino
+    assert opened()
+    assert len(calls) == 4
+    if "folder" in way:
+        assert loaded[-1].parent != home
+        assert loaded[-1].parent.stat().st_mode & 0o777 == 0o700
+    else:  # one of ours takes its place
+        assert loaded[-1] == kept
+        assert kept.lstat().st_ino != before
+        assert opened()
+        assert len(calls) == 4
+
+
+STARTED = """
+from llmcli.kernels.cpp_library import open_library
+print(open_library("avx2"))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's list of processes")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_compiler_outlives_the_program(end: signal.Signals, tmp_path: Path) -> None:
+    """One that has children, as g++ has."""
+    told = tmp_path / "pids"
+    new, old = shlex.quote(f"{told}.new"), shlex.quote(str(told))
+    compiler = written_compiler(tmp_path / "compiler", f"sleep 600 &\necho $$ $! > {new}\nmv {new} {old}\nwait")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(tmp_path), "CXX": str(compiler)}
+    with subprocess.Popen([sys.executable, "-c", STARTED], env=environment, stderr=subprocess.DEVNULL) as process:
+        wait_until(told.exists)
+        pids = list(map(int, told.read_text().split()))
+        assert all(map(is_running, pids))
+        process.send_signal(end)
+        process.wait(timeout=60)
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_a_compiler_that_takes_too_long_is_ended(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "pid"
+    monkeypatch.setattr(cpp_library, "_COMPILE_SECONDS", 1)
+    text = f"sleep 600 &\necho $! > {shlex.quote(str(told))}\nwait"
+    monkeypatch.setenv("CXX", str(written_compiler(tmp_path / "compiler", text)))
+    assert not opened()
+    wait_until(lambda: not is_running(int(told.read_text())))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @needs_compiler

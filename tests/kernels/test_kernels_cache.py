@@ -116,6 +116,21 @@ def test_a_description_of_another_form_is_no_entry(
     assert get(kernels).resources[FLOAT[1]].registers == len(compilations.calls) == 2
 
 
+@pytest.mark.parametrize("way", ["cubin", "description", "folder", "folder above"])
+def test_what_others_could_have_written_is_not_loaded(
+    tmp_path: Path, sources: Path, compilations: Compilations, way: str
+) -> None:
+    kernels = KernelCache(tmp_path / "home" / "cache", sources)
+    kept = get(kernels).cubin
+    places = {"cubin": kept, "description": kept.with_suffix(".json"), "folder": kept.parent}
+    places.get(way, kept.parent.parent).chmod(0o777)
+    again = get(kernels)
+    assert len(compilations.calls) == 2
+    assert (again.cubin == kept) == (way in ("cubin", "description"))
+    assert again.cubin.stat().st_mode & 0o777 == 0o600
+    assert again.cubin.parent.stat().st_mode & 0o022 == 0
+
+
 @pytest.mark.parametrize("obstacle", ["read-only", "a file"])
 def test_without_a_folder_nothing_is_kept_and_nothing_fails(
     tmp_path: Path, sources: Path, compilations: Compilations, obstacle: str, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from llmcli.errors import DeviceError, InsufficientMemoryError, KernelCompileErr
 from llmcli.kernels import device as device_module
 from llmcli.kernels import environment
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.device import Device, device_errors, find_problem, keep_cupy_out_of_home
+from llmcli.kernels.device import Device, device_errors, find_problem
 from llmcli.kernels.environment import Card, Driver
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import kernels_folder
@@ -96,11 +96,11 @@ def test_asking_a_machine_without_a_driver_does_not_import_cupy() -> None:
 def test_cupys_cache_lies_with_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
     monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
-    keep_cupy_out_of_home()
+    environment.prepare_cupy.__wrapped__()
     assert Path(os.environ["CUPY_CACHE_DIR"]).is_relative_to(tmp_path / "kernels")
     assert Path(os.environ["CUPY_CACHE_DIR"]).is_dir()
     monkeypatch.setenv("CUPY_CACHE_DIR", "/elsewhere")
-    keep_cupy_out_of_home()
+    environment.prepare_cupy.__wrapped__()
     assert os.environ["CUPY_CACHE_DIR"] == "/elsewhere"
 
 
@@ -110,10 +110,10 @@ def test_cupy_starts_where_no_cache_can_be_made(tmp_path: Path) -> None:
     unwritable = str(tmp_path / "file" / "home")
     environ = {key: value for key, value in os.environ.items() if not key.startswith("CUPY_")}
     environ |= {"HOME": unwritable, "LLMCLI_HOME": unwritable}
-    program = "from llmcli.kernels.device import keep_cupy_out_of_home\n{}import cupy\n"
+    program = "from llmcli.kernels.environment import prepare_cupy\n{}import cupy\n"
     without = [sys.executable, "-c", program.format("")]
     assert subprocess.run(without, env=environ, capture_output=True, check=False).returncode != 0
-    subprocess.run([sys.executable, "-c", program.format("keep_cupy_out_of_home()\n")], env=environ, check=True)
+    subprocess.run([sys.executable, "-c", program.format("prepare_cupy()\n")], env=environ, check=True)
 
 
 @pytest.mark.usefixtures("nvrtc")

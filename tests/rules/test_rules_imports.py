@@ -26,6 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.child": set(),
     "llmcli.patterns": set(),
     "llmcli.pattern_child": set(),
+    "llmcli.private_folder": set(),
     "llmcli.resources": set(),
     "llmcli.timeline": set(),
     "llmcli.differences": set(),
@@ -166,6 +167,7 @@ COMMON = {
     "llmcli.writing",
     "llmcli.child",
     "llmcli.patterns",
+    "llmcli.private_folder",
     "llmcli.resources",
     "llmcli.timeline",
     "llmcli.differences",
@@ -188,6 +190,7 @@ LATE_IMPORTS = {
     "llmcli.checkpoint.hub_library",
     "llmcli.kernels.device",
     "llmcli.lab.trial",
+    "llmcli.private_folder",  # grp and pwd, which Windows lacks
     "llmcli.runners.cuda.arena",
     "llmcli.tokenizer.load",
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -12,7 +13,8 @@ import openai
 import pytest
 from server import ROOT, ServerProcess, running_server
 
-from llmcli.serve.bodies import CompletionBody, parse_body
+from llmcli.serve.bodies import Body, ChatBody, CompletionBody, TokenizeBody, parse_body
+from llmcli.serve.json_text import to_json
 from llmcli.serve.refusal import Refusal
 
 MODEL = "storyteller"
@@ -230,6 +232,39 @@ def test_a_prompt_is_wrong_where_it_is_wrong(prompt: Any, words: str) -> None:
     with pytest.raises(Refusal) as caught:
         parse_body(CompletionBody, json.dumps({"prompt": prompt}).encode())
     assert caught.value.message == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (CompletionBody, r'{"prompt":"\ud800"}', "prompt"),
+        (CompletionBody, r'{"prompt":["a","b\udfffc"]}', "prompt[1]"),
+        (CompletionBody, r'{"prompt":"a","stop":["b","\ud83d"]}', "stop[1]"),
+        (CompletionBody, r'{"prompt":"a","choice":["\ude00\ud83d"]}', "choice[0]"),
+        (CompletionBody, r'{"prompt":"a","schema":{"enum":["\ud800"]}}', "schema.enum[0]"),
+        (CompletionBody, r'{"prompt":"a","schema":{"properties":{"\ud800":{}}}}', "a key of schema.properties"),
+        (CompletionBody, r'{"prompt":"a","logit_bias":{"\ud800":1}}', "a key of logit_bias"),
+        (CompletionBody, r'{"prompt":"a","model":"\ud800"}', "model"),
+        (ChatBody, r'{"messages":[{"role":"user","content":"a\ud800"}]}', "messages[0].content"),
+        (
+            ChatBody,
+            r'{"messages":[{"role":"user","content":[{"type":"text","text":"\ud800"}]}]}',
+            "messages[0].content[0].text",
+        ),
+        (TokenizeBody, r'{"prompt":"\ud800"}', "prompt"),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_where_it_stands(kind: type[Body], body: str, param: str) -> None:
+    with pytest.raises(Refusal, match=rf"^{re.escape(param)} has the lone surrogate U\+D[\dA-F]+, half of") as caught:
+        parse_body(kind, body.encode())
+    assert (caught.value.status, caught.value.param) == (400, param)
+    to_json([caught.value.message, caught.value.param])
+
+
+def test_a_refusal_of_a_key_that_is_no_unicode_can_be_answered() -> None:
+    with pytest.raises(Refusal, match="appears twice") as caught:
+        parse_body(CompletionBody, rb'{"a\ud800":1,"a\ud800":2}')
+    assert json.loads(to_json([caught.value.message, caught.value.param]))[1] == "a?"
 
 
 def test_options_of_a_stream_are_for_streams() -> None:

@@ -94,6 +94,18 @@ def test_where_nothing_can_be_kept_nothing_is(folder: Path, tmp_path: Path) -> N
     assert find_kept_pieces(folder) is None
 
 
+def test_pieces_that_others_could_have_written_are_not_used(folder: Path) -> None:
+    pieces = TokenPieces.of(load_tokenizer(folder))
+    keep_pieces(folder, pieces)
+    [kept] = token_cache_folder().iterdir()
+    for place in (kept, kept.parent):
+        mode = place.stat().st_mode
+        place.chmod(0o777)
+        assert find_kept_pieces(folder) is None
+        place.chmod(mode)
+        assert listed(find_kept_pieces(folder)) == listed(pieces)
+
+
 def test_many_at_once_find_a_whole_file_or_none(folder: Path) -> None:
     pieces = TokenPieces.from_list([bytes([number % 256]) * (number % 50) for number in range(20_000)])
     expected, found = listed(pieces), list[list[bytes] | None]()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmcli.checkpoint.folder import mlx_adapter_error
 from llmcli.config.fields import Fields
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.reading import CONFIG
@@ -28,6 +29,7 @@ _READ = frozenset(
     {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "modules_to_save", "target_modules"}
     | {"exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying"}
 )
+_MLX_KEYS = {"fine_tune_type", "lora_parameters", "lora_layers"}
 # Beginnings that change only the adapter's own weights; the others change those of the base model, too.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 _LAYERS_PATTERNS: tuple[Any, ...] = (None, "", [], "layers", ["layers"])
@@ -93,6 +95,8 @@ class LoraConfig:
 def _refuse_others(values: Mapping[str, Any], path: Path) -> None:
     """Raises: CheckpointError, UnsupportedModelError"""
     kind = values.get("peft_type")
+    if kind is None and _MLX_KEYS.intersection(values):
+        raise mlx_adapter_error(path.parent)
     if kind is None:
         raise CheckpointError(f"{path} has no peft_type; it is not a config that peft wrote")
     if kind != "LORA":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME, LoraConfig
 from llmcli.checkpoint.export_source import SourceState
+from llmcli.checkpoint.folder import MLX_ADAPTER_NAME, mlx_adapter_error
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
@@ -58,6 +59,8 @@ def open_adapter(folder: Path, name: str, weight: float = 1.0) -> Adapter:
     LoRA adapter that this program adds
     """
     try:
+        if folder.is_file():
+            raise CheckpointError(f"{folder} is a file, expected the adapter's folder; give {folder.parent}")
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise CheckpointError(f"adapter folder {folder} cannot be read: {error.strerror}; check the path") from error
@@ -79,6 +82,8 @@ def require_adapter_files(where: object, names: set[str] | frozenset[str]) -> No
         raise CheckpointError(f"{where} is {what}: it has no {ADAPTER_CONFIG_NAME}; give the folder that peft wrote")
     if ADAPTER_WEIGHTS_NAME in names:
         return
+    if MLX_ADAPTER_NAME in names:
+        raise mlx_adapter_error(where)
     if PICKLED_ADAPTER_NAME in names:
         raise UnsupportedModelError(
             f"{where} holds its weights as a PyTorch pickle ({PICKLED_ADAPTER_NAME}), which is not supported; "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, Adapter
 from llmcli.checkpoint.adapters.targets import Target, find_targets, is_saved
+from llmcli.checkpoint.folder import mlx_adapter_error
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX, expected_tensors
 from llmcli.checkpoint.matching import ModelTensors
 from llmcli.checkpoint.merged_tensor import LowRankUpdate, MergedTensor
@@ -17,6 +18,7 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.wrapped_names import wrapper_of
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 _PREFIX = "base_model.model."
@@ -105,6 +107,8 @@ class _Matching:
 
     def _target_of(self, module: str, is_embedding: bool, info: TensorInfo) -> str:
         if module not in self._targets:
+            if self._targets and (wrapper := wrapper_of([module + WEIGHT_SUFFIX], list(self._targets))):
+                raise CheckpointError(f"{self._where}: {wrapper}")
             what = "a layer that the base model does not have"
             if module + WEIGHT_SUFFIX in self._base or module == _HEAD_MODULE:
                 what = "a layer that target_modules in its config leave out"
@@ -137,6 +141,8 @@ class _Matching:
             if _BASE_LAYER in name:  # it has factors
                 raise self._shared(info)
             own_name = EMBEDDING
+        if own_name.endswith((".lora_a", ".lora_b")):
+            raise mlx_adapter_error(self._where)
         if own_name not in self._base:
             raise self._error(info, "is not a tensor that the base model has; is it the adapter of another model?")
         module, _, parameter = own_name.rpartition(".")
@@ -147,15 +153,18 @@ class _Matching:
         if not is_named and own_name not in (EMBEDDING, HEAD):
             raise self._error(info, "replaces a tensor that neither modules_to_save nor bias in its config name")
         if module in _ENDS and info.shape[1:] == self._base[own_name].shape[1:]:
-            self._check_rows(info, self._base[own_name])
+            self._check_vocabulary(info, 0, self._base[own_name])
         self._check_shape(info, self._base[own_name].shape, f"the base model's {own_name}")
         return own_name
 
-    def _check_rows(self, info: TensorInfo, base: TensorInfo) -> None:
-        if info.shape != base.shape:
+    def _check_vocabulary(self, info: TensorInfo, axis: int, base: TensorInfo) -> None:
+        if len(info.shape) == len(base.shape) and info.shape[axis] != base.shape[0]:
+            num_tokens = info.shape[axis]
             raise UnsupportedModelError(
-                f"{self._where}: {printable(info.name)} has {info.shape[0]} tokens, the base model {base.shape[0]}; an "
-                "adapter with another vocabulary is not supported: merge it with peft's merge_and_unload, and save that"
+                f"{self._where}: {printable(info.name)} has {num_tokens} tokens, the base model {base.shape[0]}; an "
+                "adapter with another vocabulary is not supported: in transformers, call "
+                f"resize_token_embeddings({num_tokens}) on the base model, load the adapter with peft, call "
+                "merge_and_unload, and save that with the adapter's tokenizer"
             )
 
     def _require_saved(self, replaced: dict[str, TensorInfo]) -> None:
@@ -176,6 +185,9 @@ class _Matching:
         rows, columns = self._base[module + WEIGHT_SUFFIX].shape
         if is_embedding:
             rows, columns = columns, rows
+        if module in _ENDS:
+            with_tokens, axis = (a, 1) if is_embedding else (b, 0)
+            self._check_vocabulary(with_tokens, axis, self._base[module + WEIGHT_SUFFIX])
         config = f"rank {target.rank} in its config, {module} in the base model"
         self._check_shape(a, (target.rank, columns), config)
         self._check_shape(b, (rows, target.rank), config)
