@@ -28,7 +28,7 @@ def show_help(state: Talk, argument: str) -> Outcome:
 
 COMMANDS = (
     Command("help", "", "List the commands.", show_help),
-    Command("reset", "", "Remove all turns; keep the system prompt.", turn_commands.reset),
+    Command("reset", "", "Start a new conversation with the same system prompt.", turn_commands.reset),
     Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", turn_commands.system),
     Command("regen", "", "Answer the last message again.", turn_commands.regen),
     Command(
@@ -40,7 +40,7 @@ COMMANDS = (
     Command("edit-answer", "[TEXT]", "Edit the last answer.", turn_commands.edit_answer, needs_model=True),
     Command("continue", "", "Continue an answer that was stopped.", turn_commands.continue_answer, needs_model=True),
     Command("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", turn_commands.save),
-    Command("load", "NAME|FILE", "Load a saved conversation.", turn_commands.load),
+    Command("load", "NAME|FILE", "Load a copy of a saved conversation.", turn_commands.load),
     Command("history", "", "Show the conversation.", look_commands.history),
     Command("params", "", "Show the settings.", look_commands.params),
     Command("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_command.set_value),
