@@ -27,6 +27,7 @@ from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import given_options, with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
+    KEY_VARIABLE,
     OUTPUT_PANEL,
     PROMPT_PANEL,
     STOPPING_PANEL,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 CONVERSATION_PANEL = "Conversation"
-KEY_VARIABLE = "LLMCLI_API_KEY"
 
 # What a chat with a server has of the options; the others are for a model that runs here.
 WITH_SERVER = frozenset(
