@@ -1,6 +1,5 @@
 """The table of commands, and how a line is told to be one."""
 
-import difflib
 import sys
 
 from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
@@ -8,6 +7,7 @@ from llmcli.cli.chat_session.outcome import Command, Outcome
 from llmcli.cli.chat_session.state import ChatSession, Talk
 from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.facts import fact_lines
+from llmcli.cli.near_names import near_names
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
@@ -90,7 +90,7 @@ def run_command(state: Talk, text: str) -> Outcome:
                     f"/{name} needs a model that runs here; this chat is with a server; /help lists what it has"
                 )
             return command.run(state, argument)
-    near = difflib.get_close_matches(name, [command.name for command in COMMANDS], 1)
+    near = near_names(name, [command.name for command in commands_of(state)])
     meant = HABITS.get(name) or (near[0] if near else None)
     hint = f"did you mean /{meant}? /help lists all" if meant else "/help lists them"
     raise UsageError(
