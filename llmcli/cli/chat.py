@@ -27,6 +27,7 @@ from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import given_options, with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
+    KEY_VARIABLE,
     OUTPUT_PANEL,
     PROMPT_PANEL,
     STOPPING_PANEL,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 CONVERSATION_PANEL = "Conversation"
-KEY_VARIABLE = "LLMCLI_API_KEY"
 
 # What a chat with a server has of the options; the others are for a model that runs here.
 WITH_SERVER = frozenset(
@@ -151,10 +151,10 @@ class ConversationOptions:
         """Whether the conversation is one that chat keeps by itself: a script must not take its place otherwise."""
         return self.is_interactive or self.continue_ or (self.resume is not None and not names_file(self.resume))
 
-    @property
-    def files(self) -> list[Path]:
-        """The file that the conversation comes from, if it is not a kept one."""
-        return [Path(self.resume)] if self.resume is not None and names_file(self.resume) else []
+    def files(self, saved: SavedConversation | None) -> dict[Path, SavedConversation]:
+        """The file that the conversation comes from and what it holds, if it is not a kept one."""
+        is_file = self.resume is not None and names_file(self.resume)
+        return {Path(self.resume): saved} if is_file and self.resume and saved else {}
 
     def source(self, keeper: Keeper) -> Path | None:
         """The file to go on with, held by `keeper` if it is a kept one.
@@ -286,7 +286,7 @@ def _open_remote(
         model=model,
         thinking=thinking_view("--thinking", view.thinking),
         is_markdown=view.markdown,
-        files=options.files,
+        files=options.files(saved),
     )
 
 
@@ -390,7 +390,7 @@ def _open_state(
         is_markdown=view.markdown,
         is_verbose=view.verbose,
         load_seconds=loaded.load_seconds,
-        files=options.files,
+        files=options.files(saved),
     )
 
 

@@ -27,6 +27,7 @@ from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.output.cut import CutNotice
 from llmcli.cli.output.receipt import ReceiptOutput
+from llmcli.cli.output.text import begin_text
 from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_change
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
@@ -223,7 +224,7 @@ def generate(
         outputs.append(receipt.begin(loaded.runner, wanted))
     generation = session.generation(loaded.runner, wanted, loaded.drafting)
     if output.shows_text:
-        terminal.show_prompt(facts.lead)
+        begin_text(facts, samples.indices[0])
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
     if texts.schema.require_complete:

@@ -1,8 +1,8 @@
 """Options that a command lacks: which of its own was meant, by what other programs call it or by its spelling."""
 
-from collections.abc import Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping, Sequence
 
+from llmcli.cli.near_names import near_names
 from llmcli.errors import UsageError
 
 # What llama.cpp, ollama, llm, mlx-lm, transformers and vLLM call it, with dashes for underscores. A value is an option
@@ -10,6 +10,7 @@ from llmcli.errors import UsageError
 # compares.
 _PROMPT = "give the prompt without an option"
 _CHAT = "see llmcli chat"
+_TOKEN = "put the token of your account at the hub into the variable HF_TOKEN"
 _PLACE = "a model runs on one device as a whole: see --device"
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "-b": ("--rows",),
@@ -31,6 +32,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "-s": ("--seed", "--system"),
     "-sys": ("--system",),
     "-t": ("--threads", "--temperature"),
+    "--adapter-path": ("--adapter",),
     "--batch-size": ("--rows",),
     "--cache-type-k": ("--kv-cache",),
     "--cache-type-v": ("--kv-cache",),
@@ -39,6 +41,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--conversation": (_CHAT,),
     "--ctx": ("--context",),
     "--ctx-size": ("--context",),
+    "--device-map": ("--device", _PLACE),
     "--do-sample": ("--temperature",),
     "--draft-model": ("--draft",),
     "--dry-penalty-last-n": ("--dry-window",),
@@ -52,6 +55,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--greedy": ("--temperature",),
     "--hf-repo": ("--model",),
     "--hidethinking": ("--thinking",),
+    "--hf-token": (_TOKEN,),
     "--interactive": (_CHAT,),
     "--json-schema": ("--schema",),
     "--json-schema-file": ("--schema",),
@@ -65,6 +69,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--max-seq-len": ("--context",),
     "--max-tokens": ("--max-new-tokens",),
     "--min-tokens": ("--min-new-tokens",),
+    "--min-length": ("--min-new-tokens",),
     "--mirostat": ("--mirostat-tau",),
     "--mirostat-ent": ("--mirostat-tau",),
     "--mirostat-lr": ("--mirostat-eta",),
@@ -90,12 +95,15 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--reverse-prompt": ("--stop",),
     "--sampler-seq": ("--sampler-order",),
     "--samplers": ("--sampler-order",),
+    "--samples": ("--num-samples",),
     "--stop-sequence": ("--stop",),
     "--stop-strings": ("--stop",),
     "--stream": ("text is always streamed",),
     "--system-prompt": ("--system",),
     "--temp": ("--temperature",),
+    "--template": ("--chat-template",),
     "--think": ("--thinking",),
+    "--token": (_TOKEN,),
     "--tokens": ("--max-new-tokens",),
     "--top-logprobs": ("--logprobs",),
     "--top-nsigma": ("--top-n-sigma",),
@@ -118,8 +126,6 @@ COMMAND_ALIASES: Mapping[str, str] = {
     "show": "info",
     "tokenizer": "tokenize",
 }
-_SIMILARITY = 0.75  # of 1; below, a proposal confuses more than it helps
-_MAX_PROPOSALS = 2
 
 
 def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str) -> None:
@@ -143,7 +149,7 @@ def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> No
     """
     if name in known:
         return
-    found = [COMMAND_ALIASES[name]] if name in COMMAND_ALIASES else _close_matches(name, known)
+    found = [COMMAND_ALIASES[name]] if name in COMMAND_ALIASES else near_names(name, known)
     meant = f"; did you mean {_listed(found)}?" if found else ""
     raise UsageError(f"no such command: {parent} {name}{meant} (see {parent} --help)")
 
@@ -152,17 +158,23 @@ def _proposal(name: str, known: Collection[str]) -> str:
     """Which option is meant, or how to do without it; empty without an idea."""
     spelled = name if name in ALIASES else name.replace("_", "-").lower()
     ideas = (spelled,) if spelled in known else ALIASES.get(spelled, ())
-    options = [idea for idea in ideas if idea in known]
-    notes = [idea for idea in ideas if not idea.startswith("-")]
+    options, notes = _usable(ideas, known)
     if not options and not notes and name.startswith("--"):
-        options = _close_matches(spelled, known)
+        options = near_names(spelled, _long_names(known))
+        for alias in near_names(spelled, _long_names(ALIASES))[:1] if not options else ():
+            options, notes = _usable(ALIASES[alias], known)
     if options:
         return f"did you mean {_listed(options)}?"
     return notes[0] if notes else ""
 
 
-def _close_matches(name: str, known: Collection[str]) -> list[str]:
-    return get_close_matches(name, sorted(known), _MAX_PROPOSALS, _SIMILARITY)
+def _usable(ideas: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Of what an alias means: the options that the command has, and the notes."""
+    return [idea for idea in ideas if idea in known], [idea for idea in ideas if not idea.startswith("-")]
+
+
+def _long_names(names: Collection[str]) -> list[str]:
+    return [name for name in names if name.startswith("--")]
 
 
 def _listed(names: list[str]) -> str:

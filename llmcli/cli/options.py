@@ -25,6 +25,7 @@ PROMPT_PANEL = "Prompt"
 SAMPLING_PANEL = "Sampling"
 STOPPING_PANEL = "Stopping"
 OUTPUT_PANEL = "Output"
+KEY_VARIABLE = "LLMCLI_API_KEY"  # what --api-key is taken from where it is not given
 
 AUTO = "auto"
 

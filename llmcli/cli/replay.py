@@ -21,7 +21,7 @@ from llmcli.cli.generate import show_all
 from llmcli.cli.groups import with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
-from llmcli.cli.output.text import TextOutput
+from llmcli.cli.output.text import TextOutput, begin_text
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
 from llmcli.cli.run import Run
@@ -309,7 +309,7 @@ def _generate(
     if not options.json:
         facts = run.facts(runner, receipt.prompt.text, prompt, request.samples, None, Timeline())
         outputs.append(TextOutput(facts))
-        terminal.show_prompt(facts.lead)
+        begin_text(facts, request.samples[0])
     if not show_all(run.session.generation(runner.runner, request), outputs):
         raise typer.Exit(EXIT_INTERRUPTED)
     return collector.finished

@@ -14,6 +14,7 @@ import typer
 
 from llmcli.cli.options import (
     AUTO,
+    KEY_VARIABLE,
     OUTPUT_PANEL,
     ChatTemplateOption,
     ModelArgument,
@@ -54,7 +55,13 @@ class ServeOptions:
     rows: RowsOption = AUTO
     api_key: Annotated[
         str | None,
-        typer.Option("--api-key", metavar="KEY", help="Serve only who sends this key.", rich_help_panel=SERVER_PANEL),
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar=KEY_VARIABLE,
+            help="Serve only who sends this key.",
+            rich_help_panel=SERVER_PANEL,
+        ),
     ] = None
     api_key_file: Annotated[
         Path | None,
@@ -126,7 +133,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         parse_rows(self.rows)
         parse_template_variables(self.template_var)
-        if self.api_key is not None and self.api_key_file is not None:
+        # The variable is for all runs, so it is no question for one with a file.
+        if self.api_key_file is not None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
             raise UsageError("--api-key and --api-key-file cannot be combined")
         for origin in self.cors_origin or ():
             if origin != "*" and "://" not in origin:
@@ -143,9 +151,10 @@ class ServeOptions:
         Raises: UsageError for an empty one, and for a file that cannot be read.
         """
         if self.api_key_file is not None:
-            key, source = API_KEY.read_text(self.api_key_file).strip(), str(self.api_key_file)
+            key, source = API_KEY.read_text(self.api_key_file).removeprefix("\ufeff").strip(), str(self.api_key_file)
         elif self.api_key is not None:
-            key, source = self.api_key, "--api-key"
+            key = self.api_key
+            source = KEY_VARIABLE if key == os.environ.get(KEY_VARIABLE) else "--api-key"
         else:
             return None
         if not key or not key.isascii() or not key.isprintable() or " " in key:
@@ -164,7 +173,9 @@ class ServeOptions:
         family, _, _, _, address = found[0]
         is_local = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
         if not (is_local or has_key):
-            raise UsageError(f"others can reach {self.host}: add --api-key or --api-key-file, or use --host 127.0.0.1")
+            raise UsageError(
+                f"others can reach {self.host}: add --api-key-file or {KEY_VARIABLE}, or use --host 127.0.0.1"
+            )
         try:
             listener = socket.create_server(address[:2], family=family)
         except OSError as error:

@@ -1,7 +1,8 @@
 """Everything that is written: generated text to stdout, all else to stderr, colour and progress only on a terminal.
 
 The gate for text that others wrote (models, files, hubs, the command line): on a terminal its control characters are
-shown escaped, since a terminal obeys them; a pipe gets the characters themselves.
+shown escaped, since a terminal obeys them, and so are characters that reorder or hide text; a pipe gets the characters
+themselves.
 """
 
 import contextlib
@@ -17,7 +18,12 @@ from llmcli.errors import OutputError
 
 OnProgress = Callable[[int, int], None]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all of Unicode's but newline and tab
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # all of Unicode's but newline and tab
+# What orders letters otherwise than they stand (the bidirectional marks, embeddings, overrides and isolates), and what
+# carries text that nobody sees (tags, annotations, invisible operators). Scripts and emoji need the joiners U+200C and
+# U+200D, the space of no width U+200B, the soft hyphen and variation selectors.
+_UNSEEN = r"\u061c\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+_ESCAPED = re.compile(f"[{_CONTROL}{_UNSEEN}]")
 # What JSON does not escape: control characters, and the other two of Unicode's line breaks, at which some tools cut.
 _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 COLUMNS_UNKNOWN = 80
@@ -47,8 +53,11 @@ class Terminal:
         self._emit(sys.stdout, text, is_drawn, wraps)
 
     def write_json(self, value: object) -> None:
-        """One JSON value on one line of stdout."""
-        self.write(json_line(value))
+        """One JSON value on one line of stdout, which is one on a terminal too."""
+        line = json_line(value)
+        if sys.stdout.isatty():
+            line = re.sub(f"[{_UNSEEN}]", lambda match: json.dumps(match[0])[1:-1], line)
+        self.write(line)
 
     def info(self, line: str, *, is_drawn: bool = False) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
@@ -98,8 +107,15 @@ def json_line(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with its control characters, but newline and tab, written as escapes such as `\\x1b`."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """The text with escapes such as `\\x1b` and `\\u202e`: for control characters, but newline and tab, and for those
+    that reorder or hide text."""
+    return _ESCAPED.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def has_color(stream: TextIO) -> bool:

@@ -191,16 +191,23 @@ class Chat:
     def logprobs(self, num_alternatives: int) -> Iterator[tuple[TokenLogprob, tuple[TokenLogprob, ...]]]:
         """The model's own probability of each token of the last answer, and of the likeliest in its place.
 
-        Raises: UsageError if there is no answer.
+        Raises: UsageError if there is no answer, or none that the context holds; TokenizerError as `send`.
         """
         last = self._conversation.last.answer
         if last is None or not last.token_ids:
             raise UsageError("there is no answer yet")
         prompt = self.prompt().token_ids
+        token_ids = (*prompt, *last.token_ids)
+        self._check_ids(prompt, token_ids)
+        if len(token_ids) > (context := self.runner.limits.max_seq_len):
+            raise UsageError(
+                f"the conversation has {len(token_ids)} tokens with the answer; the context holds {context}; "
+                "use a shorter system prompt or, if the model allows it, a larger --context"
+            )
         self._close_row()
-        token_ids = iter(last.token_ids)
-        for logits in scores(self.runner, (*prompt, *last.token_ids), len(prompt)):
-            for row, token_id in zip(logits, token_ids, strict=False):
+        answer = iter(last.token_ids)
+        for logits in scores(self.runner, token_ids, len(prompt)):
+            for row, token_id in zip(logits, answer, strict=False):
                 chosen = TokenLogprob(token_id, float(log_probabilities(row)[token_id]))
                 yield chosen, likeliest_tokens(row, num_alternatives)
 
@@ -261,16 +268,20 @@ class Chat:
             max_new_tokens=settings.max_new_tokens,
             overflow=settings.overflow,
         )
-        if not fitted.token_ids:
+        self._check_ids(fitted.prompt.token_ids, fitted.token_ids)
+        return fitted
+
+    def _check_ids(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> None:
+        """Refuse ids that the model cannot run: a prompt, and the same with an answer behind it."""
+        if not prompt:
             raise TokenizerError(
                 f"{self.template.origin} gives an empty prompt for this message; choose another with --chat-template"
             )
-        if (largest := max(fitted.token_ids)) >= (vocab_size := self.runner.config.vocab_size):
+        if (largest := max(token_ids)) >= (vocab_size := self.runner.config.vocab_size):
             raise UsageError(
                 f"the tokenizer gave id {largest}, but the model has {vocab_size} embeddings; "
                 "the tokenizer belongs to another model"
             )
-        return fitted
 
     def _close_row(self) -> None:
         """Give the row's pages to others. The prompts that ran in it are not lost: others find their beginnings."""

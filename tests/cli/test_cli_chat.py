@@ -37,6 +37,8 @@ def test_one_answer_for_each_message(chat: Callable[..., Result]) -> None:
     assert result.stderr.startswith("talker: CPU")
     assert chat(lines=b'One\n\n"""Two"""\n').stdout == result.stdout
     assert chat("--quiet", lines=b"One\nTwo").stderr == ""
+    assert chat(lines=b"\xef\xbb\xbfOne\r\nTwo\r\n").stdout == result.stdout
+    assert chat(lines=b'\xef\xbb\xbf"""One"""\nTwo').stdout == result.stdout
 
 
 def test_an_answer_that_is_cut_says_so(chat: Callable[..., Result]) -> None:

@@ -97,6 +97,12 @@ def test_errors_do_not_end_the_conversation(talk: Talk) -> None:
     assert len(answers(result)) == 1
 
 
+def test_looking_at_what_no_longer_fits(talk: Talk) -> None:
+    result, _ = talk("Hello", f"/system {'x' * 3000}", "/probs", "/tokens", "/system -", "/probs 1")
+    assert "error: the conversation has 3041 tokens with the answer; the context holds 512; use" in result.stderr
+    assert "the 1 least likely of 8 tokens" in result.stderr
+
+
 def test_help_names_every_command(talk: Talk) -> None:
     result, _ = talk("/help")
     for name in ("/set NAME VALUE", "/copy-code", '"""', "Alt-Enter", "Ctrl-C"):

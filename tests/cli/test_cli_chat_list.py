@@ -135,15 +135,18 @@ def test_a_long_end_is_cut(talk: Talk, folder: Path) -> None:
 def test_saving_under_a_name(talk: Talk, folder: Path) -> None:
     result, _ = talk("/save early", "One", "/save my trip", "Two", "/save my trip", "/save ours")
     assert "error: there is nothing to keep yet" in result.stderr
-    assert names(folder) == ["ours"]
-    assert messages(folder / "ours.json") == ["One", "Two"]
+    assert names(folder) == ["my trip", "ours"]
+    assert messages(folder / "ours.json") == messages(folder / "my trip.json") == ["One", "Two"]
     # No name takes the place of another chat, or of what is no chat.
     (folder / "notes.json").write_text("mine")
-    lines = ("/save ours", "/save --force ours", "/save notes", "/save --force notes", "/save 7", f"/save {TODAY}-x")
-    other, _ = talk("Three", *lines, "/save .hidden", "/save -x", "/save a\tb", "/save " + "n" * 61)
-    assert other.stderr.count("error: ") == 10
+    taken = ("ours", "--force ours", "notes", "--force notes")
+    no_names = ("7", TODAY, f"{TODAY}-x", f"{TODAY} trip", "22.11.2026", "2026-1-1", "17:18", "٣", "--", "🦊")
+    bad = (*no_names, ".hidden", "-x", "a\tb", "a\u202eb", "n" * 61)
+    other, _ = talk("Three", *(f"/save {name}" for name in (*taken, *bad)))
+    assert other.stderr.count("; choose another name") == len(taken)
+    assert other.stderr.count(" cannot name a chat; ") == len(bad)
     assert (folder / "notes.json").read_text() == "mine"
-    assert names(folder) == [f"{TODAY}-three", "notes", "ours"]
+    assert names(folder) == [f"{TODAY}-three", "my trip", "notes", "ours"]
     assert [path for path in folder.iterdir() if path.suffix == ".lock"] == []
     loaded, _ = talk("/load ours", "Four", "/load none")
     assert "2 turns from" in loaded.stderr

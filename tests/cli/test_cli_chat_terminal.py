@@ -58,6 +58,21 @@ def test_messages_of_several_lines_and_commands(
     assert terminal.finish() == 0
 
 
+def test_characters_that_reorder_text_are_shown_escaped_on_the_prompt_line_too(
+    open_terminal: Callable[..., ChatTerminal], talker: Path
+) -> None:
+    terminal = open_terminal(talker, "--max-new-tokens", 12)
+    seen = io.StringIO()
+    terminal.child.logfile_read = seen
+    terminal.command("a\u202eb", "continue resumes it")
+    terminal.command("/history", r"a\\u202eb")
+    terminal.enter("/edit")
+    terminal.expect(r"\\u202e")
+    terminal.child.send(CTRL_C + CTRL_D)
+    assert terminal.finish() == 0
+    assert "\u202e" not in seen.getvalue()
+
+
 def test_a_terminal_that_only_shows_text_gets_no_control_codes(home: Path, talker: Path, tmp_path: Path) -> None:
     terminal = ChatTerminal(home, talker, "--max-new-tokens", 12, term="dumb")
     output = io.StringIO()

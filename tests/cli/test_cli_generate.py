@@ -76,7 +76,7 @@ def test_the_printed_seed_tells_the_story_again(generate: Callable[..., Result])
 
 def test_samples_are_separated_and_each_can_be_had_alone(generate: Callable[..., Result]) -> None:
     together = generate("Hi", "--seed", 3, "-n", 3).stdout
-    first, rest = together.split("\n--- sample 2 ---\n")
+    first, rest = together.removeprefix("--- sample 1 ---\n").split("\n--- sample 2 ---\n")
     second, third = rest.split("\n--- sample 3 ---\n")
     assert len({first, second, third.removesuffix("\n")}) == 3
     for number, text in ((1, first + "\n"), (2, second + "\n"), (3, third)):

@@ -1,5 +1,6 @@
 """Options of other programs and misspelt ones: the error names ours, where there is one."""
 
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,8 @@ TAKEN = {"-m", "-f", "-n"}
         ("generate", "-p", "give the prompt without an option"),
         ("chat", "-p", "did you mean --message?"),
         ("generate", "-i", "see llmcli chat"),
+        ("generate", "--gpus", "did you mean --device?"),
+        ("generate", "--token", "put the token of your account at the hub into the variable HF_TOKEN"),
         ("info", "--temp", "see llmcli info --help-all"),
         ("generate", "--frobnicate", "see llmcli generate --help-all"),
         ("generate", "-z", "see llmcli generate --help-all"),
@@ -44,6 +47,47 @@ TAKEN = {"-m", "-f", "-n"}
 def test_an_unknown_option(llmcli: Callable[..., Result], command: str, option: str, meant: str) -> None:
     name = option.partition("=")[0]
     assert llmcli(command, "Hi", option, "1") == (2, "", f"error: no such option: {name}; {meant}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("quantize", "--threads --thread --header --read --metrics"),
+        ("generate", "--head --read --trend --repeat --steps --profile --main-gpu --hf-file --log-file --rows --stuff"),
+        ("chat", "--limit --lines --alias --props --merge --head --repeat --min-p2x"),
+        ("serve", "--sort --trace --export --ssl-key-file --props"),
+        ("bench", "--path --batch --watch --load-format"),
+        ("plan", "--width --head --load-format"),
+        ("info", "--load --model-map --jsonnet"),
+        ("batch", "--tests --props --read"),
+        ("tour", "--pooling"),
+    ],
+)
+def test_what_is_not_near_is_not_proposed(llmcli: Callable[..., Result], command: str, options: str) -> None:
+    for option in options.split():
+        refusal = llmcli(command, option)
+        assert refusal == (2, "", f"error: no such option: {option}; see llmcli {command} --help-all\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "quantize", "bench", "plan", "batch", "eval"])
+def test_a_slip_of_the_fingers_is_understood(command: str) -> None:
+    """One letter missing, doubled, swapped or wrong behind the first of a word, in every option of a command."""
+    draw = random.Random(1)
+    known = {name for name in options_of(command) if name.startswith("--")}
+    for name in sorted(known):
+        places = [i for i in range(3, len(name) - 1) if "-" not in name[i - 1 : i + 2]]
+        places = [i for i in places if len(name[: i + 1].rpartition("-")[2] + name[i + 1 :].partition("-")[0]) >= 4]
+        if not places:
+            continue
+        at = draw.choice(places)
+        swapped = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+        missing, doubled = name[:at] + name[at + 1 :], name[: at + 1] + name[at:]
+        for slip in (f"{name[:at]}~{name[at + 1 :]}", missing, doubled, swapped):
+            if slip in known or slip in ALIASES:
+                continue
+            with pytest.raises(UsageError) as refusal:
+                refuse_unknown_option(slip, known, "nothing")
+            assert re.search(rf"(mean|or) {name}( or|\?)", str(refusal.value)), (slip, str(refusal.value))
 
 
 @pytest.mark.parametrize("arguments", ["--stop --temp Hi", "-- --temp", "--seed 1 -- -ngl"])

@@ -211,6 +211,19 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     assert refused("--chat-template", tmp_path / "none").startswith(f"{tmp_path / 'none'} cannot be read")
 
 
+def test_a_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable = ("--host", "192.0.2.1")
+    assert refused(*unreachable).startswith("others can reach 192.0.2.1: add --api-key-file or LLMCLI_API_KEY")
+    monkeypatch.setenv("LLMCLI_API_KEY", "a b")
+    assert refused().startswith("LLMCLI_API_KEY holds no usable key")
+    monkeypatch.setenv("LLMCLI_API_KEY", "from-environment")
+    assert refused(*unreachable).endswith("choose another --host")
+    (tmp_path / "key").write_bytes(b"\xef\xbb\xbffrom-file\r\n")
+    with running_server("--api-key-file", tmp_path / "key") as server:  # what is given wins
+        for key, expected in (("from-file", 200), ("from-environment", 401)):
+            assert get(server.port, "/v1/models", more=f"Authorization: Bearer {key}\r\n")[0] == expected
+
+
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')\n")
     command = [sys.executable, "-m", "llmcli", "serve"]

@@ -1,6 +1,5 @@
 """The table of commands, and how a line is told to be one."""
 
-import difflib
 import sys
 
 from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
@@ -8,6 +7,7 @@ from llmcli.cli.chat_session.outcome import Command, Outcome
 from llmcli.cli.chat_session.state import ChatSession, Talk
 from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.facts import fact_lines
+from llmcli.cli.near_names import near_names
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
@@ -28,7 +28,7 @@ def show_help(state: Talk, argument: str) -> Outcome:
 
 COMMANDS = (
     Command("help", "", "List the commands.", show_help),
-    Command("reset", "", "Remove all turns; keep the system prompt.", turn_commands.reset),
+    Command("reset", "", "Start a new conversation with the same system prompt.", turn_commands.reset),
     Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", turn_commands.system),
     Command("regen", "", "Answer the last message again.", turn_commands.regen),
     Command(
@@ -40,7 +40,7 @@ COMMANDS = (
     Command("edit-answer", "[TEXT]", "Edit the last answer.", turn_commands.edit_answer, needs_model=True),
     Command("continue", "", "Continue an answer that was stopped.", turn_commands.continue_answer, needs_model=True),
     Command("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", turn_commands.save),
-    Command("load", "NAME|FILE", "Load a saved conversation.", turn_commands.load),
+    Command("load", "NAME|FILE", "Load a copy of a saved conversation.", turn_commands.load),
     Command("history", "", "Show the conversation.", look_commands.history),
     Command("params", "", "Show the settings.", look_commands.params),
     Command("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_command.set_value),
@@ -90,7 +90,7 @@ def run_command(state: Talk, text: str) -> Outcome:
                     f"/{name} needs a model that runs here; this chat is with a server; /help lists what it has"
                 )
             return command.run(state, argument)
-    near = difflib.get_close_matches(name, [command.name for command in COMMANDS], 1)
+    near = near_names(name, [command.name for command in commands_of(state)])
     meant = HABITS.get(name) or (near[0] if near else None)
     hint = f"did you mean /{meant}? /help lists all" if meant else "/help lists them"
     raise UsageError(

@@ -4,6 +4,7 @@ A chat that goes on with a file which another one holds gets a file of its own, 
 Refuses a folder that cannot be made, and to keep a conversation in which nothing was said.
 """
 
+import os
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from llmcli.cli.chat_session.kept_names import (
     MOST_UNNAMED,
     SUFFIX,
     find_kept,
+    is_unnamed,
     kept_paths,
     new_name,
     path_of_name,
@@ -49,28 +51,33 @@ class Keeper:
         """
         return self._continue(find_kept(self._folder, name))
 
-    def rename(self, name: str, saved: SavedConversation) -> Path:
-        """Keep this chat under a name from now on, for good.
+    def begin_new(self) -> None:
+        """Keep what comes in a file of its own; the one so far stays as it is."""
+        self.close()
+        self.path = None
+
+    def keep_as(self, name: str, saved: SavedConversation) -> None:
+        """Keep this chat under a name from now on, for good. Under a name that it was given before it stays, too.
 
         Raises: UsageError for a name that cannot be one or is another chat's, OutputError if the disk is full.
         """
         make_chat_folder(self._folder)
         path, old = path_of_name(self._folder, name), self.path
         if path == old:
-            return path
-        lock = self._lock_of(path)
+            self.save(saved)
+            return
+        lock = None if os.path.lexists(path) else self._lock_of(path)
         if lock is None:
-            raise UsageError(f"a chat named {name!r} is open; choose another name")
+            raise UsageError(f"another chat is named {name!r}; choose another name")
         try:
             save_conversation(path, saved, replace=False)
         except BaseException:
             _release(lock)
             raise
+        if old is not None and is_unnamed(old):
+            old.unlink(missing_ok=True)
         self.close()
         self.path, self._lock = path, lock
-        if old is not None:
-            old.unlink(missing_ok=True)
-        return path
 
     def save(self, saved: SavedConversation) -> None:
         """Write the file as it is now.

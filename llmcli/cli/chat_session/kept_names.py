@@ -16,6 +16,8 @@ MAX_NAME = 60
 MAX_SLUG = 40
 
 _UNNAMED = re.compile(r"\d{4}-\d\d-\d\d-")
+# A name of digits and signs alone is a number, a date or a time; one that begins with a date is one of chat's own.
+_NO_NAME = re.compile(r"[\d\W_]*|\d{4}-\d\d-\d\d.*")
 
 
 def kept_paths(folder: Path) -> list[Path]:
@@ -25,7 +27,12 @@ def kept_paths(folder: Path) -> list[Path]:
 
 def unnamed_paths(folder: Path) -> list[Path]:
     """The chats that nobody has named, in the same order."""
-    return [path for path in kept_paths(folder) if _UNNAMED.match(path.name)]
+    return [path for path in kept_paths(folder) if is_unnamed(path)]
+
+
+def is_unnamed(path: Path) -> bool:
+    """Whether chat gave the name."""
+    return _UNNAMED.match(path.name) is not None
 
 
 def names_file(name: str) -> bool:
@@ -53,10 +60,10 @@ def path_of_name(folder: Path, name: str) -> Path:
     Raises: UsageError for what cannot be one: a number or a date, which would be taken for another chat, or a name
     that is no good as that of a file.
     """
-    is_number = name.isdecimal()
-    if is_number or _UNNAMED.match(name) or len(name) > MAX_NAME or not name.isprintable() or name[0] in ".-":
+    if _NO_NAME.fullmatch(name) or len(name) > MAX_NAME or not name.isprintable() or name[0] in ".-":
         raise UsageError(
-            f"{name!r:.80} cannot name a chat; use at most {MAX_NAME} characters, and neither a number nor a date"
+            f"{name!r:.80} cannot name a chat; use at most {MAX_NAME} characters with a letter among them, and no date "
+            "at the beginning"
         )
     return folder / f"{name}{SUFFIX}"
 

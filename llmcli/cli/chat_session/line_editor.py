@@ -13,15 +13,18 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.layout.screen import Char
 from prompt_toolkit.output import create_output
 from prompt_toolkit.styles import Style
 
 from llmcli.cli.chat_session.keeping import make_chat_folder
 from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import terminal, visible
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.reading import SmallFile
 
+# Where Unicode has the characters that reorder or hide text. prompt_toolkit itself shows control characters escaped.
+UNSEEN_BLOCKS = (range(0x600, 0x2100), range(0xFE00, 0x10000), range(0xE0000, 0xE0080))
 HISTORY = SmallFile("a history of what was typed", 64 * 1024**2, UsageError, "remove it")
 
 
@@ -32,6 +35,8 @@ class LineEditor:
     """
 
     def __init__(self, commands: Mapping[str, str], history_path: Path):
+        characters = [chr(code) for block in UNSEEN_BLOCKS for code in block]
+        Char.display_mappings.update({one: visible(one) for one in characters if visible(one) != one})
         self._session: PromptSession[str] = PromptSession(
             history=_open_history(history_path),
             completer=_CommandCompleter(commands),

@@ -1,6 +1,7 @@
 """`llmcli chat` without a terminal: messages from flags or lines of standard input, one answer each."""
 
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -24,7 +25,7 @@ def read_messages() -> Iterator[str]:
     text = ""
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:
-            text += line.decode()
+            text += (line.removeprefix(BOM_UTF8) if number == 1 else line).decode()
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"standard input is not UTF-8 text: byte {line[error.start]:#04x} in line {number}"

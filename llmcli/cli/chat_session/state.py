@@ -64,7 +64,8 @@ class Talk(ABC):
     """What the commands look at and change, whoever answers.
 
     `model` and `adapters` are as the command line names them. `keeper` keeps the conversation as it goes, None for not
-    at all; `files` are those it was loaded from or saved to by name, the latest last.
+    at all; `files` are those that this conversation was loaded from or saved to, the latest last, and what they held
+    then.
     """
 
     chat: Answerer
@@ -74,7 +75,7 @@ class Talk(ABC):
     adapters: tuple[str, ...] = ()
     is_verbose: bool = False
     keeper: Keeper | None = None
-    files: list[Path] = field(default_factory=list)
+    files: dict[Path, SavedConversation] = field(default_factory=dict)
     last_turn: TurnRecord | None = None
 
     @abstractmethod
@@ -104,6 +105,12 @@ class Talk(ABC):
     def saved(self) -> SavedConversation:
         """The conversation as it is written to a file."""
         return SavedConversation(self.model, self.chat.conversation, self.adapters)
+
+    def begin(self, conversation: Conversation, files: dict[Path, SavedConversation] | None = None) -> None:
+        """Go on with another conversation, kept in a file of its own; that of the one before stays as it is."""
+        if self.keeper is not None:
+            self.keeper.begin_new()
+        self.chat.conversation, self.files = conversation, files or {}
 
     def keep(self) -> None:
         """Save the conversation for `--continue`; where that fails it is said once, and the conversation goes on."""

@@ -1,6 +1,8 @@
 """Commands that change the conversation: what was said, and its files."""
 
 import os
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from llmcli.cli.chat_session.kept_names import find_kept, names_file
@@ -17,8 +19,7 @@ MOST_ANSWERS = 16  # of /n: more than anyone reads
 
 def reset(state: Talk, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
-    state.chat.conversation = Conversation(state.chat.conversation.system)
-    state.keep()
+    state.begin(Conversation(state.chat.conversation.system))
     terminal.info("Started a new conversation")
     return Outcome()
 
@@ -40,11 +41,14 @@ def regen(state: Talk, argument: str) -> Outcome:
 
 
 def undo(state: Talk, argument: str) -> Outcome:
-    """Take the last turn back."""
+    """Take the last turn back; without the only one there is nothing to go on with, as after `/reset`."""
     taken = state.chat.conversation.last
-    state.chat.conversation = state.chat.conversation.without_last()
-    state.keep()
+    rest = state.chat.conversation.without_last()
     terminal.info(f"Removed: {first_line(taken.user)}")
+    if not rest.turns:
+        return reset(state, argument)
+    state.chat.conversation = rest
+    state.keep()
     return Outcome()
 
 
@@ -101,26 +105,30 @@ def save(state: Talk, argument: str) -> Outcome:
             raise UsageError("there is nothing to keep yet; write a message first")
         if state.keeper is None:
             raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
-        state.keeper.rename(name, state.saved())
-        terminal.info(f"kept as {name}; `llmcli chat --resume {name}` continues it")
+        state.keeper.keep_as(name, state.saved())
+        terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
         return Outcome()
-    path = _path(name) if name else state.files[-1]
-    save_conversation(path, state.saved(), replace=is_forced or path in state.files)
-    state.files.append(path)
+    path = _path(name) if name else list(state.files)[-1]
+    _refuse_kept(path)
+    known = state.files.get(path)
+    if known is not None and not is_forced and os.path.lexists(path) and load_conversation(path) != known:
+        raise UsageError(
+            f"{path} was changed since this chat read it; replace it with /save --force FILE, or name another file"
+        )
+    save_conversation(path, state.saved(), replace=is_forced or known is not None)
+    state.files.pop(path, None)
+    state.files[path] = load_conversation(path)
     terminal.info(f"Saved to {path}")
     return Outcome()
 
 
 def load(state: Talk, argument: str) -> Outcome:
-    """Go on with a saved conversation."""
+    """Go on with a copy of a saved conversation."""
     if not argument:
         raise UsageError("/load needs the name of a chat or a file, such as /load talk.json")
     path = _path(argument) if names_file(argument) else find_kept(chat_folder(), argument)
     saved = load_conversation(path)
-    state.chat.conversation = saved.conversation
-    if names_file(argument):
-        state.files.append(path)
-    state.keep()
+    state.begin(saved.conversation, {path: saved} if names_file(argument) else {})
     names = saved.model, *saved.adapters
     held_with = f", made with {' + '.join(names)}" if names != (state.model, *state.adapters) else ""
     terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
@@ -146,6 +154,13 @@ def first_line(text: str) -> str:
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))  # not Path's own: that raises for the home of a user who is not there
+
+
+def _refuse_kept(path: Path) -> None:
+    """Raises: UsageError for a file among the kept chats, which another chat may be writing"""
+    with suppress(OSError, ValueError):  # no such folder; the writer says what is wrong with it
+        if os.path.samefile(path.parent, chat_folder()):
+            raise UsageError(f"{path} is in the folder of the kept chats; give a name, such as /save {path.stem}")
 
 
 def _without_force(argument: str) -> tuple[str, bool]:

@@ -4,19 +4,24 @@ from llmcli.cli.output.base import RunFacts
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished, Token
 
-SEPARATOR = "--- sample {number} ---"  # between two samples on stdout, on a line of its own
+
+def begin_text(facts: RunFacts, sample: int) -> None:
+    """Write what stands before a sample: a heading on stdout where there are several, and on a terminal the prompt."""
+    if len(facts.samples) > 1:
+        terminal.write(f"--- sample {sample + 1} ---\n")
+    terminal.show_prompt(facts.lead)
 
 
 class TextOutput:
     """Writes each sample's text as it comes, whatever order the samples are computed in.
 
-    The caller shows the prompt before the first, so that it stands there while the prompt is computed.
+    The caller begins the first with `begin_text`, so that the prompt stands there while it is computed.
     """
 
     is_drawn = False  # whether `style` adds control sequences
 
     def __init__(self, facts: RunFacts):
-        self._lead = facts.lead
+        self._facts = facts
         self._waiting = list(facts.samples)  # the first of them is being written
         self._pending: dict[int, str] = {sample: "" for sample in facts.samples}
         self._finished: set[int] = set()
@@ -38,8 +43,7 @@ class TextOutput:
             self._waiting.pop(0)
             terminal.write("\n")
             if self._waiting:
-                terminal.write(f"{SEPARATOR.format(number=self._waiting[0] + 1)}\n")
-                terminal.show_prompt(self._lead)
+                begin_text(self._facts, self._waiting[0])
 
     def style(self, token: Token) -> str:
         """The token's text as it is written."""
