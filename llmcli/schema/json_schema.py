@@ -4,6 +4,7 @@ llguidance leaves out keywords that it does not know, so every keyword must be o
 Pointers, as `#/properties/name`.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,6 +53,7 @@ class CheckedSchema:
     def __init__(self, name: str, schema: Any):
         """`name` is what the user knows it by. Raises: UsageError with the keyword and its place"""
         self.name = name
+        self.notes: tuple[str, ...] = ()
         self._is_old = _is_old_draft(name, schema)
         self._draft = {"$schema": schema["$schema"]} if self._is_old else {}
         self._places: dict[str, Any] = {}  # all schemas in it, as llguidance gets them
@@ -68,9 +70,15 @@ class CheckedSchema:
         """The schema for llguidance, or the part at `place` of it."""
         return {**self._draft, "$ref": _reference(place), "$defs": {"root": self._root}}
 
-    def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> tuple[str, dict[str, Any]]:
-        """The innermost place whose document is faulty, if the whole schema is; and that document."""
-        place: str | None = "#"
+    def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> tuple[str, dict[str, Any]] | None:
+        """An innermost place whose document is faulty, and that document; None if there is none.
+
+        Each part with an expression is looked at: texts of the whole schema may not come to a late part of it.
+        """
+        parts = {json.dumps(self._places[place]): place for place in self._regexes}
+        place = next((place for place in ("#", *parts.values()) if is_faulty(self.document(place))), None)
+        if place is None:
+            return None
         while place is not None:
             found = place
             inner = (below for below in self._below[place] if isinstance(self._places[below], dict))

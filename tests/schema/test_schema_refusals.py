@@ -25,7 +25,7 @@ SCHEMAS = [
     ({"anyOf": {}}, "#/anyOf is a JSON object, expected a list of schemas"),
     ({"additionalProperties": None}, "#/additionalProperties is a JSON null, expected a schema"),
     ({"allOf": [{"multipleOf": one} for one in (97, 89, 83, 79, 73, 71)], "type": "integer"},
-     r"# cannot be held: it is too complex, give a simpler one \(fuel exhausted"),
+     r"# cannot be held: it is too complex, give one with smaller counts .*fuel exhausted"),
     ({"additionalProperties": 3}, "#/additionalProperties is a JSON number, expected a schema"),
     ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
     ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
@@ -155,7 +155,7 @@ def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
         ("", "no start rule"),
         ("start: start", "--grammar: no text fits"),
         ("start: A\nA: /[a-z]/ & /[0-9]/", "--grammar: no text fits"),
-        ("start: " + " | ".join(f'"a{number}" "x"' for number in range(3000)), "it is too complex, .*max is 2000"),
+        ("start: " + " | ".join(f'"a{number}" "x"' for number in range(6000)), "it is too complex, .*max is 10000"),
     ],
 )
 def test_a_grammar_that_cannot_be_held(grammar: str, problem: str) -> None:
