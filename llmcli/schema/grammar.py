@@ -67,7 +67,8 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
     lark = _json_lark(checked.document(), any_space)
     if found := checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None):
         place, part = found
-        raise UsageError(f"{name}: {place} cannot be held: {_fault(_json_lark(part, any_space))}")
+        fault = checked.in_users_words(_fault(_json_lark(part, any_space)) or "")
+        raise UsageError(f"{name}: {place} cannot be held: {fault}")
     return Grammar(name, lark, checked.notes)
 
 
