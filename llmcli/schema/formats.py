@@ -64,10 +64,11 @@ _CODED = "%[0-9A-Fa-f]{2}"
 _SEGMENT = rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@\-]|{_CODED})"
 _FIRST = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@\-]|{_CODED})"  # a colon would end a scheme
 _AUTHORITY = rf"(?:(?:[A-Za-z0-9._~!$&'()*+,;=:\-]|{_CODED})*@)?(?:[A-Za-z0-9._~!$&'()*+,;=\-]|{_CODED})*(?::[0-9]*)?"
-_URI_REFERENCE = (
-    rf"^(?:[A-Za-z][A-Za-z0-9+.\-]*:)?(?://{_AUTHORITY}(?:/{_SEGMENT}*)*|/(?:{_SEGMENT}+(?:/{_SEGMENT}*)*)?"
+_REST = (
+    rf"(?://{_AUTHORITY}(?:/{_SEGMENT}*)*|/(?:{_SEGMENT}+(?:/{_SEGMENT}*)*)?"
     rf"|{_FIRST}+(?:/{_SEGMENT}*)*)?(?:\?(?:{_SEGMENT}|[/?])*)?(?:#(?:{_SEGMENT}|[/?])*)?$"
 )
+_URI_REFERENCE = rf"^(?:[A-Za-z][A-Za-z0-9+.\-]*:)?{_REST}"
 _VARIABLE = rf"(?:\w|{_CODED})(?:\.?(?:\w|{_CODED}))*(?::[1-9][0-9]{{0,3}}|\*)?"
 _URI_TEMPLATE = (
     rf"^(?:[!#$&(-;=?-Z\[\]_a-z~]|{_CODED}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$"
@@ -87,11 +88,12 @@ PATTERNS = {
     "ipv6": f"^{_IPV6}$",
     "uri-reference": _URI_REFERENCE,
     "iri-reference": _URI_REFERENCE,
+    "iri": f"^[A-Za-z][A-Za-z0-9+.\\-]*:{_REST}",
     "uri-template": _URI_TEMPLATE,
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
 }
-FORMATS = (*PATTERNS, "duration", "uuid", "uri", "iri")
+FORMATS = (*PATTERNS, "duration", "uuid", "uri")
 REFUSED_FORMATS = ("regex",)
 # Of OpenAPI and its like; they say how a program keeps a value.
 ANNOTATIONS = ("int32", "int64", "float", "double", "password", "binary", "byte")

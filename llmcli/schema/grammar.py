@@ -21,6 +21,7 @@ from llmcli.schema.regex import check_regex
 from llmcli.schema.trial import trial_error
 
 NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
+_COMPLEX = "it is too complex"
 _TOO_COMPLEX = re.compile("fuel exhausted|max is|too many|too complex|Unable to determine if", re.I)
 
 # Without it llguidance lets a model choose only the canonical tokens of what must come next. At the end, so that the
@@ -49,8 +50,10 @@ class Grammar:
     notes: tuple[str, ...] = ()
 
 
-def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Grammar:
+def json_schema_grammar(name: str, text: str, *, any_space: bool = False, is_strict: bool = False) -> Grammar:
     """JSON values that fit a JSON Schema, in its text form; `any_space` allows all the white space of JSON.
+
+    `is_strict` refuses keywords and formats that nobody knows.
 
     Raises: UsageError for what is no schema, for one that cannot be held exactly or that no value fits.
     """
@@ -63,12 +66,15 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
         raise UsageError(f"{name} has the lone surrogate U+{code:04X}, half of a character; leave it out") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
-    checked = CheckedSchema(name, schema)
+    checked = CheckedSchema(name, schema, is_strict=is_strict)
     lark = _json_lark(checked.document(), any_space)
-    if found := checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None):
+
+    def fault(part: dict[str, Any]) -> str:
+        return _fault(_json_lark(part, any_space)) or ""
+
+    if found := checked.find_fault(lambda part: fault(part) != "", lambda part: fault(part).startswith(_COMPLEX)):
         place, part = found
-        fault = checked.in_users_words(_fault(_json_lark(part, any_space)) or "")
-        raise UsageError(f"{name}: {place} cannot be held: {fault}")
+        raise UsageError(f"{name}: {place} cannot be held: {checked.in_users_words(fault(part))}")
     return Grammar(name, lark, checked.notes)
 
 
@@ -148,5 +154,5 @@ def _fault(lark: str) -> str | None:
         return "no text fits"
     line = line.partition("JSON schema: ")[2] or line
     if _TOO_COMPLEX.search(line):
-        return f"it is too complex, give one with smaller counts and lengths, or fewer alternatives ({line:.120})"
+        return f"{_COMPLEX}, give one with smaller counts and lengths, or fewer alternatives ({line:.120})"
     return line

@@ -78,16 +78,19 @@ class CheckedSchema:
         """The schema for llguidance, or the part at `path` of it."""
         return {"$ref": _quoted(path), "$defs": {str(index): root for index, root in enumerate(self._roots)}}
 
-    def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> tuple[str, dict[str, Any]] | None:
+    def find_fault(
+        self, is_faulty: Callable[[dict[str, Any]], bool], is_too_complex: Callable[[dict[str, Any]], bool]
+    ) -> tuple[str, dict[str, Any]] | None:
         """An innermost place whose document is faulty, and that document; None if there is none.
 
-        Each part with an expression is looked at: texts of the whole schema may not come to a late part of it.
+        Each part with an expression is looked at, too: texts of the whole schema may not come to a late part of it.
         """
         parts = {json.dumps(self._schemas[path]): path for path in self._regexes}
-        paths = ("#/$defs/0", *parts.values())
-        path = next((path for path in paths if is_faulty(self.document(path))), None)
-        if path is None:
-            return None
+        path: str | None = "#/$defs/0"
+        if not is_faulty(self.document()):
+            path = next((path for path in parts.values() if is_too_complex(self.document(path))), None)
+            if path is None:
+                return None
         while path is not None:
             found = path
             inner = [below for below in self._below[path] if isinstance(self._schemas[below], dict)]

@@ -4,6 +4,7 @@ import re
 import warnings
 
 from llmcli.errors import UsageError
+from llmcli.schema.ecma import from_ecma, without_properties
 
 # The parts of an expression that `re` has read: escapes, bracket expressions, counts, and by name those that llguidance
 # reads, or may read, in another way.
@@ -25,18 +26,20 @@ _REMEDIES = {
 }
 
 
-def check_regex(where: str, regex: object) -> None:
-    """Raises: UsageError for what `re` does not read, or llguidance would read in another way"""
-    if not isinstance(regex, str):
-        raise UsageError(f"{where} is {regex!r}, expected a regular expression")
+def check_regex(where: str, regex: str, *, shown: str | None = None) -> None:
+    """`shown` is what the user gave, if that is another one.
+
+    Raises: UsageError for what `re` does not read, or llguidance would read in another way
+    """
+    shown = regex if shown is None else shown
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)  # sets in sets, which llguidance has and Python has not
             re.compile(regex)
     except RecursionError as error:
-        raise UsageError(f"{where} nests parentheses too deeply: {regex!r:.100}; use fewer") from error
+        raise UsageError(f"{where} nests parentheses too deeply: {shown!r:.100}; use fewer") from error
     except (re.error, FutureWarning, OverflowError) as error:
-        raise UsageError(f"{where} is {regex!r:.100}, no regular expression: {error}") from error
+        raise UsageError(f"{where} is {shown!r:.100}, no regular expression: {error}") from error
     ignores_case = False
     for found in _PARTS.finditer(regex):
         kind = found.lastgroup
@@ -45,7 +48,7 @@ def check_regex(where: str, regex: object) -> None:
             kind = "dotless"
         if kind in (None, "case") or (kind == "set" and not _is_unlike(found[0])):
             continue
-        raise UsageError(f"{where} is {regex!r:.100}: {found[0]!r:.40} is read in two ways; {_REMEDIES[str(kind)]}")
+        raise UsageError(f"{where} is {shown!r:.100}: {found[0]!r:.40} is read in two ways; {_REMEDIES[str(kind)]}")
 
 
 def _excludes_turkish_i(brackets: str) -> bool:
@@ -66,14 +69,19 @@ _CHARACTERS = re.compile(
 
 
 def as_in_json(where: str, regex: str) -> str:
-    r"""An expression that llguidance applies to JSON strings as the given one applies to their values.
+    r"""An expression that llguidance applies to JSON strings as the given one, of ECMA-262, applies to their values.
 
     llguidance lets `\"` and `\\` pass a set that has all control characters, but not these two, and leaves out a
     control character that stands alone. So the expression loses those that no text has anyway.
     Raises: UsageError, as `check_regex`.
     """
-    check_regex(where, regex)
-    return _CHARACTERS.sub(lambda found: found[0] if found["other"] else _written(found[0]), regex)
+    if not isinstance(regex, str):
+        raise UsageError(f"{where} is {regex!r}, expected a regular expression")
+    if re.search(r"\\c(?![A-Za-z])|\[\](?!.*\])", regex):
+        raise UsageError(f"{where} is {regex!r:.100}, no regular expression of ECMA-262")
+    ours = from_ecma(regex)
+    check_regex(where, without_properties(ours), shown=regex)
+    return _CHARACTERS.sub(lambda found: found[0] if found["other"] else _written(found[0]), ours)
 
 
 def _written(characters: str) -> str:
