@@ -17,7 +17,7 @@ _PROPERTY = re.compile(r"\\[pP]\{[A-Za-z_0-9]+(?:=[A-Za-z_0-9]+)?\}")
 _PARTS = re.compile(
     rf"(?P<property>{_PROPERTY.pattern})|\\u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{{2}})"
     r"|\\u\{(?P<code>[0-9a-fA-F]{1,6})\}|\\c(?P<control>[A-Za-z])|\\(?P<nul>0)(?![0-9])|\\(?P<kind>[sSdDwW])"
-    r"|\\(?P<slash>/)|\\.|(?P<any>\[\^\])|(?P<named>\(\?<(?![=!])[^>]*>)|(?P<begin>\[\^?)|(?P<end>\])|(?P<dot>\.)",
+    r"|\\(?P<slash>/)|\\.|(?P<named>\(\?<(?![=!])[^>]*>)|(?P<begin>\[\^?)|(?P<end>\])|(?P<dot>\.)",
     re.S,
 )
 
@@ -57,8 +57,6 @@ def _written(found: re.Match[str], is_in_set: bool) -> str:
         return "/"
     if kind == "named":
         return "(?:"
-    if kind == "any" and not is_in_set:
-        return r"[\x00-\U0010ffff]"
     if kind == "property":
         return found[0] if is_in_set else f"[{found[0]}]"
     if kind == "kind":

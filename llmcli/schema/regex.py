@@ -63,6 +63,7 @@ def _is_unlike(brackets: str) -> bool:
 # Control characters that JSON has no letter for, and one that llguidance drops too: our strings do not have them.
 UNWRITTEN = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 # Sets, and single characters that may be one of those. `check_regex` has refused sets in sets.
+_NOT_ECMA = re.compile(r"(?s)^(?:\\.|[^\\])*?(?P<what>\\c(?![A-Za-z])|\\[AZz]|(?<!\\)\[\^?\])")
 _CHARACTERS = re.compile(
     rf"{_SET}|\\?[{UNWRITTEN}]|\\(?:x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|U[0-9a-fA-F]{{8}}|[av])|(?P<other>\\.)", re.S
 )
@@ -77,8 +78,11 @@ def as_in_json(where: str, regex: str) -> str:
     """
     if not isinstance(regex, str):
         raise UsageError(f"{where} is {regex!r}, expected a regular expression")
-    if re.search(r"\\c(?![A-Za-z])|\[\](?!.*\])", regex):
-        raise UsageError(f"{where} is {regex!r:.100}, no regular expression of ECMA-262")
+    if found := _NOT_ECMA.search(regex):
+        raise UsageError(
+            f"{where} is {regex!r:.100}: {found['what']!r} is read in two ways, or is not of ECMA-262; "
+            r"write \] for a bracket, and [\s\S] for any character"
+        )
     ours = from_ecma(regex)
     check_regex(where, without_properties(ours), shown=regex)
     return _CHARACTERS.sub(lambda found: found[0] if found["other"] else _written(found[0]), ours)
