@@ -8,7 +8,7 @@ from llmcli.schema.keywords import escaped
 
 
 def find_endless(schemas: Mapping[str, Any]) -> str | None:
-    """The path of such a schema that the first one needs, None if some finite value may fit. By paths, all that are in it."""
+    """The path of such a schema that the first one needs, None if some finite value may fit. `schemas` are by paths."""
     ends: set[str] = set()  # paths of schemas that some finite value may fit
     num_before = -1
     while num_before < len(ends):

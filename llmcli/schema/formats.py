@@ -70,9 +70,7 @@ _REST = (
 )
 _URI_REFERENCE = rf"^(?:[A-Za-z][A-Za-z0-9+.\-]*:)?{_REST}"
 _VARIABLE = rf"(?:\w|{_CODED})(?:\.?(?:\w|{_CODED}))*(?::[1-9][0-9]{{0,3}}|\*)?"
-_URI_TEMPLATE = (
-    rf"^(?:[!#$&(-;=?-Z\[\]_a-z~]|{_CODED}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$"
-)
+_URI_TEMPLATE = rf"^(?:[!#$&(-;=?-Z\[\]_a-z~]|{_CODED}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 # llguidance's own let every year have a 29 February, a minute 61 seconds, and a label begin with xn--.

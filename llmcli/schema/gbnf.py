@@ -48,7 +48,7 @@ def gbnf_as_lark(name: str, text: str) -> str:
 
 
 def _with_free_space(lark: str) -> str:
-    """The same grammar with its white space in rules: as words, which are as long as they can be, it takes line ends away.
+    """The same grammar with its white space in rules: words are as long as they can be, and would take line ends away.
 
     So are the rules that have such white space in them; what repeats there is a word.
     """

@@ -23,7 +23,6 @@ from llmcli.schema.keywords import (
     LISTS,
     NAMED,
     ONE,
-    REFUSED,
     UNEVALUATED,
     escaped,
 )  # fmt: skip
@@ -165,6 +164,9 @@ class CheckedSchema:
                     patterns.append({"pattern": PATTERNS[value]})
                 elif value in FORMATS:
                     checked[keyword] = value
+                elif value in REFUSED_FORMATS:
+                    what = f"{keyword!r} at {place} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern"
+                    raise UsageError(f"{self.name}: {what}")
             elif keyword in COUNTS and isinstance(value, float) and value.is_integer():
                 checked[keyword] = int(value)
             else:
@@ -213,30 +215,25 @@ class CheckedSchema:
 
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:
         where, value = f"{self.name}: {keyword!r} at {place}", schema[keyword]
-        if keyword in REFUSED:
-            raise UsageError(f"{where} cannot be held exactly; leave it out, or say it by other keywords")
         if keyword not in HELD and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
             hint = '; use "type": [..., "null"]' if keyword == "nullable" else ""
             if value not in (None, False):
                 self._note(f"{keyword!r} at {place} is not of JSON Schema and binds nothing{hint}")
-        if keyword in (*NAMED, *LISTS):
-            is_named, is_list = keyword in NAMED, keyword in LISTS
-            if not isinstance(value, dict if is_named else list):
-                expected = "an object of schemas" if is_named else "a list of schemas"
-                raise UsageError(f"{self.name}: {place}/{keyword} is a JSON {_type(value)}, expected {expected}")
-            assert is_named or is_list
-        if keyword in (*ONE, *UNEVALUATED) and not isinstance(value, dict | bool):
-            if not (keyword == "items" and isinstance(value, list)):
-                raise UsageError(f"{self.name}: {place}/{keyword} is a JSON {_type(value)}, expected a schema, an object")
+        what = f"{self.name}: {place}/{keyword} is a JSON {_type(value)}"
+        is_list = keyword == "items" and isinstance(value, list)
+        if keyword in (*NAMED, *LISTS) and not isinstance(value, dict if keyword in NAMED else list):
+            raise UsageError(f"{what}, expected {'an object' if keyword in NAMED else 'a list'} of schemas")
+        if keyword in (*ONE, *UNEVALUATED) and not isinstance(value, dict | bool) and not is_list:
+            raise UsageError(f"{what}, expected a schema, an object")
         if keyword in ("exclusiveMinimum", "exclusiveMaximum") and value is True:
             other = keyword.removeprefix("exclusive").lower()
             if other not in schema:
                 raise UsageError(f"{where} is {value}, expected a number, the bound itself")
         if keyword == "required" and not (isinstance(value, list) and all(isinstance(key, str) for key in value)):
             raise UsageError(f"{where} is {shown(value)}, expected a list of keys")
-        if keyword == "format" and value not in (*FORMATS, *FREE_FORMATS):
-            if value in REFUSED_FORMATS:
-                raise UsageError(f"{where} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern")
+        if keyword == "format" and not isinstance(value, str):
+            raise UsageError(f"{where} is {shown(value)}, expected a string")
+        if keyword == "format" and value not in (*FORMATS, *FREE_FORMATS, *REFUSED_FORMATS):
             self._note(f"'format' at {place} is {shown(value)}, which nobody knows, and binds nothing")
         if keyword == "prefixItems" and self._is_old:
             raise UsageError(f"{where} is of draft 2020-12, and $schema names an older one")

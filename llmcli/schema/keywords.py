@@ -6,20 +6,49 @@ UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "minContains", "maxContains")
+COUNTS = (
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minContains",
+    "maxContains",
+)
 VALUES = (
-    *("$ref", "$dynamicRef", "type", "const", "enum", "required", "dependentRequired", "uniqueItems", "pattern", "format"),
+    *(
+        "$ref",
+        "$dynamicRef",
+        "type",
+        "const",
+        "enum",
+        "required",
+        "dependentRequired",
+        "uniqueItems",
+        "pattern",
+        "format",
+    ),
     *(*COUNTS, *BOUNDS, "multipleOf"),
 )
 HELD = {*ONE, *UNEVALUATED, *LISTS, *NAMED, *VALUES}
 # They say nothing about which values are valid, or only what a `$ref` means.
 ANNOTATIONS = {
-    *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "title", "description", "default"),
+    *(
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$vocabulary",
+        "$comment",
+        "title",
+        "description",
+        "default",
+    ),
     *("example", "examples", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType"),
     *("contentSchema", "discriminator", "externalDocs", "xml"),
 }
-# Known as what a program may demand, and not held.
-REFUSED = ("$recursiveRef",)
 
 # The type that a keyword binds; values of other types fit it.
 BOUND_TYPE = {
@@ -36,7 +65,7 @@ def type_of(value: object) -> str:
     """The type of a JSON value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
-    kinds = {str: "string", list: "array", dict: "object"}
+    kinds: dict[type, str] = {str: "string", list: "array", dict: "object"}
     return kinds.get(type(value), "number")
 
 

@@ -42,7 +42,9 @@ class References:
         resource = self._resources.get(uri)
         if resource is None:
             raise UsageError(f"{where} is {ref!r}, expected a place here, as #/$defs/NAME; nothing is fetched")
-        place = resource + unquote(fragment) if fragment[:1] in ("", "/") else self._anchors.get((uri, unquote(fragment)))
+        place = (
+            resource + unquote(fragment) if fragment[:1] in ("", "/") else self._anchors.get((uri, unquote(fragment)))
+        )
         if place is None or not self._is_schema(place, uri):
             raise UsageError(f"{where} is {ref!r}, and there is no schema")
         found = self._schemas[place]
@@ -72,6 +74,10 @@ class References:
         self._schemas[place] = schema
         if not isinstance(schema, dict):
             return
+        if "$recursiveRef" in schema:
+            raise UsageError(
+                f"{self._name}: '$recursiveRef' at {place} cannot be held exactly; name the schema by $ref"
+            )
         if isinstance(named := schema.get("$id"), str):
             if named.startswith("#"):
                 self._anchors[base, named[1:]] = place

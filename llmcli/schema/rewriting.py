@@ -51,7 +51,9 @@ def _saying(name: str, keyword: str, place: str, rule: Any) -> Any:
     try:
         return rule()
     except Unseen as why:
-        raise UsageError(f"{name}: {keyword!r} at {place} cannot be held exactly: {why}; say it by other keywords") from None
+        raise UsageError(
+            f"{name}: {keyword!r} at {place} cannot be held exactly: {why}; say it by other keywords"
+        ) from None
     except (TypeError, AttributeError, KeyError) as error:
         raise UsageError(f"{name}: {keyword!r} at {place} has a value that it cannot have") from error
 
@@ -93,13 +95,14 @@ def _one_of(schema: dict[str, Any], refs: References) -> list[Any]:
         opposites = [negated(one, refs) for one in options]
     except Unseen as why:
         raise Unseen(f"it is not seen that no two of its schemas fit at once ({why}); if none do, use anyOf") from None
-    return [
-        {"anyOf": [{"allOf": [one, *(opposites[:at] + opposites[at + 1 :])]} for at, one in enumerate(options)]}
-    ]
+    return [{"anyOf": [{"allOf": [one, *(opposites[:at] + opposites[at + 1 :])]} for at, one in enumerate(options)]}]
 
 
 def _dependent_required(schema: dict[str, Any], refs: References) -> list[Any]:
-    return [_depending(key, {"required": needs}) for key, needs in schema["dependentRequired"].items() if needs]
+    wanted = schema["dependentRequired"].items()
+    if not all(isinstance(needs, list) and all(isinstance(one, str) for one in needs) for _, needs in wanted):
+        raise TypeError
+    return [_depending(key, {"required": needs}) for key, needs in wanted if needs]
 
 
 def _dependent_schemas(schema: dict[str, Any], refs: References) -> list[Any]:
@@ -108,10 +111,13 @@ def _dependent_schemas(schema: dict[str, Any], refs: References) -> list[Any]:
 
 def _dependencies(schema: dict[str, Any], refs: References) -> list[Any]:
     """Of drafts before 2019-09: both in one."""
-    wanted = {
-        key: {"required": one} if isinstance(one, list) else one for key, one in schema["dependencies"].items() if one != []
-    }
-    return [_depending(key, one) for key, one in wanted.items() if one is not True]
+    wanted = schema["dependencies"].items()
+    named = {key: one for key, one in wanted if isinstance(one, list)}
+    others = {key: one for key, one in wanted if not isinstance(one, list)}
+    return [
+        *_dependent_required({"dependentRequired": named}, refs),
+        *_dependent_schemas({"dependentSchemas": others}, refs),
+    ]
 
 
 def _depending(key: str, schema: Any) -> dict[str, Any]:
@@ -177,7 +183,8 @@ def _unique_items(schema: dict[str, Any], refs: References) -> list[Any]:
         values = [False, True]
     if prefix or not isinstance(values, list) or len(values) > _MOST_UNIQUE:
         raise Unseen(f"items differ for sure only where they are of an enum of at most {_MOST_UNIQUE} values")
-    distinct = [one for at, one in enumerate(values) if (type_of(one), one) not in [(type_of(x), x) for x in values[:at]]]
+    typed = [(type_of(one), one) for one in values]
+    distinct = [one for at, one in enumerate(values) if typed[at] not in typed[:at]]
     chosen = [[one for at, one in enumerate(distinct) if bits >> at & 1] for bits in range(1 << len(distinct))]
     ways = [{"prefixItems": [{"const": one} for one in some], "minItems": len(some), "items": False} for some in chosen]
     return [{"anyOf": [others("array"), *ways]}]

@@ -257,7 +257,7 @@ class HeldText:
     def _too_complex(self) -> UsageError:
         said = first_line(self._matcher.error)
         return UsageError(
-            f"{self._name} is too complex to go on with this text ({said}); "
+            f"{self._name} is too complex for the rest of this text ({said}); "
             "give one with smaller counts and lengths, or fewer alternatives"
         )
 

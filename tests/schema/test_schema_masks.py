@@ -209,7 +209,7 @@ def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.Monke
     made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last, again)])
     shown = [str(one) if isinstance(one, UsageError) else one.tolist() for one in made]
     assert shown[:2] == [[[0b010]], "no text fits --choice: this text is not complete, and nothing may follow it"]
-    assert str(shown[2]).startswith("--choice is too complex to go on with this text (")
+    assert str(shown[2]).startswith("--choice is too complex for the rest of this text (")
     assert shown[3:] == [[[0b100]], [[0b010]]]
 
 
@@ -223,7 +223,7 @@ def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask(mo
         before = len(held._taken)
         held.push(x)
         assert before < 1000
-    said = r"--grammar is too complex to go on with this text \(.*max is 2000.*\); give one with smaller counts"
+    said = r"--grammar is too complex for the rest of this text \(.*max is 2000.*\); give one with smaller counts"
     with pytest.raises(UsageError, match=said):
         held.mask()
     with pytest.raises(UsageError, match=said):

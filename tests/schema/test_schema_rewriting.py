@@ -1,4 +1,4 @@
-"""Keywords that are said by others: every value that is written fits by jsonschema, and the expected ones are written."""
+"""Keywords that are said by others: what is written fits by jsonschema, and the expected values are written."""
 
 import itertools
 import json
@@ -56,7 +56,8 @@ SCHEMAS: list[tuple[Any, bool]] = [
     ({"uniqueItems": False}, True),
     ({"items": {"enum": [1, "a", 1]}, "uniqueItems": True}, False),
     ({"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False}, True),
-    ({"allOf": [{"properties": {"a": True}}], "properties": {"b": True}, "unevaluatedProperties": {"type": "string"}}, True),
+    ({"allOf": [{"properties": {"a": True}}], "properties": {"b": True}, "unevaluatedProperties": {"type": "string"}},
+     True),
     ({"prefixItems": [{"type": "integer"}], "unevaluatedItems": {"type": "string"}}, True),
     ({"$defs": {"n": {"$anchor": "number", "type": "number"}}, "$ref": "#number", "minimum": 1}, True),
     ({"$id": "https://example.com/a", "$defs": {"b": {"$id": "b", "type": "string"}}, "items": {"$ref": "b"}}, True),

@@ -18,7 +18,7 @@ from llmcli.errors import UsageError
 from llmcli.schema.grammar import json_schema_grammar
 
 NUM_TESTS = 2225
-MOST_REFUSED = 290
+MOST_REFUSED = 263
 # Valid values that are not written, as docs/guide/schema.md says: of each file.
 NOT_WRITTEN = {
     "const.json": 4, "enum.json": 4, "type.json": 1,  # 1.0 for 1
@@ -26,10 +26,10 @@ NOT_WRITTEN = {
     "contains.json": 5, "minContains.json": 1,  # the first items are those that fit
     "oneOf.json": 1,  # the opposite of an integer is no number
     "unevaluatedProperties.json": 1,  # a value that fits two schemas of anyOf
-    "format.json": 20, "vocabulary.json": 1,  # formats and keywords are held, not annotations
+    "format.json": 18, "vocabulary.json": 1,  # formats and keywords are held, not annotations
     "optional/ecmascript-regex.json": 2, "optional/format/json-pointer.json": 1,  # control characters
-    "optional/format/hostname.json": 16, "optional/format/idn-hostname.json": 28, "optional/format/idn-email.json": 9,
-    "optional/format/iri.json": 10, "optional/format/iri-reference.json": 6, "optional/format/uri-template.json": 2,
+    "optional/format/hostname.json": 15, "optional/format/idn-hostname.json": 23, "optional/format/idn-email.json": 8,
+    "optional/format/iri.json": 9, "optional/format/iri-reference.json": 5, "optional/format/uri-template.json": 2,
 }  # fmt: skip
 
 
@@ -70,12 +70,13 @@ def test_the_suite(num_schemas: int) -> None:
         pytest.skip("the suite is not in a folder `shared` next to the project")
     is_whole = num_schemas >= NUM_TESTS
     assert sum(len(group["tests"]) for _, group in groups) == NUM_TESTS
+    messages: list[str] = []
     num_refused, not_written = 0, dict.fromkeys(NOT_WRITTEN, 0)
     for name, group in groups if is_whole else groups[::4]:
         try:
             grammar = json_schema_grammar("--schema", json.dumps(group["schema"]))
         except UsageError as error:
-            assert "$defs/root" not in str(error)
+            messages.append(str(error))
             num_refused += len(group["tests"])
             continue
         begin = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0)
@@ -87,4 +88,5 @@ def test_the_suite(num_schemas: int) -> None:
                 not_written[name] += 1
     print(f"the suite: {num_refused} tests are refused, {sum(not_written.values())} valid values are not written")
     assert num_refused <= MOST_REFUSED
+    assert not [said for said in messages if "$defs/0" in said or "$defs/root" in said]
     assert all(count <= NOT_WRITTEN[name] for name, count in not_written.items()), not_written
