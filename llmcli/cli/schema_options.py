@@ -10,6 +10,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.reading import GRAMMAR, SCHEMA, parse_json
 
@@ -64,6 +65,15 @@ class SchemaOptions:
             rich_help_panel=SCHEMA_PANEL,
         ),
     ] = False
+    schema_strict: Annotated[
+        bool,
+        typer.Option(
+            "--schema-strict",
+            help="Refuse keywords and formats of a schema that nobody knows.",
+            hidden=True,
+            rich_help_panel=SCHEMA_PANEL,
+        ),
+    ] = False
     require_complete: Annotated[
         bool,
         typer.Option(
@@ -77,6 +87,8 @@ class SchemaOptions:
             raise UsageError(f"{' and '.join(given[:2])} cannot be combined")
         if self.schema_whitespace and given not in (["--schema"], ["--json-output"]):
             raise UsageError("--schema-whitespace needs --schema or --json-output")
+        if self.schema_strict and given != ["--schema"]:
+            raise UsageError("--schema-strict needs --schema")
         if self.require_complete and not given:
             raise UsageError("--require-complete needs --schema, --json-output, --regex, --choice or --grammar")
         for flag, texts in (("--schema", [self.schema]), ("--regex", [self.regex]), ("--choice", self.choice or [])):
@@ -109,7 +121,12 @@ class SchemaOptions:
             is_json = _is_json(self.schema)
             text = self.schema if is_json else SCHEMA.read_text(Path(self.schema)).removeprefix(_BOM)
             name = "--schema" if is_json else self.schema
-            return lazy.json_schema_grammar(name, text, any_space=self.schema_whitespace)
+            grammar = lazy.json_schema_grammar(
+                name, text, any_space=self.schema_whitespace, is_strict=self.schema_strict
+            )
+            for note in grammar.notes:
+                terminal.info(f"{name}: {note}")
+            return grammar
         if self.regex is not None:
             return lazy.regex_grammar("--regex", self.regex)
         if self.choice:

@@ -18,9 +18,11 @@ from llmcli.schema.held_to import HeldTo
 from llmcli.schema.json_schema import CheckedSchema
 from llmcli.schema.lark import check_lark
 from llmcli.schema.regex import check_regex
+from llmcli.schema.trial import trial_error
 
 NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
-_NUM_BYTES = 256
+_COMPLEX = "it is too complex"
+_TOO_COMPLEX = re.compile("fuel exhausted|max is|too many|too complex|Unable to determine if", re.I)
 
 # Without it llguidance lets a model choose only the canonical tokens of what must come next. At the end, so that the
 # lines of a user's grammar keep their numbers.
@@ -38,19 +40,20 @@ _ESCAPES = 'nrbtf\\"'
 
 @dataclass(frozen=True)
 class Grammar:
-    """`name` is what the user knows it by, such as `--regex`; `lark` is the grammar for llguidance."""
+    """`name` is what the user knows it by, such as `--regex`; `lark` is the grammar for llguidance.
+
+    `notes` say what of a schema binds nothing.
+    """
 
     name: str
     lark: str
-
-    def __post_init__(self) -> None:
-        """Raises: UsageError for what llguidance does not read."""
-        if (fault := _fault(self.lark)) is not None:
-            raise UsageError(f"{self.name}: {fault}")
+    notes: tuple[str, ...] = ()
 
 
-def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Grammar:
+def json_schema_grammar(name: str, text: str, *, any_space: bool = False, is_strict: bool = False) -> Grammar:
     """JSON values that fit a JSON Schema, in its text form; `any_space` allows all the white space of JSON.
+
+    `is_strict` refuses keywords and formats that nobody knows.
 
     Raises: UsageError for what is no schema, for one that cannot be held exactly or that no value fits.
     """
@@ -63,13 +66,16 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
         raise UsageError(f"{name} has the lone surrogate U+{code:04X}, half of a character; leave it out") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
-    checked = CheckedSchema(name, schema)
+    checked = CheckedSchema(name, schema, is_strict=is_strict)
     lark = _json_lark(checked.document(), any_space)
-    if _fault(lark) is not None:
-        place, part = checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None)
-        reason = (_fault(_json_lark(part, any_space)) or "").partition("JSON schema: ")
-        raise UsageError(f"{name}: {place} cannot be held: {reason[2] or reason[0]}")
-    return Grammar(name, lark)
+
+    def fault(part: dict[str, Any]) -> str:
+        return _fault(_json_lark(part, any_space)) or ""
+
+    if found := checked.find_fault(lambda part: fault(part) != "", lambda part: fault(part).startswith(_COMPLEX)):
+        place, part = found
+        raise UsageError(f"{name}: {place} cannot be held: {checked.in_users_words(fault(part))}")
+    return Grammar(name, lark, checked.notes)
 
 
 def any_json_grammar(name: str, *, any_space: bool = False) -> Grammar:
@@ -83,7 +89,7 @@ def regex_grammar(name: str, regex: str) -> Grammar:
     Raises: UsageError for one that Python's `re` and llguidance do not both read, or read alike.
     """
     check_regex(name, regex)
-    return Grammar(name, f"start: /{llguidance.regex_to_lark(regex, 'dws')}/{_NO_FORCING}")
+    return _checked(name, f"start: /{llguidance.regex_to_lark(regex, 'dws')}/{_NO_FORCING}")
 
 
 def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
@@ -92,7 +98,7 @@ def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
         raise UsageError(f"{name} is empty; give it a text")
     # One word of the lexer: as rules no more than 2,000 may begin at once.
     words = " | ".join(json.dumps(choice) for choice in choices)
-    return Grammar(name, f"start: CHOICE\nCHOICE: {words}{_NO_FORCING}")
+    return _checked(name, f"start: CHOICE\nCHOICE: {words}{_NO_FORCING}")
 
 
 def lark_grammar(name: str, text: str) -> Grammar:
@@ -103,7 +109,7 @@ def lark_grammar(name: str, text: str) -> Grammar:
     if is_gbnf(text):
         text = gbnf_as_lark(name, text)
     check_lark(name, text)
-    return Grammar(name, text + _NO_FORCING)
+    return _checked(name, text + _NO_FORCING)
 
 
 def grammar_of(held_to: HeldTo) -> Grammar:
@@ -132,19 +138,21 @@ def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
     return f"start: %json {json.dumps({**schema, 'x-guidance': options})}{_NO_FORCING}"
 
 
+def _checked(name: str, lark: str) -> Grammar:
+    """Raises: UsageError for what llguidance does not read, and what no text fits or is too complex"""
+    if (fault := _fault(lark)) is not None:
+        raise UsageError(f"{name}: {fault}")
+    return Grammar(name, lark)
+
+
 def _fault(lark: str) -> str | None:
-    """What llguidance says against a grammar, None if it reads it and a text may begin."""
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
-    if not matcher.is_error():
-        # What no text fits is found by a mask, and too many alternatives behind the first byte.
-        mask = int.from_bytes(matcher.compute_bitmask(), "little") & (1 << _NUM_BYTES) - 1
-        if mask and not matcher.is_error():
-            matcher.consume_token((mask & -mask).bit_length() - 1)
-    if not matcher.is_error():
+    """What is wrong with a grammar, None if llguidance reads it and texts can be written."""
+    if not (error := trial_error(lark)):
         return None
-    line = first_line(matcher.get_error())
+    line = first_line(error)
     if line == NO_TOKEN or "Regex is empty" in line:
         return "no text fits"
-    if "coerce_one_of" in line:
-        return "it is not seen that no two schemas of oneOf fit at once; if none do, use anyOf"
-    return f"it is too complex, give a simpler one ({line})" if re.search("fuel exhausted|max is", line) else line
+    line = line.partition("JSON schema: ")[2] or line
+    if _TOO_COMPLEX.search(line):
+        return f"{_COMPLEX}, give one with smaller counts and lengths, or fewer alternatives ({line:.120})"
+    return line

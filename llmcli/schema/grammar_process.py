@@ -6,7 +6,7 @@ Few keywords make an automaton of millions of states, such as several `multipleO
 from dataclasses import asdict
 
 from llmcli.errors import UsageError
-from llmcli.schema.grammar import Grammar, grammar_of
+from llmcli.schema.grammar import Grammar
 from llmcli.schema.held_to import HeldTo
 from llmcli.tokenizer.bounded_process import BoundedProcess
 
@@ -26,7 +26,7 @@ class GrammarProcess:
 
         Raises: as `grammar_of`; TokenizerError for what takes too long, or too much memory
         """
-        problem = self._process.ask(asdict(held_to), LIMIT_SECONDS)
-        if problem is not None:
-            raise UsageError(problem)
-        return grammar_of(held_to)
+        answer = self._process.ask(asdict(held_to), LIMIT_SECONDS)
+        if isinstance(answer, str):
+            raise UsageError(answer)
+        return Grammar(answer["name"], answer["lark"], tuple(answer["notes"]))

@@ -3,6 +3,7 @@
 Only the child imports this module.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from llmcli.errors import UsageError
@@ -14,13 +15,12 @@ MEMORY_LIMIT_MB = 1024
 
 
 def main() -> None:
-    """Answers the fields of a `HeldTo` with what is wrong with it, or null."""
-    serve(_problem, lambda error: printable(str(error)) or type(error).__name__, MEMORY_LIMIT_MB)
+    """Answers the fields of a `HeldTo` with those of its `Grammar`, or with what is wrong with it."""
+    serve(_answer, lambda error: printable(str(error)) or type(error).__name__, MEMORY_LIMIT_MB)
 
 
-def _problem(request: dict[str, Any]) -> str | None:
+def _answer(request: dict[str, Any]) -> dict[str, Any] | str:
     try:
-        grammar_of(HeldTo(**request))
+        return asdict(grammar_of(HeldTo(**request)))
     except UsageError as error:
         return str(error)
-    return None

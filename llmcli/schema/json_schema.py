@@ -1,39 +1,36 @@
 """Checks a JSON Schema before llguidance reads it, and writes it as llguidance holds it exactly.
 
-llguidance leaves out keywords that it does not know, so every keyword must be one of the tables here. Places are JSON
-Pointers, as `#/properties/name`.
+llguidance leaves out keywords that it does not know, so every keyword must be one of keywords.py. Places are the
+user's, as `#/properties/name`; paths are those in what llguidance gets.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
-from llmcli.schema.formats import FORMATS, PATTERNS
+from llmcli.schema.finite import find_endless
+from llmcli.schema.formats import ANNOTATIONS as FREE_FORMATS
+from llmcli.schema.formats import FORMATS, PATTERNS, REFUSED_FORMATS
+from llmcli.schema.keywords import (
+    ANNOTATIONS,
+    BOUNDS,
+    COUNTS,
+    HELD,
+    LISTS,
+    NAMED,
+    ONE,
+    UNEVALUATED,
+    escaped,
+)  # fmt: skip
+from llmcli.schema.references import References
 from llmcli.schema.regex import UNWRITTEN, as_in_json
+from llmcli.schema.rewriting import Made, rewritten
 
-# Where schemas lie in a schema: in the value, in a list, or by name.
-_ONE = ("items", "additionalProperties", "additionalItems")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_VALUES = (
-    *("$ref", "type", "const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
-    *("minLength", "maxLength", "pattern", "format"),
-    *(*_BOUNDS, "multipleOf"),
-)
-# They say nothing about which values are valid.
-_ANNOTATIONS = (
-    *("$schema", "$id", "id", "$comment", "title", "description", "default", "example", "examples", "deprecated"),
-    *("readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "discriminator"),
-)
-# Values with which a keyword that is not held demands nothing.
-_IDLE = {"uniqueItems": False, "nullable": False, "unevaluatedItems": True, "unevaluatedProperties": True}
-_HELD = {*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS}
-
-_OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")  # `items` may be a list there
+_OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")
 _DRAFTS = (*_OLD_DRAFTS, "2020-12")
 
 # What llguidance drops from the strings of const and enum, and from where on it rounds their numbers.
@@ -41,100 +38,137 @@ _DROPPED = re.compile(f"[{UNWRITTEN}]")
 _MOST_EXACT = 2**53
 
 _JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
-
-# The checked schema stands here, so that a part of it can be named in its place.
-_ROOT = "#/$defs/root"
+_PATH = re.compile(r"#/\$defs/[0-9]+[^\s'\"]*")
 
 
 class CheckedSchema:
-    """A schema of which every keyword is known, and that some finite value may fit."""
+    """A schema of which every keyword is known, and that some finite value may fit.
 
-    def __init__(self, name: str, schema: Any):
-        """`name` is what the user knows it by. Raises: UsageError with the keyword and its place"""
+    Attributes: notes: what of it binds nothing, though somebody may think so, each in one line
+    """
+
+    def __init__(self, name: str, schema: Any, *, is_strict: bool = False):
+        """`name` is what the user knows it by; `is_strict` refuses what would be a note.
+
+        Raises: UsageError with the keyword and its place
+        """
         self.name = name
+        self._is_strict = is_strict
         self._is_old = _is_old_draft(name, schema)
-        self._draft = {"$schema": schema["$schema"]} if self._is_old else {}
-        self._places: dict[str, Any] = {}  # all schemas in it, as llguidance gets them
-        self._targets: dict[str, str] = {}  # of those with a $ref, the place that it names
-        self._below: dict[str, list[str]] = {}  # the places of those that lie directly in one
+        self._notes: dict[str, None] = {}
+        self._references = References(name, schema)
+        self._schemas: dict[str, Any] = {}  # all in it, as llguidance gets them, by their paths
+        self._shown: dict[str, str] = {}  # the places of these
+        self._below: dict[str, list[str]] = {}  # the paths of those that lie directly in one
         self._regexes: dict[str, dict[str, str]] = {}  # of each with expressions, these by their places
-        self._root = self._check(schema, "#")
-        for place, target in self._targets.items():
-            if target not in self._places:
-                raise UsageError(f"{name}: {place}/$ref is {target!r}, and there is no schema")
-        self._check_finite()
+        self._definitions: dict[str, str] = {"#": "#/$defs/0"}  # the paths of what is named, by their places
+        self._roots: list[Any] = []
+        found = [schema]
+        while found:
+            place = list(self._definitions)[len(self._roots)]
+            self._named: dict[str, Any] = {}
+            self._roots.append(self._check(found.pop(0), self._definitions[place], place))
+            found += self._named.values()
+        if endless := find_endless(self._schemas):
+            raise UsageError(f"{name}: no value fits: {self._shown[endless]} requires itself, and so on without end")
+        self.notes = tuple(self._notes)
 
-    def document(self, place: str = "#") -> dict[str, Any]:
-        """The schema for llguidance, or the part at `place` of it."""
-        return {**self._draft, "$ref": _reference(place), "$defs": {"root": self._root}}
+    def document(self, path: str = "#/$defs/0") -> dict[str, Any]:
+        """The schema for llguidance, or the part at `path` of it."""
+        return {"$ref": _quoted(path), "$defs": {str(index): root for index, root in enumerate(self._roots)}}
 
-    def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> tuple[str, dict[str, Any]]:
-        """The innermost place whose document is faulty, if the whole schema is; and that document."""
-        place: str | None = "#"
-        while place is not None:
-            found = place
-            inner = (below for below in self._below[place] if isinstance(self._places[below], dict))
-            place = next((below for below in inner if is_faulty(self.document(below))), None)
+    def find_fault(
+        self, is_faulty: Callable[[dict[str, Any]], bool], is_too_complex: Callable[[dict[str, Any]], bool]
+    ) -> tuple[str, dict[str, Any]] | None:
+        """An innermost place whose document is faulty, and that document; None if there is none.
+
+        Each part with an expression is looked at, too: texts of the whole schema may not come to a late part of it.
+        """
+        parts = {json.dumps(self._schemas[path]): path for path in self._regexes}
+        path: str | None = "#/$defs/0"
+        if not is_faulty(self.document()):
+            path = next((path for path in parts.values() if is_too_complex(self.document(path))), None)
+            if path is None:
+                return None
+        while path is not None:
+            found = path
+            inner = [below for below in self._below[path] if isinstance(self._schemas[below], dict)]
+            schema = self._schemas[path]
+            if isinstance(schema, dict) and "$ref" in schema and (target := unquote(schema["$ref"])) not in parts:
+                parts[target] = target
+                inner.append(target)
+            path = next((below for below in inner if is_faulty(self.document(below))), None)
         for where, regex in self._regexes.get(found, {}).items():
             if is_faulty(alone := {"type": "string", "pattern": regex}):
                 return where, alone
-        return found, self.document(found)
+        return self._shown[found], self.document(found)
 
-    def _check(self, schema: Any, place: str) -> Any:
+    def in_users_words(self, said: str) -> str:
+        """What llguidance says, with the user's places."""
+        return _PATH.sub(lambda found: self._shown.get(unquote(found[0]), "a part of it"), said)
+
+    def _check(self, schema: Any, path: str, place: str) -> Any:
         """The schema as llguidance gets it; notes it and all that are in it."""
-        self._below[place] = []
+        self._below[path] = []
+        self._shown[path] = place = schema.place if isinstance(schema, Made) else self._references.place(schema, place)
         if isinstance(schema, bool):
             checked: Any = schema
         elif isinstance(schema, dict):
-            checked = self._check_object(schema, place)
+            checked = self._check_object(schema, path, place)
         else:
             raise UsageError(f"{self.name}: {place} is a JSON {_type(schema)}, expected a schema, an object")
-        self._places[place] = checked
+        self._schemas[path] = checked
         return checked
 
-    def _check_inner(self, schema: Any, where: str, name: str | int, place: str) -> Any:
-        below = f"{where}/{_escaped(str(name))}"
-        checked = self._check(schema, below)
-        self._below[place].append(below)
-        return checked
+    def _check_object(self, schema: dict[str, Any], path: str, place: str) -> dict[str, Any]:
+        is_users = self._references.place(schema, "") != ""
+        if is_users:
+            for keyword in schema:
+                self._check_keyword(keyword, schema, place)
+        plain = rewritten(self.name, schema, place, self._references)
 
-    def _check_object(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        def inner(one: Any, *parts: str) -> Any:
+            way = "".join(f"/{escaped(part)}" for part in parts)
+            self._below[path].append(path + way)
+            return self._check(one, path + way, place + way if is_users else place)
+
         checked: dict[str, Any] = {}
         patterns = []
-        for keyword, value in schema.items():
-            if keyword in _IDLE and value is _IDLE[keyword]:
+        for keyword, value in plain.items():
+            where = f"{place}/{escaped(keyword)}"
+            if keyword not in HELD or keyword in ("$defs", "definitions"):
                 continue
-            self._check_keyword(keyword, schema, place)
-            where = f"{place}/{_escaped(keyword)}"
-            if keyword in _ANNOTATIONS or keyword.startswith("x-"):
-                continue
-            if keyword in _NAMED and isinstance(value, dict):
-                inner = {name: self._check_inner(one, where, name, place) for name, one in value.items()}
+            if keyword in NAMED:
+                held = {name: inner(one, keyword, name) for name, one in value.items()}
                 if keyword == "patternProperties":
-                    names = [self._check_regex(name, f"{where}/{_escaped(name)}", place) for name in inner]
-                    inner = dict(zip(names, inner.values(), strict=True))
-                checked[keyword] = inner
+                    names = [self._check_regex(name, f"{where}/{escaped(name)}", path) for name in held]
+                    held = dict(zip(names, held.values(), strict=True))
+                checked[keyword] = held
             elif keyword == "pattern":
-                checked[keyword] = self._check_regex(value, where, place)
-            elif keyword in (*_LISTS, "items") and isinstance(value, list):
-                checked[keyword] = [self._check_inner(one, where, at, place) for at, one in enumerate(value)]
-            elif keyword in _ONE:
-                checked[keyword] = self._check_inner(value, place, keyword, place)
-            elif keyword in (*_NAMED, *_LISTS):
-                expected = "an object of schemas" if keyword in _NAMED else "a list of schemas"
-                raise UsageError(f"{self.name}: {where} is a JSON {_type(value)}, expected {expected}")
-            elif keyword == "$ref":
-                if not isinstance(value, str) or not value.startswith("#"):
-                    raise UsageError(f"{self.name}: {where} is {value!r}, expected a place here, as #/$defs/NAME")
-                self._targets[place] = unquote(value)
-                checked[keyword] = _reference(unquote(value))
+                checked[keyword] = self._check_regex(value, where, path)
+            elif keyword in LISTS:
+                checked[keyword] = [inner(one, keyword, str(at)) for at, one in enumerate(value)]
+            elif keyword in ONE:
+                checked[keyword] = inner(value, keyword)
+            elif keyword in ("$ref", "$dynamicRef"):
+                target = self._references.target(plain if not is_users else schema)
+                assert target is not None
+                checked["$ref"] = _quoted(self._define(*target))
             elif keyword in ("const", "enum"):
                 self._check_value(value, where)
                 checked[keyword] = value
-            elif keyword in _BOUNDS and isinstance(value, int | float):
-                checked[keyword] = self._checked_bound(keyword, value, where)
-            elif keyword == "format" and value in PATTERNS:
-                patterns.append({"pattern": PATTERNS[value]})
+            elif keyword in BOUNDS:
+                self._add_bound(checked, keyword, schema, where)
+            elif keyword == "format":
+                if value in PATTERNS:
+                    patterns.append({"pattern": PATTERNS[value]})
+                elif value in FORMATS:
+                    checked[keyword] = value
+                elif value in REFUSED_FORMATS:
+                    what = f"{keyword!r} at {place} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern"
+                    raise UsageError(f"{self.name}: {what}")
+            elif keyword in COUNTS and isinstance(value, float) and value.is_integer():
+                checked[keyword] = int(value)
             else:
                 checked[keyword] = value
         if patterns:
@@ -142,10 +176,16 @@ class CheckedSchema:
         self._check_counts(schema, place)
         return checked
 
-    def _check_regex(self, regex: Any, where: str, place: str) -> str:
-        """An expression as llguidance gets it; notes it for the schema at `place`."""
+    def _define(self, place: str, schema: Any) -> str:
+        if place not in self._definitions:
+            self._definitions[place] = f"#/$defs/{len(self._definitions)}"
+            self._named[place] = schema
+        return self._definitions[place]
+
+    def _check_regex(self, regex: Any, where: str, path: str) -> str:
+        """An expression as llguidance gets it; notes it for the schema at `path`."""
         written = as_in_json(f"{self.name}: {where}", regex)
-        self._regexes.setdefault(place, {})[where] = written
+        self._regexes.setdefault(path, {})[where] = written
         return written
 
     def _check_value(self, value: Any, where: str) -> None:
@@ -156,85 +196,62 @@ class CheckedSchema:
             raise UsageError(f"{self.name}: {where} is {shown(value)}, expected -2**53 to 2**53, or a string")
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for name, one in inner:
-            self._check_value(one, f"{where}/{_escaped(str(name))}")
+            self._check_value(one, f"{where}/{escaped(str(name))}")
 
-    def _checked_bound(self, keyword: str, bound: float, where: str) -> float:
-        """A bound that llguidance does not round. Raises: UsageError for one that lets only larger numbers fit"""
-        sign = 1 if keyword in ("maximum", "exclusiveMaximum") else -1
-        if sign * bound <= -_MOST_EXACT:
-            raise UsageError(f"{self.name}: {where} is {shown(bound)}: no number from -2**53 to 2**53 fits")
-        return sign * _MOST_EXACT if sign * bound > _MOST_EXACT else bound
+    def _add_bound(self, checked: dict[str, Any], keyword: str, schema: dict[str, Any], where: str) -> None:
+        """A bound that llguidance does not round; draft 4 says by true that another one is exclusive.
+
+        Raises: UsageError for one that lets only larger numbers fit
+        """
+        bound, exclusive = schema[keyword], f"exclusive{keyword[:1].upper()}{keyword[1:]}"
+        if isinstance(bound, bool):
+            return
+        if isinstance(bound, int | float):
+            sign = 1 if keyword in ("maximum", "exclusiveMaximum") else -1
+            if sign * bound <= -_MOST_EXACT:
+                raise UsageError(f"{self.name}: {where} is {shown(bound)}: no number from -2**53 to 2**53 fits")
+            bound = sign * _MOST_EXACT if sign * bound > _MOST_EXACT else bound
+        checked[exclusive if schema.get(exclusive) is True else keyword] = bound
 
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:
-        where = f"{self.name}: {keyword!r} at {place}"
-        if keyword == "nullable":
-            raise UsageError(f'{where} is not of JSON Schema; use "type": [..., "null"]')
-        if keyword == "x-guidance" or (keyword not in _HELD and not keyword.startswith("x-")):
-            raise UsageError(f"{where} cannot be held exactly; leave it out, or say it by other keywords")
-        value = schema[keyword]
-        if keyword in ("$id", "id") and place != "#":
-            raise UsageError(f"{where}: only the whole schema may have one")
-        if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
-            raise UsageError(f"{where} is {value}, expected a number, the bound itself")
+        where, value = f"{self.name}: {keyword!r} at {place}", schema[keyword]
+        if keyword not in HELD and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+            hint = '; use "type": [..., "null"]' if keyword == "nullable" else ""
+            if value not in (None, False):
+                self._note(f"{keyword!r} at {place} is not of JSON Schema and binds nothing{hint}")
+        what = f"{self.name}: {place}/{keyword} is a JSON {_type(value)}"
         is_list = keyword == "items" and isinstance(value, list)
-        if (is_list or keyword == "additionalItems") and not self._is_old:
-            raise UsageError(f"{where} is of older drafts; use prefixItems, and items for those behind them")
+        if keyword in (*NAMED, *LISTS) and not isinstance(value, dict if keyword in NAMED else list):
+            raise UsageError(f"{what}, expected {'an object' if keyword in NAMED else 'a list'} of schemas")
+        if keyword in (*ONE, *UNEVALUATED) and not isinstance(value, dict | bool) and not is_list:
+            raise UsageError(f"{what}, expected a schema, an object")
+        if keyword in ("exclusiveMinimum", "exclusiveMaximum") and value is True:
+            other = keyword.removeprefix("exclusive").lower()
+            if other not in schema:
+                raise UsageError(f"{where} is {value}, expected a number, the bound itself")
         if keyword == "required" and not (isinstance(value, list) and all(isinstance(key, str) for key in value)):
             raise UsageError(f"{where} is {shown(value)}, expected a list of keys")
-        if keyword == "format" and value not in FORMATS:
-            raise UsageError(f"{where} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern")
+        if keyword == "format" and not isinstance(value, str):
+            raise UsageError(f"{where} is {shown(value)}, expected a string")
+        if keyword == "format" and value not in (*FORMATS, *FREE_FORMATS, *REFUSED_FORMATS):
+            self._note(f"'format' at {place} is {shown(value)}, which nobody knows, and binds nothing")
         if keyword == "prefixItems" and self._is_old:
             raise UsageError(f"{where} is of draft 2020-12, and $schema names an older one")
+
+    def _note(self, what: str) -> None:
+        if self._is_strict:
+            raise UsageError(f"{self.name}: {what}; leave it out, or leave out --schema-strict")
+        self._notes[what] = None
 
     def _check_counts(self, schema: dict[str, Any], place: str) -> None:
         """Keys that are not listed may come twice, and count as one then."""
         least = schema.get("minProperties", 0)
         listed = set(schema.get("properties", {})) & set(schema.get("required", []))
-        if isinstance(least, int) and least > len(listed) + 1:
+        if isinstance(least, int | float) and least > len(listed) + 1:
             raise UsageError(
                 f"{self.name}: 'minProperties' at {place} is {least}, and required properties are {len(listed)}; more "
                 "than one other property cannot be counted exactly: list them in properties and required"
             )
-
-    def _check_finite(self) -> None:
-        """Refuse a schema whose values all hold one of themselves, without end."""
-        ends: set[str] = set()  # places of schemas that some finite value may fit
-        num_before = -1
-        while num_before < len(ends):
-            num_before = len(ends)
-            ends |= {place for place in self._places if place not in ends and self._may_end(place, ends)}
-        place, passed = "#", list[str]()
-        while place not in ends:
-            if place in passed:
-                raise UsageError(f"{self.name}: no value fits: {place} requires itself, and so on without end")
-            passed.append(place)
-            place = next(need for needs in self._needs(place) for need in needs if not any(n in ends for n in needs))
-
-    def _may_end(self, place: str, ends: set[str]) -> bool:
-        return all(any(need in ends for need in needs) for needs in self._needs(place))
-
-    def _needs(self, place: str) -> Iterator[list[str]]:
-        """What every value that fits holds or fits: of each list one place at least."""
-        schema = self._places[place]
-        if isinstance(schema, bool):
-            return
-        if place in self._targets:
-            yield [self._targets[place]]
-        for keyword in ("anyOf", "oneOf"):
-            if schema.get(keyword):
-                yield [f"{place}/{keyword}/{index}" for index in range(len(schema[keyword]))]
-        for index in range(len(schema.get("allOf", []))):
-            if f"{place}/allOf/{index}" in self._places:
-                yield [f"{place}/allOf/{index}"]
-        if schema.get("type") in ("object", ["object"]):
-            for key in schema.get("required", []):
-                if key in schema.get("properties", {}):
-                    yield [f"{place}/properties/{_escaped(key)}"]
-        if schema.get("type") in ("array", ["array"]) and isinstance(schema.get("minItems"), int):
-            prefix = schema.get("prefixItems", [])
-            yield from ([f"{place}/prefixItems/{index}"] for index in range(min(len(prefix), schema["minItems"])))
-            if schema["minItems"] > len(prefix) and isinstance(schema.get("items"), dict):
-                yield [f"{place}/items"]
 
 
 def _is_old_draft(name: str, schema: Any) -> bool:
@@ -247,15 +264,9 @@ def _is_old_draft(name: str, schema: Any) -> bool:
     return any(known in draft for known in _OLD_DRAFTS)
 
 
-def _reference(place: str) -> str:
-    """A `$ref` to a place of the checked schema."""
-    return _ROOT + quote(place[1:], safe="/~")
+def _quoted(path: str) -> str:
+    return quote(path, safe="#/~$")
 
 
 def _type(value: object) -> str:
     return _JSON_TYPES.get(type(value), "null")
-
-
-def _escaped(name: str) -> str:
-    """A name as a part of a JSON Pointer."""
-    return name.replace("~", "~0").replace("/", "~1")

@@ -10,6 +10,7 @@ import ctypes
 import json
 import weakref
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -57,8 +58,29 @@ class _MatcherInit(ctypes.Structure):
         ("tokenizer", ctypes.c_void_p),
         ("log_buffer_level", ctypes.c_uint32),
         ("log_stderr_level", ctypes.c_uint32),
+        ("ff_tokens_ok", ctypes.c_bool),
+        ("backtrack_ok", ctypes.c_bool),
+        ("max_items_in_row", ctypes.c_size_t),
+        ("initial_lexer_fuel", ctypes.c_uint64),
+        ("step_lexer_fuel", ctypes.c_uint64),
+        ("step_max_items", ctypes.c_size_t),
         ("others", ctypes.c_char * 1024),
     )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What llguidance may spend on one mask, about 14,000 of fuel and 20,000 items a millisecond, and on one byte.
+
+    These are for texts that have begun: they are to go on, if slowly. trial.py tries a grammar within less.
+    """
+
+    step_lexer_fuel: int = 8_000_000
+    step_max_items: int = 4_000_000
+    max_items_in_row: int = 50_000
+
+
+_LIMITS = Limits()
 
 
 class Tokens:
@@ -108,12 +130,14 @@ class Matcher:
     What does not fit puts it in an error state, out of which there is no way. Attributes: has_error
     """
 
-    def __init__(self, tokens: Tokens, lark: str):
+    def __init__(self, tokens: Tokens, lark: str, limits: Limits = _LIMITS):
         """What is wrong with the grammar is its error."""
         init = _MatcherInit()
         library = _library()
         library.quick.llg_constraint_init_set_defaults(ctypes.byref(init), tokens.handle)
         init.log_stderr_level = 0
+        for name, most in asdict(limits).items():
+            setattr(init, name, most)
         grammar = json.dumps({"grammars": [{"lark_grammar": lark}]}).encode()  # text in C could not hold a NUL
         self._set(tokens, library.slow.llg_new_matcher(ctypes.byref(init), b"llguidance", grammar))
         self.has_error = bool(self.error)

@@ -206,11 +206,13 @@ class HeldText:
         if stands_for == NOT_ALLOWED:
             raise ValueError(f"the schema does not allow token {token_id}")
         if not self._matcher.consume(stands_for):
-            error = self._too_complex(first_line(self._matcher.error))
+            error = self._too_complex()
             self._go_back(len(self._taken))
-            if self._matcher.num_fitting([stands_for]):
+            if not self._matcher.num_fitting([stands_for]):
+                raise ValueError(f"the schema does not allow token {token_id}")
+            if not self._matcher.consume(stands_for):
+                self._go_back(len(self._taken))
                 raise error
-            raise ValueError(f"the schema does not allow token {token_id}")
         self._taken.append(stands_for)
 
     def _go_back(self, num_taken: int) -> None:
@@ -226,7 +228,8 @@ class HeldText:
 
     def _compute_mask(self) -> TokenMask:
         found = np.empty((1, self._vocabulary.tokens.num_words), np.uint32)
-        self._matcher.fill_mask(found[0])
+        if not self._matcher.fill_mask(found[0]):
+            self._fill_anew(found[0])
         mask: TokenMask = self._vocabulary.as_masks(found)[0]
         if self._first_token_ids is not None:
             is_allowed = unpack_mask(mask)[: self._vocabulary.vocab_size]
@@ -237,17 +240,26 @@ class HeldText:
             raise error
         return mask
 
+    def _fill_anew(self, found: NDArray[np.uint32]) -> None:
+        """Try once more with a matcher that has kept nothing of the way here: what it keeps has a limit, too."""
+        self._go_back(len(self._taken))
+        self._matcher.fill_mask(found)
+
     def _fault(self, *, is_empty: bool) -> UsageError | None:
         """What is wrong with a mask, if it has no token or could not be made."""
         error = first_line(self._matcher.error) if self._matcher.has_error else ""
         if error and error != NO_TOKEN:
-            return self._too_complex(error)
+            return self._too_complex()
         if error or is_empty:
             return UsageError(f"no text fits {self._name}: this text is not complete, and nothing may follow it")
         return None
 
-    def _too_complex(self, error: str) -> UsageError:
-        return UsageError(f"{self._name} is too complex: {error}; give one with fewer alternatives")
+    def _too_complex(self) -> UsageError:
+        said = first_line(self._matcher.error)
+        return UsageError(
+            f"{self._name} is too complex for the rest of this text ({said}); "
+            "give one with smaller counts and lengths, or fewer alternatives"
+        )
 
 
 def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -> NDArray[np.uint32] | UsageError:
@@ -261,6 +273,9 @@ def _masks_together(texts: Sequence[HeldText], vocabulary: Vocabulary) -> list[N
     """The mask of each text where its matcher stands, or what is wrong with it. Shapes: each [1, words]"""
     found = np.empty((len(texts), vocabulary.tokens.num_words), np.uint32)
     Matcher.fill_masks([held._matcher for held in texts], found)
+    for held, mask in zip(texts, found, strict=True):
+        if held._matcher.has_error:
+            held._fill_anew(mask)
     masks = vocabulary.as_masks(found)
     are_empty = (np.bitwise_or.reduce(masks, axis=1) == 0).tolist()
     faults = [held._fault(is_empty=is_empty) for held, is_empty in zip(texts, are_empty, strict=True)]

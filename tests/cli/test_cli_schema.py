@@ -93,6 +93,7 @@ def test_why_and_page_show_the_schema(generate: Callable[..., Result], tmp_path:
         (["--schema", "{}", "--regex", "a"], "--schema and --regex cannot be combined"),
         (["--require-complete"], "--require-complete needs --schema, --json-output, --regex, --choice or --grammar"),
         (["--regex", "a", "--schema-whitespace"], "--schema-whitespace needs --schema or --json-output"),
+        (["--regex", "a", "--schema-strict"], "--schema-strict needs --schema"),
         (["--choice", "a", "--ignore-eos"], "--ignore-eos and --choice cannot be combined: the text could not end"),
         (["--choice", "a", "--min-new-tokens", "3"], "min_new_tokens is 3, and --choice says where a text may end"),
         (["--choice", ""], "--choice is empty; give it a text"),
@@ -106,7 +107,7 @@ def test_why_and_page_show_the_schema(generate: Callable[..., Result], tmp_path:
         (["--schema", "."], ". is not a regular file, expected a schema"),
         (["--schema", '{"a": '], "--schema is not valid JSON"),
         (["--schema", '{"$ref": "https://example.com/a.json"}'], "--schema: #/$ref is 'https://example.com/a.json'"),
-        (["--schema", '{"not": {}}'], "--schema: 'not' at # cannot be held exactly"),
+        (["--schema", '{"not": {}}'], "--schema: # cannot be held: Unsatisfiable"),
         (["--grammar", "missing.lark"], "missing.lark cannot be read"),
     ],
 )

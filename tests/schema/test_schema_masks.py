@@ -20,6 +20,7 @@ from made_schemas import make_regexes, make_schemas
 from llmcli.errors import UsageError
 from llmcli.sampling.mask import mask_words, unpack_mask
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llmcli.schema.library import Limits, Matcher
 from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 
@@ -192,23 +193,29 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
 
 
 def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks made together: of a text that goes on, one that nothing may follow, and one that llguidance gives up."""
+    """Masks made together: of a text that goes on, one that nothing may follow, and one that llguidance gives up.
+
+    Another one that it gives up goes on with a matcher that has kept nothing.
+    """
     letters = ListedTokenizer([b"a", b"c", b"</s>"], frozenset({2}))
     vocabulary = Vocabulary(letters, {2}, 3)
-    going, dead, lost, last = (
+    going, dead, lost, last, again = (
         Schema(choice_grammar("--choice", [choice]), vocabulary).begin(at_start=False)
-        for choice in ("aca", "ab", "ac", "a")
+        for choice in ("aca", "ab", "ac", "a", "aca")
     )
     monkeypatch.setattr(lost._matcher, "_fill", lambda *_: lost._matcher.consume(0))
-    made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last)])
+    monkeypatch.setattr(lost, "_fill_anew", lambda _: None)
+    monkeypatch.setattr(again._matcher, "_fill", lambda *_, worn=again._matcher: worn.consume(0))
+    made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last, again)])
     shown = [str(one) if isinstance(one, UsageError) else one.tolist() for one in made]
     assert shown[:2] == [[[0b010]], "no text fits --choice: this text is not complete, and nothing may follow it"]
-    assert str(shown[2]).startswith("--choice is too complex: ")
-    assert shown[3] == [[0b100]]
+    assert str(shown[2]).startswith("--choice is too complex for the rest of this text (")
+    assert shown[3:] == [[[0b100]], [[0b010]]]
 
 
-def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask() -> None:
-    grammar = lark_grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
+def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=2000),))
+    grammar = Grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
     schema = Schema(grammar, awkward_vocabulary())
     held, x = schema.begin(at_start=False), ord("x")
     while held._given_up is None:
@@ -216,7 +223,7 @@ def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask() 
         before = len(held._taken)
         held.push(x)
         assert before < 1000
-    said = r"--grammar is too complex: .*max is 2000.*; give one with fewer alternatives"
+    said = r"--grammar is too complex for the rest of this text \(.*max is 2000.*\); give one with smaller counts"
     with pytest.raises(UsageError, match=said):
         held.mask()
     with pytest.raises(UsageError, match=said):

@@ -15,19 +15,25 @@ from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, 
 OLD = {"$schema": "http://json-schema.org/draft-07/schema#"}
 ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
 SCHEMAS = [
-    ({"requird": ["a"]}, "'requird' at # cannot be held exactly"),
-    ({"properties": {"a/b": {"not": {}}}}, "'not' at #/properties/a~1b cannot be held exactly"),
+    ({"properties": {"a/b": {"not": {"pattern": "a"}}}},
+     "'not' at #/properties/a~1b cannot be held exactly: the opposite of 'pattern' cannot be said"),
+    ({"$defs": {"a": {"items": {"contains": {"type": "string"}, "unevaluatedItems": False}}}, "$ref": "#/$defs/a"},
+     "'unevaluatedItems' at #/\\$defs/a/items cannot be held exactly"),
+    ({"items": {"$recursiveRef": "#"}}, "'\\$recursiveRef' at #/items cannot be held exactly"),
+    ({"not": {}}, "# cannot be held: Unsatisfiable"),
+    ({"items": {"format": "regex"}}, "'format' at #/items is 'regex', expected one of date,"),
+    ({"allOf": [{"format": "regex"}], "unevaluatedItems": False}, "is 'regex', expected one of date,"),
+    ({"format": ["date"]}, "'format' at # is .*, expected a string"),
+    ({"dependentRequired": 5}, "'dependentRequired' at # has a value that it cannot have"),
+    ({"propertyNames": {"not": {"const": "a"}}}, "'propertyNames' at # cannot be held exactly"),
     ({"items": {"uniqueItems": True}}, "'uniqueItems' at #/items"),
-    ({"x-guidance": {"lenient": True}}, "'x-guidance' at #"),
-    ({"$defs": {"a": {"nullable": True}}}, "'nullable' at #/\\$defs/a is not of JSON Schema"),
-    ({"anyOf": [{}, {"if": {}}]}, "'if' at #/anyOf/1"),
+    ({"anyOf": [{}, {"if": {"pattern": "a"}, "then": {"minLength": 3}}]}, "'if' at #/anyOf/1"),
     ({"properties": [1]}, "#/properties is a JSON list, expected an object of schemas"),
     ({"anyOf": {}}, "#/anyOf is a JSON object, expected a list of schemas"),
     ({"additionalProperties": None}, "#/additionalProperties is a JSON null, expected a schema"),
     ({"allOf": [{"multipleOf": one} for one in (97, 89, 83, 79, 73, 71)], "type": "integer"},
-     r"# cannot be held: it is too complex, give a simpler one \(fuel exhausted"),
+     r"# cannot be held: it is too complex, give one with smaller counts .*fuel exhausted"),
     ({"additionalProperties": 3}, "#/additionalProperties is a JSON number, expected a schema"),
-    ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
     ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
     ({"pattern": "(?x)a # ["}, r"#/pattern is .*: '\(\?x' is read in two ways; write it without \(\?x\)"),
     ({"patternProperties": {"a++b": {}}}, r"#/patternProperties/a\+\+b is 'a\+\+b': .* is read in two ways"),
@@ -38,10 +44,8 @@ SCHEMAS = [
     ({"patternProperties": {"a": {"items": {"pattern": "(?<=a)b"}}}}, "a/items/pattern cannot be held"),
     ({"patternProperties": {"[": {}}}, "#/patternProperties/\\[ is '\\[', no regular expression"),
     ({"patternProperties": {"^a": {}, "a$": {}}}, "--schema: # cannot be held: .* not disjoint"),
-    ({"items": [{}]}, "'items' at # is of older drafts"),
     ({**OLD, "prefixItems": [{}]}, "'prefixItems' at # is of draft 2020-12"),
     ({"$schema": "http://example.com"}, "expected JSON Schema draft 4, 6, 7, 2019-09 or 2020-12"),
-    ({"properties": {"a": {"$id": "x"}}}, "'\\$id' at #/properties/a: only the whole schema"),
     ({"$ref": "http://example.com/x"}, "#/\\$ref is 'http://example.com/x', expected a place here"),
     ({"$ref": "#/$defs/a"}, "#/\\$ref is '#/\\$defs/a', and there is no schema"),
     ({"minProperties": 2}, "'minProperties' at # is 2, and required properties are 0"),
@@ -54,9 +58,8 @@ SCHEMAS = [
     ({"required": 5}, "'required' at # is 5, expected a list of keys"),
     ({"items": {"required": ["a", {}]}}, "'required' at #/items is .*, expected a list of keys"),
     ({"type": "text"}, "# cannot be held: Invalid type"),
-    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
-     "# cannot be held: it is not seen that no two schemas of oneOf fit at once; if none do, use anyOf"),
-    ({"items": {"oneOf": [{"const": 1}, {"const": 2}]}}, "#/items cannot be held: it is not seen"),
+    ({"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "maxLength": 3}]},
+     "'oneOf' at # cannot be held exactly: it is not seen that no two of its schemas fit at once"),
     # No value fits.
     ({"properties": {"a": {"pattern": r"^\x7f$", "type": "string"}}, "required": ["a"], "type": "object"},
      "#/properties/a/pattern cannot be held: no text fits"),
@@ -155,7 +158,7 @@ def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
         ("", "no start rule"),
         ("start: start", "--grammar: no text fits"),
         ("start: A\nA: /[a-z]/ & /[0-9]/", "--grammar: no text fits"),
-        ("start: " + " | ".join(f'"a{number}" "x"' for number in range(3000)), "it is too complex, .*max is 2000"),
+        ("start: " + " | ".join(f'"a{number}" "x"' for number in range(12000)), "it is too complex, .*max is 10000"),
     ],
 )
 def test_a_grammar_that_cannot_be_held(grammar: str, problem: str) -> None:
@@ -171,7 +174,9 @@ KEYWORDS = (
     "required", "type", "enum", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength",
     "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties",
     "patternProperties", "additionalProperties", "items", "prefixItems", "anyOf", "oneOf", "allOf", "$ref", "$defs",
-    "$schema", "$id", "title", "const",
+    "$schema", "$id", "title", "const", "not", "if", "contains", "propertyNames", "dependentRequired", "dependencies",
+    "dependentSchemas", "uniqueItems", "unevaluatedItems", "unevaluatedProperties", "minContains", "$anchor",
+    "$dynamicRef",
 )  # fmt: skip
 
 
@@ -251,7 +256,8 @@ def test_white_space_is_bounded() -> None:
     "pattern",
     [
         '^[^"]{0,5}$', r"^[^\\]*$", "^[^a]*$", r"^[^\n]*$", "^.*$", '^[^"\\\\]*$', '^[^"\\\\\\n]{0,5}$', '[^"]',
-        "^[ -!#-~]*$", '^([^"]|x)*$', '^[^]"]*$', '^[\\x00-!#-~]*$', r"^[\s\S]*$", r"^[\]\"]+$", '^\\[[^"]*\\]$', r"\\",
+        "^[ -!#-~]*$",
+        '^([^"]|x)*$', r'^[^\]"]*$', '^[\\x00-!#-~]*$', r"^[\s\S]*$", r"^[\]\"]+$", '^\\[[^"]*\\]$', r"\\",
     ],
 )  # fmt: skip
 def test_a_pattern_holds_for_values_not_for_their_json(pattern: str) -> None:
