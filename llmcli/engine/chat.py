@@ -265,6 +265,7 @@ class Chat:
             raise TokenizerError(
                 f"{self.template.origin} gives an empty prompt for this message; choose another with --chat-template"
             )
+        self.template.refuse_dropped(fitted.conversation.with_answer(None).messages())
         if (largest := max(fitted.token_ids)) >= (vocab_size := self.runner.config.vocab_size):
             raise UsageError(
                 f"the tokenizer gave id {largest}, but the model has {vocab_size} embeddings; "

@@ -10,10 +10,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llmcli.engine.request import Request
-from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
+from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer, Echo
 from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
 from llmcli.serve.service import Service
 from llmcli.serve.texts import TextsResponse, unless_gone
+from llmcli.tokenizer.stream import StreamDecoder
 
 Kind = TypeVar("Kind", bound=TextsBody)
 
@@ -23,7 +24,7 @@ def texts_routes(service: Service) -> list[Route]:
 
     async def chat(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(ChatBody, http), service)
-        _log(service, [message.model_dump() for message in body.messages])
+        _log(service, body.messages)
         requests = [await service.encode(lambda: service.model.answer(body))]
         return await respond(http, body, requests, ChatAnswer)
 
@@ -31,17 +32,29 @@ def texts_routes(service: Service) -> list[Route]:
         body = _with_seed(await service.read(CompletionBody, http), service)
         _log(service, body.prompts)
         requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompts])
-        return await respond(http, body, requests, CompletionAnswer)
+        echoes = await service.encode(lambda: _echoes(service, body, requests)) if body.echo else ()
+        return await respond(http, body, requests, CompletionAnswer, echoes)
 
     async def respond(
-        http: HttpRequest, body: TextsBody, requests: Sequence[Request], kind: type[Answer]
+        http: HttpRequest,
+        body: TextsBody,
+        requests: Sequence[Request],
+        kind: type[Answer],
+        echoes: Sequence[Echo] = (),
     ) -> TextsResponse:
         grammar = None
         if body.held_to is not None:
             with service.desk.waiting(requests):
                 grammar = await unless_gone(service.read_schema(body.held_to), http.receive)
         model = service.model
-        answer = kind(model.names[0], requests, model.tokenizer, includes_usage=body.includes_usage)
+        answer = kind(
+            model.names[0],
+            requests,
+            model.tokenizer,
+            includes_usage=body.includes_usage,
+            counts_in_pieces=body.counts_in_pieces,
+            echoes=echoes,
+        )
         return TextsResponse(service, requests, answer, body.stream, grammar)
 
     return [
@@ -57,6 +70,16 @@ def _with_seed(body: Kind, service: Service) -> Kind:
     seed = service.model.seed
     with_seed: Kind = body.model_copy(update={"seed": secrets.randbits(32) if seed is None else seed})
     return with_seed
+
+
+def _echoes(service: Service, body: CompletionBody, requests: Sequence[Request]) -> list[Echo]:
+    """What is told of each prompt: the text as it was given, or that of its ids."""
+    echoes = []
+    for prompt, request in zip(body.prompts, requests, strict=True):
+        decoder = StreamDecoder(service.model.tokenizer, at_start=True)
+        pieces = [decoder.push(token_id) for token_id in request.prompt_token_ids]
+        echoes.append(Echo(prompt if isinstance(prompt, str) else "".join(pieces) + decoder.flush(), pieces))
+    return echoes
 
 
 def _log(service: Service, contents: object) -> None:

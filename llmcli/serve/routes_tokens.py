@@ -19,8 +19,7 @@ def tokens_routes(service: Service) -> list[Route]:
 
     async def tokenize(http: HttpRequest) -> Response:
         body = await service.read(TokenizeBody, http)
-        messages = [message.model_dump() for message in body.messages or []]
-        token_ids = await service.encode(lambda: list(service.model.encode(body.prompt or messages)))
+        token_ids = await service.encode(lambda: list(service.model.encode(body.prompt or body.messages or "")))
         answer = {
             "count": len(token_ids),
             "max_model_len": service.model.context,

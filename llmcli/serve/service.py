@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 
 from llmcli.errors import TokenizerError, UsageError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 BODY_SECONDS = 60.0  # for a body to arrive
+_BROWSERS_HEADERS = ("origin", "sec-fetch-site")
 
 Kind = TypeVar("Kind", bound=Body)
 Result = TypeVar("Result")
@@ -82,9 +84,7 @@ class Service:
 
         Raises: Refusal for one that is too long, too slow, not JSON, or asks for what is not supported
         """
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":  # what a page of another site can send without being asked is refused
-            raise Refusal(415, f"the content type is {media_type[:80]!r}, expected 'application/json'")
+        _check_media_type(request.headers)
         body = parse_body(kind, await self._content(request))
         model = getattr(body, "model", None)
         if model is not None and model not in self.model.names:
@@ -108,3 +108,16 @@ class Service:
         except TimeoutError:
             raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
         return bytes(content)
+
+
+def _check_media_type(headers: Headers) -> None:
+    """Raises: Refusal for what a page of another site can send without being asked
+
+    It can send a form, a text, or no media type at all: fetch() does so with a Blob that has none. But then every
+    browser says where the page is from, and programs say nothing.
+    """
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not media_type and not any(name in headers for name in _BROWSERS_HEADERS):
+        return
+    if media_type != "application/json":
+        raise Refusal(415, f"the content type is {media_type[:80]!r}, expected 'application/json'")
