@@ -259,7 +259,7 @@ class TimedDevice(FreeDevice):
 
 class _TimedStep(PageStep):
     def __init__(self, device: TimedDevice, chosen: list[Chosen], seconds: float, is_done: float):
-        super().__init__(chosen, seconds)
+        super().__init__(chosen, seconds, [0] * len(chosen))  # nobody reads logits
         self._device = device
         self._is_done = is_done
 
