@@ -16,13 +16,13 @@ from llmcli.batch.values import (
     Line,
     LineId,
     integer_of,
-    messages_of,
     seed_of,
     stop_of,
     text_of,
 )
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
+from llmcli.openai_body import read_messages
 from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.schema.held_to import HELD_KEYS, held_to_of
@@ -103,7 +103,7 @@ def _native(values: dict[str, Any], number: int) -> Line:
         number,
         _id_of(values.get("id", number)),
         prompt=text_of("prompt", values["prompt"]) if "prompt" in values else None,
-        messages=messages_of("messages", values["messages"]) if "messages" in values else None,
+        messages=read_messages("messages", values["messages"], roles=None) if "messages" in values else None,
         seed=seed_of("seed", values["seed"]) if "seed" in values else None,
         max_new_tokens=integer_of("max_new_tokens", values["max_new_tokens"], 1)
         if "max_new_tokens" in values

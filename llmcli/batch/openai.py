@@ -3,20 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.batch.values import Form, Line, integer_of, messages_of, seed_of, stop_of, text_of
+from llmcli.batch.values import Form, Line, integer_of, seed_of, stop_of, text_of
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
+from llmcli.openai_body import drop_idle, read_messages
 from llmcli.sampling.logit_bias import read_logit_bias
-from llmcli.sampling.params import check_param
+from llmcli.sampling.params import SPECS, check_param
 from llmcli.schema.held_to import held_to_of_format
 
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 KEYS = ("custom_id", "method", "url", "body")
-SAMPLING_KEYS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-BODY_KEYS = (
-    *("model", "max_tokens", "max_completion_tokens", "seed", "stop", "logit_bias", "n", "response_format"),
-    *SAMPLING_KEYS,
-)
+BODY_KEYS = ("model", "max_tokens", "max_completion_tokens", "seed", "stop", "logit_bias", "n", "response_format")
 
 
 def is_openai(values: Mapping[str, Any]) -> bool:
@@ -41,8 +38,8 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
     if not isinstance(values["body"], dict):
         raise UsageError(f"body is {shown(values['body'])}, expected an object")
     prompt_key = "messages" if form == "chat" else "prompt"
-    refuse_unknown(values["body"], (prompt_key, *BODY_KEYS), "body.")
-    body = {f"body.{key}": value for key, value in values["body"].items() if value is not None}
+    asked = drop_idle(values["body"], (prompt_key, *BODY_KEYS, *SPECS), "body.")
+    body = {f"body.{key}": value for key, value in asked.items()}
     if f"body.{prompt_key}" not in body:
         raise UsageError(f"body.{prompt_key} is missing, and {values['url']} needs it")
     if (model := body.get("body.model")) is not None and model not in model_names:
@@ -56,11 +53,11 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
         number,
         text_of("custom_id", values["custom_id"]),
         prompt=text_of("body.prompt", body["body.prompt"]) if form == "completion" else None,
-        messages=messages_of("body.messages", body["body.messages"]) if form == "chat" else None,
+        messages=read_messages("body.messages", body["body.messages"]) if form == "chat" else None,
         seed=seed_of("body.seed", body["body.seed"]) if "body.seed" in body else None,
         max_new_tokens=_max_new_tokens(body),
-        stop=stop_of("body.stop", body["body.stop"]) if "body.stop" in body else (),
-        sampling={name: check_param(name, body[f"body.{name}"]) for name in SAMPLING_KEYS if f"body.{name}" in body},
+        stop=stop_of("body.stop", body["body.stop"]) if body.get("body.stop", []) != [] else (),
+        sampling={name: check_param(name, body[f"body.{name}"]) for name in SPECS if f"body.{name}" in body},
         logit_bias=_logit_bias(body.get("body.logit_bias", {})),
         form=form,
         held_to=held_to_of_format("body.response_format", body.get("body.response_format")),

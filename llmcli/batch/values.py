@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcli.differences import refuse_unknown, shown
+from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.schema.held_to import HeldTo
 
@@ -61,19 +61,3 @@ def stop_of(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(f"{key} is {shown(value)}, expected a string or a list of strings, none of them empty")
     return tuple(texts)
-
-
-def messages_of(key: str, value: Any) -> tuple[Mapping[str, str], ...]:
-    """The value, which must be a list of messages, each with a role and a content that are texts."""
-    if not isinstance(value, list) or not value:
-        raise UsageError(f'{key} is {shown(value)}, expected a list such as [{{"role": "user", "content": "Hi"}}]')
-    for index, message in enumerate(value):
-        where = f"{key}[{index}]"
-        if not isinstance(message, dict):
-            raise UsageError(f"{where} is {shown(message)}, expected an object with role and content")
-        refuse_unknown(message, ("role", "content"), f"{where}.")
-        for name in ("role", "content"):
-            if name not in message:
-                raise UsageError(f"{where} has no {name}, expected role and content")
-            text_of(f"{where}.{name}", message[name])
-    return tuple(value)

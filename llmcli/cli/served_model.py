@@ -60,17 +60,20 @@ class SessionModel:
 
     def answer(self, body: ChatBody) -> Request:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
-        prompt = self._encode_messages([message.model_dump() for message in body.messages])
+        prompt = self._encode_messages(body.messages)
         return self._request(body, "messages", prompt)
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
         if isinstance(prompt, str):
-            return self._request(body, "prompt", self.run.session.encode_prompt(prompt))
-        self._check_ids("prompt", prompt)
-        special = self.tokenizer.special_token_ids
-        is_empty = all(token_id in special for token_id in prompt)
-        return self._request(body, "prompt", EncodedPrompt("", tuple(prompt), at_start=is_empty))
+            encoded = self.run.session.encode_prompt(prompt)
+        else:
+            self._check_ids("prompt", prompt)
+            special = self.tokenizer.special_token_ids
+            is_empty = all(token_id in special for token_id in prompt)
+            encoded = EncodedPrompt("", tuple(prompt), at_start=is_empty)
+        scores_prompt = body.echo and body.logprobs is not None and len(encoded.token_ids) > 1
+        return replace(self._request(body, "prompt", encoded), scores_prompt=scores_prompt)
 
     def grammar(self, held_to: HeldTo) -> Grammar:
         """What texts are held to. Raises: UsageError, TokenizerError"""
@@ -123,12 +126,13 @@ class SessionModel:
     def _limit(self, body: TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
         num_tokens, context = len(prompt.token_ids), self.run.context
         room, wanted = context - num_tokens, body.max_new_tokens
-        if room < 1 or (wanted is not None and wanted > room):
+        is_full = room < (1 if wanted is None else min(wanted, 1))
+        if is_full or (wanted is not None and wanted > room):
             more = "" if wanted is None else f" and {wanted} new tokens are requested"
-            remedy = "shorten the prompt" if room < 1 else f"request at most {room}"
+            remedy = "shorten the prompt" if is_full else f"request at most {room}"
             limit_key = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
             message = f"the prompt has {num_tokens} tokens{more}; the context limit is {context}; {remedy}"
-            raise Refusal(400, message, param=key if room < 1 else limit_key)
+            raise Refusal(400, message, param=key if is_full else limit_key)
         if wanted is None and self.max_new_tokens is not None:
             wanted = min(self.max_new_tokens, room)
         can_end = not flags.ignore_eos and self.run.session.can_end(prompt)

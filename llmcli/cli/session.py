@@ -133,7 +133,7 @@ class Session:
     ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         """What encodes conversations with what `open_template` returned.
 
-        The result raises TokenizerError if the template refuses a conversation.
+        The result raises TokenizerError if the template refuses a conversation, or leaves a message out.
         """
 
         def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
@@ -142,12 +142,10 @@ class Session:
                 raise TokenizerError(
                     f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
                 )
+            template.refuse_dropped(messages)
+            text, checked = template.render(messages), self._checked(token_ids)
             return EncodedPrompt(
-                template.render(messages),
-                self._checked(token_ids),
-                at_start=True,
-                turn_end_token_ids=ends,
-                stop_strings=template.stop_strings,
+                text, checked, at_start=True, turn_end_token_ids=ends, stop_strings=template.stop_strings
             )
 
         return encode

@@ -269,6 +269,7 @@ class Chat:
             overflow=settings.overflow,
         )
         self._check_ids(fitted.prompt.token_ids, fitted.token_ids)
+        self.template.refuse_dropped(fitted.conversation.with_answer(None).messages())
         return fitted
 
     def _check_ids(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> None:

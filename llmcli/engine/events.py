@@ -95,4 +95,13 @@ class Scored:
     request: int = 0
 
 
-Event = PrefillProgress | Token | Finished | Failed | Scored
+@dataclass(frozen=True)
+class PromptScored:
+    """The model's view of a prompt's tokens from token `first` on. It comes again if the prompt has to run again."""
+
+    first: int
+    views: tuple[Inspection, ...]
+    request: int = 0
+
+
+Event = PrefillProgress | Token | Finished | Failed | Scored | PromptScored

@@ -14,7 +14,7 @@ from llmcli.runners.base import PAGE_TOKENS, Runner, Span
 AnyFill = Fill[Text | Score | Shared]
 FillSpan = tuple[AnyFill, Span]
 
-_SCORED_TOKENS = 256  # tokens scored at a time; their logits are in memory together
+_SCORED_TOKENS = 256  # tokens scored at a time if no row waits; their logits are in memory together
 # A shorter span counts as so many tokens: cards multiply a short prompt apart from long ones.
 _LEAST_TOKENS = 64
 
@@ -41,7 +41,8 @@ def prompt_spans(
             break
         owner = fill.owner
         masks = StepMasks().of(owner.sample) if isinstance(owner, Text) else None
-        span = fill.next_span(runner, _SCORED_TOKENS if isinstance(owner, Score) else room, masks)
+        most = room if not isinstance(owner, Score) else _SCORED_TOKENS if is_alone else _LEAST_TOKENS
+        span = fill.next_span(runner, most, masks)
         if together and num_tokens([(fill, span)]) > room:
             break
         together.append((fill, span))

@@ -32,6 +32,8 @@ class Request:
     - `sampler` serves every sample, each with its own index.
     - With `num_alternatives` each token comes with the model's and the chain's view of it, and that many other tokens.
       This costs some passes over the vocabulary a token.
+    - With `scores_prompt` the tokens of the prompt after its first one come with the model's view of them, too, before
+      the texts. It needs `num_alternatives`, and a prompt of two tokens or more.
     - `said` are the text's first tokens, which are given: each text goes on behind them as if it had chosen them. They
       count as its tokens in every way, but have no `Token` events.
     - With `keeps_pages` the cache keeps the pages of finished texts until it needs room. A request with the same
@@ -48,6 +50,7 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     at_start: bool = False
     num_alternatives: int | None = None
+    scores_prompt: bool = False
     kept_row: KeptRow | None = None
     said: tuple[int, ...] = ()
     keeps_pages: bool = False
@@ -62,13 +65,22 @@ class Request:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """The logits that predict token_ids[first:], 0 < first < len(token_ids)."""
+    """The logits that predict token_ids[first:], 0 < first < len(token_ids).
+
+    With `num_alternatives` what the model thinks of these tokens, and of so many others, in place of the logits.
+    """
 
     token_ids: tuple[int, ...]
     first: int
+    num_alternatives: int | None = None
     client: Hashable = None
 
     def __post_init__(self) -> None:
         """Raises: ValueError"""
         if not 0 < self.first < len(self.token_ids):
             raise ValueError(f"scores from {self.first}, expected 1 to {len(self.token_ids) - 1}")
+
+
+def prompt_scores(request: Request) -> ScoreRequest:
+    """What is asked of the prompt of a request with `scores_prompt`. Raises: ValueError for a prompt of one token"""
+    return ScoreRequest(request.prompt_token_ids, 1, request.num_alternatives, request.client)

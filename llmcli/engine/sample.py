@@ -37,7 +37,7 @@ class Sample:
         self.held_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
         self.token_ids: list[int] = []
         self.text = ""
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: FinishReason | None = "length" if limit == 0 else None
         self.start_time = 0.0  # of the request's prompt
         self.prefill_tokens = 0
         self.prefill_seconds = 0.0

@@ -17,11 +17,11 @@ from itertools import chain, takewhile
 
 from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
+from llmcli.engine.events import Event, Failed, PrefillProgress
 from llmcli.engine.fair_order import FairOrder, is_worth_a_row
 from llmcli.engine.fill import Fill, FillBudget
 from llmcli.engine.prompt_spans import AnyFill, FillSpan, may_join, num_tokens, prompt_spans
-from llmcli.engine.request import Request, ScoreRequest
+from llmcli.engine.request import Request, ScoreRequest, prompt_scores
 from llmcli.engine.sample import Sample
 from llmcli.engine.texts import Queued, Score, Shared, SharedPrompts, Text, Usage, client_of, number_of, open_row
 from llmcli.errors import LLMCliError
@@ -81,6 +81,9 @@ class Scheduler:
             return number
         if self._tokenizer is None:
             raise ValueError("texts need a tokenizer")
+        if request.scores_prompt:  # before its texts
+            order = self._order.next(request.client, len(request.prompt_token_ids), 0)
+            insort(self._waiting, Score(order, prompt_scores(request), number))
         is_shared = len(request.samples) > 1 and not request.said
         shared: Shared | None = None
         for index in request.samples:
@@ -256,9 +259,10 @@ class Scheduler:
         if not is_said:
             self.usage.prompt_tokens_computed += len(span.token_ids)
         if isinstance(owner, Score):
-            first = max(owner.request.first - 1 - (fill.num_run - len(span.token_ids)), 0)
+            begin = fill.num_run - len(span.token_ids)
+            first = max(owner.request.first - 1 - begin, 0)
             if first < len(span.token_ids):
-                events.append(Scored(step.logits(0, first), owner.number))
+                events.append(owner.told(begin + first + 1, step.logits(0, first)))
         elif not is_said:
             events.append(PrefillProgress(fill.num_computed, len(fill.prompt), number_of(owner)))
 

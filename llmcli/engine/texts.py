@@ -5,11 +5,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from llmcli.engine.drafts import TextDrafts
+from llmcli.engine.events import Failed, PromptScored, Scored
 from llmcli.engine.fair_order import Order
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
-from llmcli.runners.base import Logits, Runner, Step
+from llmcli.errors import LLMCliError
+from llmcli.runners.base import AllLogits, Logits, Runner, Step
 from llmcli.runners.interrupts import interrupts_held_back
+from llmcli.sampling.inspect import inspect_given
 
 
 @dataclass
@@ -119,12 +122,24 @@ class Text:
 
 @dataclass(eq=False)
 class Score:
-    """A text whose logits are requested."""
+    """A text whose logits are requested, or views of its tokens."""
 
     order: Order
     request: ScoreRequest
     number: int
     row: int | None = None
+
+    def told(self, first: int, logits: AllLogits) -> Scored | PromptScored | Failed:
+        """What is told of the logits that predict the tokens from token `first` on."""
+        count = self.request.num_alternatives
+        if count is None:
+            return Scored(logits, self.number)
+        token_ids = self.request.token_ids[first : first + len(logits)]
+        try:
+            views = [inspect_given(row, first + index, token_ids[index], count) for index, row in enumerate(logits)]
+        except LLMCliError as error:
+            return Failed(0, error, self.number)
+        return PromptScored(first, tuple(views), self.number)
 
     def __lt__(self, other: "Text | Score") -> bool:
         """Whether it goes first."""

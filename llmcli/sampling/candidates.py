@@ -50,11 +50,11 @@ class Candidates(NamedTuple):
         return table[self.token_ids]
 
 
-def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
-    """Return all tokens whose logit is above -inf, which marks a token that must not be chosen.
+def check_logits(logits: NDArray[np.float32], position: int) -> None:
+    """Refuse what no sound model computes.
 
     Shapes: logits [vocab_size] float32.
-    Raises: CheckpointError for NaN, +inf, or -inf everywhere: no sound model computes these.
+    Raises: CheckpointError for NaN, +inf, or -inf everywhere
     """
     highest = logits.max()  # NaN if there is any
     if not np.isfinite(highest):
@@ -64,6 +64,15 @@ def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
             "its weights are damaged or overflow; download it again, or run it with --dtype float32 if it ran in "
             "another type"
         )
+
+
+def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
+    """Return all tokens whose logit is above -inf, which marks a token that must not be chosen.
+
+    Shapes: logits [vocab_size] float32.
+    Raises: CheckpointError as `check_logits`
+    """
+    check_logits(logits, position)
     if logits.min() > -np.inf:  # nothing to leave out, as nearly always: a third of the time
         return Candidates(np.arange(len(logits)), logits.astype(np.float64))
     token_ids = np.flatnonzero(logits > -np.inf)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.sampling.candidates import Candidates, History
+from llmcli.sampling.candidates import Candidates, History, check_logits
 from llmcli.sampling.chain import log_probabilities, run_steps
 from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.sampler import Sampler
@@ -99,6 +99,17 @@ def inspect_choice(
         tuple(steps),
         _likeliest(before, num_alternatives),
     )
+
+
+def inspect_given(logits: NDArray[np.float32], position: int, token_id: int, num_alternatives: int) -> Inspection:
+    """The model's view of the token at a position which nobody chose, such as a prompt's: without steps.
+
+    Shapes: logits [vocab_size] float32.
+    Raises: CheckpointError as `choose`
+    """
+    check_logits(logits, position)
+    logprob = float(log_probabilities(logits)[token_id])
+    return Inspection(TokenLogprob(token_id, logprob), likeliest_tokens(logits, num_alternatives), (), ())
 
 
 class _Stage(NamedTuple):

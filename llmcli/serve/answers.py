@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from llmcli.engine.events import Finished, FinishReason, Token
+from llmcli.engine.events import Finished, FinishReason, PromptScored, Token
 from llmcli.engine.request import Request
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.json_text import to_json
@@ -47,18 +47,39 @@ class Choice:
         self.has_begun, self.is_over = True, self.end is not None
 
 
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that is told before its texts: the text, and what each of its tokens adds to it."""
+
+    text: str
+    pieces: Sequence[str]
+
+
 class Answer(ABC):
     """What a client is told of its texts. All requests have as many samples; choices are numbered through.
 
-    Attributes: includes_usage: whether the pieces of a stream have the key `usage`
+    Attributes: includes_usage: whether a stream ends with a piece that has the numbers of tokens
     """
 
     prefix: str
     whole_kind: str
     piece_kind: str
 
-    def __init__(self, model: str, requests: Sequence[Request], tokenizer: Tokenizer, *, includes_usage: bool = False):
+    def __init__(
+        self,
+        model: str,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer,
+        *,
+        includes_usage: bool = False,
+        counts_in_pieces: bool = False,
+        echoes: Sequence[Echo] = (),
+    ):
+        """With `counts_in_pieces` each piece of a stream has the numbers of tokens so far. `echoes` by request."""
         self.includes_usage = includes_usage
+        self._counts_in_pieces = counts_in_pieces
+        self._echoes = echoes
+        self._views: list[dict[int, Inspection]] = [{} for _ in requests]  # of each prompt's tokens, by position
         self._requests = requests
         self._tokenizer = tokenizer
         self._has_logprobs = requests[0].num_alternatives is not None
@@ -72,20 +93,36 @@ class Answer(ABC):
         self._choices = [Choice() for _ in range(self._samples * len(requests))]
         self._computed: dict[int, int] = {}  # prompt tokens that were run, by request
 
-    def take(self, request: int, event: Token | Finished) -> None:
+    def take(self, request: int, event: Token | Finished | PromptScored) -> None:
         """Note an event of the request of that index."""
+        if isinstance(event, PromptScored):
+            self._views[request].update(enumerate(event.views, start=event.first))
+            return
         choice = self._choices[request * self._samples + event.sample]
+        if self._echoes and not choice.parts:
+            self._echo(choice, request)
         if isinstance(event, Token):
             choice.text += event.text
             choice.parts.append(event.text)
             choice.num_tokens += 1
-            if self._has_logprobs and event.token_id not in self._requests[request].sampler.eos_token_ids:
+            is_end = event.token_id in self._requests[request].sampler.eos_token_ids
+            if self._has_logprobs and (self._echoes or not is_end):  # who scores a prompt counts on the last token
                 choice.tokens.append(event)
         else:
             choice.text += event.tail
             choice.parts.append(event.tail)
             choice.end = event
             self._computed[request] = event.timings.prefill_tokens
+
+    def _echo(self, choice: Choice, request: int) -> None:
+        """Begin a text with its prompt, of which all views have come."""
+        echo, views = self._echoes[request], self._views[request]
+        choice.text = echo.text
+        choice.parts.append(echo.text)
+        if self._has_logprobs:
+            ids = self._requests[request].prompt_token_ids
+            known = enumerate(zip(ids, echo.pieces, strict=True))
+            choice.tokens += [Token(0, token_id, piece, views.get(place)) for place, (token_id, piece) in known]
 
     @property
     def ends(self) -> list[Finished]:
@@ -101,8 +138,9 @@ class Answer(ABC):
     def num_cached_tokens(self) -> int:
         """Those of them that did not run, since their pages were there."""
         return sum(
-            len(self._requests[request].prompt_token_ids) - num_computed
+            len(asked.prompt_token_ids) - num_computed
             for request, num_computed in self._computed.items()
+            if not (asked := self._requests[request]).scores_prompt  # all of it ran for its views
         )
 
     @property
@@ -135,7 +173,7 @@ class Answer(ABC):
 
     def _new_piece(self, index: int, choice: Choice) -> bytes:
         """What is new of a text. Of most pieces only the text differs, so the rest is encoded once."""
-        if self._has_logprobs or not choice.has_begun or choice.end is not None:
+        if self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None:
             return to_json(self._piece([self._described(index, choice, self._new_content(choice))]))
         if choice.frame is None:
             usual = Choice(_MARK, has_begun=True)
@@ -146,15 +184,19 @@ class Answer(ABC):
         return before + to_json(choice.text) + behind
 
     def _piece(self, choices: list[Object], usage: Object | None = None) -> Object:
-        with_usage = {"usage": usage} if self.includes_usage else {}
+        if usage is None and self._counts_in_pieces:
+            usage = self._counts()
+        with_usage = {"usage": usage} if self.includes_usage or self._counts_in_pieces else {}
         return {**self._head, "object": self.piece_kind, "choices": choices, **with_usage}
 
     def _usage(self) -> Object:
+        return {**self._counts(), "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens}}
+
+    def _counts(self) -> Object:
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_new_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_new_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
     def _described(self, index: int, choice: Choice, content: Object) -> Object:
@@ -175,10 +217,10 @@ class Answer(ABC):
         """The probabilities of the tokens that nobody has been told yet."""
 
     def _shown(self, token_id: int) -> str:
-        """A token as a text; one that is part of a character is written as OpenAI writes it."""
+        """A token as a text; one that is part of a character is written as OpenAI writes it, a special one by name."""
         piece = self._tokenizer.token_bytes(token_id)
         try:
-            return piece.decode()
+            return piece.decode() or self._tokenizer.piece(token_id)
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
@@ -223,19 +265,29 @@ class CompletionAnswer(Answer):
         return {"text": choice.text}
 
     def _logprobs(self, choice: Choice) -> Object:
-        views = [_inspection(token) for token in choice.tokens]
+        views = [token.inspection for token in choice.tokens]  # None of a prompt's first token
         offsets, offset = [], choice.num_told
         for token in choice.tokens:
             offsets.append(offset)
             offset += len(token.text)
         return {
-            "tokens": [self._shown(view.chosen.token_id) for view in views],
-            "token_logprobs": [_finite(view.chosen.logprob) for view in views],
-            "top_logprobs": [
-                {self._shown(item.token_id): _finite(item.logprob) for item in view.alternatives} for view in views
-            ],
+            "tokens": [self._shown(token.token_id) for token in choice.tokens],
+            "token_logprobs": [None if view is None else _finite(view.chosen.logprob) for view in views],
+            "top_logprobs": [None if view is None else self._likeliest(view) for view in views],
             "text_offset": offsets,
         }
+
+    def _likeliest(self, view: Inspection) -> Object:
+        """The likeliest tokens by their texts, and the chosen one. Another one of the same text has vLLM's name."""
+        chosen = view.chosen
+        names = {self._shown(chosen.token_id): chosen.token_id}
+        logprobs = {}
+        for item in view.alternatives:
+            name = self._shown(item.token_id)
+            if names.setdefault(name, item.token_id) != item.token_id:
+                name = f"token_id:{item.token_id}"
+            logprobs[name] = _finite(item.logprob)
+        return {**logprobs, self._shown(chosen.token_id): _finite(chosen.logprob)}
 
 
 def _inspection(token: Token) -> Inspection:

@@ -1,15 +1,17 @@
 """What a request may ask: OpenAI's keys and our sampling parameters, as pydantic models.
 
-A key that is not known, or is there twice, is refused by name, never ignored. A null counts as a key that is not there.
+A key that is not known, or is there twice, is refused by name, never ignored. A null counts as a key that is not there,
+and so do OpenAI's other keys with values that ask for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +25,7 @@ from pydantic import (
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
+from llmcli.openai_body import BodyError, drop_idle, read_messages, unknown_key
 from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.logit_bias import read_logit_bias
 from llmcli.sampling.params import SPECS, check_param
@@ -34,6 +37,7 @@ _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 64
 _MAX_KEYS = 1000  # of an object whose keys we know
 _MAX_ENTRIES = 1_000_000  # of all lists and objects; more than that many token ids fit no context
+_UNKNOWN = "unknown_key"
 
 
 class Body(BaseModel):
@@ -53,38 +57,37 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _text_of_parts(value: Any) -> Any:
-    """The text of OpenAI's list of parts, which must all be texts."""
-    if not isinstance(value, list):
-        return value
-    for part in value:
-        if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
-            raise ValueError(f'{shown(part)}, expected parts such as {{"type": "text", "text": "Hi"}}')
-        if not isinstance(part["text"], str):
-            raise ValueError(f"{shown(part['text'])}, expected a string")
-    return "".join(part["text"] for part in value)
-
-
-class Message(Body):
-    """One message of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of_parts)]
-
-
-class StreamOptions(Body):
-    """What a stream tells beside the text."""
-
-    include_usage: bool = False
-
-
 @contextmanager
 def _refused(param: str) -> Iterator[None]:
     """What the engine's rooms refuse, as a refusal of the key `param`."""
     try:
         yield
+    except BodyError as error:
+        raise Refusal(400, str(error), param=error.key[:200], code=_UNKNOWN if error.is_unknown else None) from error
     except UsageError as error:
         raise Refusal(400, str(error), param=param) from error
+
+
+def _read_messages(value: Any) -> Any:
+    with _refused("messages"):
+        return read_messages("messages", value)
+
+
+Messages = Annotated[Any, BeforeValidator(_read_messages)]
+
+
+def _refuse_obfuscation(value: bool) -> bool:
+    if value:
+        raise ValueError("true, expected false, as pieces are not padded here")
+    return value
+
+
+class StreamOptions(Body):
+    """What a stream tells beside the text: the numbers of tokens at its end, or with every piece."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Annotated[bool, AfterValidator(_refuse_obfuscation)] = False
 
 
 def _sampling_parameter(name: str) -> Any:
@@ -123,7 +126,12 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     regex: Any = None
     choice: Any = None
     grammar: Any = None
-    user: str | None = None  # who asks, which changes nothing
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        with _refused(""):
+            return drop_idle(value, _names(cls)) if isinstance(value, dict) else value
 
     @property
     def sampling(self) -> dict[str, int | float]:
@@ -133,7 +141,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     @model_validator(mode="after")
     def _check_held_to(self) -> TextsBody:
         _ = self.held_to
-        if self.stream_options is not None and not self.stream:
+        if not self.stream and (self.includes_usage or self.counts_in_pieces):
             raise Refusal(400, 'stream_options needs "stream": true', param="stream_options")
         return self
 
@@ -158,6 +166,11 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def counts_in_pieces(self) -> bool:
+        """Whether each piece of a stream tells the numbers of tokens so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     def max_new_tokens(self) -> int | None:
         """The most tokens of a text."""
         return self.max_tokens
@@ -171,7 +184,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 class ChatBody(TextsBody):
     """A body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -181,7 +194,7 @@ class ChatBody(TextsBody):
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             message = "max_tokens and max_completion_tokens set the same limit; give one of them"
             raise Refusal(400, message, param="max_tokens")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         return self
 
@@ -215,6 +228,14 @@ class CompletionBody(TextsBody):
         Discriminator(_form),
     ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise Refusal(400, "max_tokens is 0, expected >= 1, or echo: true", param="max_tokens")
+        return self
 
     @property
     def prompts(self) -> Sequence[str | Sequence[int]]:
@@ -233,7 +254,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Messages | None = None
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> TokenizeBody:
@@ -276,6 +297,11 @@ def parse_body(kind: type[Kind], content: bytes) -> Kind:
         raise _refusal(kind, error) from error
 
 
+def _names(kind: type[Body]) -> list[str]:
+    """The keys of a body."""
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -291,10 +317,9 @@ def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
     problem = error.errors(include_url=False)[0]
     key = _path(problem["loc"]) or "the body"
     if problem["type"] == "extra_forbidden":
-        names = [field.alias or name for name, field in kind.model_fields.items()]
-        known = ", ".join(sorted(names, key=SPECS.__contains__))  # our sampling parameters come last
-        where = f"; expected {known}" if len(problem["loc"]) == 1 else ""
-        return Refusal(400, f"{shown(key)} is not supported{where}", param=key, code="unknown_key")
+        known = _names(kind) if len(problem["loc"]) == 1 else _names(StreamOptions)
+        unknown = unknown_key(str(problem["loc"][-1]), known, "stream_options." * (len(problem["loc"]) - 1))
+        return Refusal(400, str(unknown), param=key, code=_UNKNOWN)
     if problem["type"] == "missing":
         return Refusal(400, f"{key} is missing", param=key)
     if problem["type"] == "value_error":  # ours, which says what is there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -12,11 +12,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llmcli.engine.request import Request
-from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
+from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer, Echo
 from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
 from llmcli.serve.leaving import unless_gone
 from llmcli.serve.service import Service, client_of
 from llmcli.serve.texts import TextsResponse
+from llmcli.tokenizer.stream import StreamDecoder
 
 Kind = TypeVar("Kind", bound=TextsBody)
 
@@ -26,29 +27,41 @@ def texts_routes(service: Service) -> list[Route]:
 
     async def chat(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(ChatBody, http), service)
-        _log(service, lambda: [message.model_dump() for message in body.messages])
+        _log(service, body.messages)
         with service.desk.waiting(body.n, "n"):
             requests = [await service.encode(http, lambda: service.model.answer(body))]
             return await respond(http, body, requests, ChatAnswer)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
-        _log(service, lambda: body.prompts)
+        _log(service, body.prompts)
         prompts = body.prompts
         with service.desk.waiting(body.n * len(prompts), "n" if len(prompts) == 1 else "prompt"):
             encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
             requests = [await service.encode(http, work) for work in encode]  # one by one: others have their turn
-            return await respond(http, body, requests, CompletionAnswer)
+            echoes = await service.encode(http, lambda: _echoes(service, body, requests)) if body.echo else ()
+            return await respond(http, body, requests, CompletionAnswer, echoes)
 
     async def respond(
-        http: HttpRequest, body: TextsBody, requests: Sequence[Request], kind: type[Answer]
+        http: HttpRequest,
+        body: TextsBody,
+        requests: Sequence[Request],
+        kind: type[Answer],
+        echoes: Sequence[Echo] = (),
     ) -> TextsResponse:
         grammar = None
         if body.held_to is not None:
             grammar = await unless_gone(service.read_schema(client_of(http), body.held_to), http.receive)
         model = service.model
         requests = [replace(request, client=client_of(http)) for request in requests]
-        answer = kind(model.names[0], requests, model.tokenizer, includes_usage=body.includes_usage)
+        answer = kind(
+            model.names[0],
+            requests,
+            model.tokenizer,
+            includes_usage=body.includes_usage,
+            counts_in_pieces=body.counts_in_pieces,
+            echoes=echoes,
+        )
         return TextsResponse(service, requests, answer, body.stream, grammar)
 
     return [
@@ -66,6 +79,16 @@ def _with_seed(body: Kind, service: Service) -> Kind:
     return with_seed
 
 
-def _log(service: Service, contents: Callable[[], object]) -> None:
+def _echoes(service: Service, body: CompletionBody, requests: Sequence[Request]) -> list[Echo]:
+    """What is told of each prompt: the text as it was given, or that of its ids."""
+    echoes = []
+    for prompt, request in zip(body.prompts, requests, strict=True):
+        decoder = StreamDecoder(service.model.tokenizer, at_start=True)
+        pieces = [decoder.push(token_id) for token_id in request.prompt_token_ids]
+        echoes.append(Echo(prompt if isinstance(prompt, str) else "".join(pieces) + decoder.flush(), pieces))
+    return echoes
+
+
+def _log(service: Service, contents: object) -> None:
     if service.log_contents is not None:
-        service.log_contents("prompt", contents())
+        service.log_contents("prompt", contents)

@@ -21,8 +21,7 @@ def tokens_routes(service: Service) -> list[Route]:
         body = await service.read(TokenizeBody, http)
 
         def encode() -> Response:
-            messages = [message.model_dump() for message in body.messages or []]
-            token_ids = list(service.model.encode(body.prompt or messages))
+            token_ids = list(service.model.encode(body.prompt or body.messages or ""))
             pieces = {token_id: tokenizer.piece(token_id) for token_id in set(token_ids)}
             answer = {
                 "count": len(token_ids),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BODY_SECONDS = 60.0  # for a body to arrive
 _SMALL_BODY_BYTES = 64 * 1024  # such a body is parsed at once, in a millisecond
 _HELD_BODIES = 8  # bodies of the longest kind that may be in memory together
+_BROWSERS_HEADERS = ("origin", "sec-fetch-site")
 
 Kind = TypeVar("Kind", bound=Body)
 Result = TypeVar("Result")
@@ -112,9 +114,7 @@ class Service:
 
         Raises: Refusal for one that is too long, too slow, not JSON, or asks for what is not supported
         """
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":  # what a page of another site can send without being asked is refused
-            raise Refusal(415, f"the content type is {media_type[:80]!r}, expected 'application/json'")
+        _check_media_type(request.headers)
         content = await self._content(request)
         if len(content) <= _SMALL_BODY_BYTES:
             body = parse_body(kind, content)
@@ -144,3 +144,16 @@ class Service:
         except TimeoutError:
             raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
         return bytes(content)
+
+
+def _check_media_type(headers: Headers) -> None:
+    """Raises: Refusal for what a page of another site can send without being asked
+
+    It can send a form, a text, or no media type at all: fetch() does so with a Blob that has none. But then every
+    browser says where the page is from, and programs say nothing.
+    """
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not media_type and not any(name in headers for name in _BROWSERS_HEADERS):
+        return
+    if media_type != "application/json":
+        raise Refusal(415, f"the content type is {media_type[:80]!r}, expected 'application/json'")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.events import Event, Finished, PromptScored, Token
 from llmcli.engine.request import Request
 from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
@@ -113,7 +113,7 @@ class TextsResponse:
 
     def _take(self, events: Sequence[tuple[int, Event]]) -> None:
         for request, event in events:
-            if isinstance(event, Token | Finished):
+            if isinstance(event, Token | Finished | PromptScored):
                 self.answer.take(request, event)
 
     async def _send_pieces(self, pieces: Sequence[bytes], send: Send) -> None:

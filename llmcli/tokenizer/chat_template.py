@@ -32,6 +32,11 @@ PLAIN_SOURCE = """\
 """
 PLAIN_STOP_STRING = "\nUser:"
 
+# Characters for private use, each of which stands for a message's content; more of it, should a template cut it.
+_FIRST_MARK, _NUM_MARKS = 0xF0000, 0xFFFE
+_MARK_LENGTH = 16
+_MOST_KEPT_ROLES = 256
+
 TIME_LIMIT_SECONDS = 2
 # What a template may write (OUTPUT_LIMIT_MB of chat_sandbox.py). Longer messages are not the template's fault.
 MOST_MESSAGE_BYTES = 4 * 2**20
@@ -60,6 +65,7 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens)
         self.stop_strings = stop_strings
         self.variables = dict(variables or {})
+        self._whole_roles: set[tuple[str, ...]] = set()  # of conversations that are written whole
         remedy = "choose another one with --chat-template FILE"
         self._process = BoundedProcess("llmcli.tokenizer.chat_sandbox", "jinja2", origin, remedy)
 
@@ -84,6 +90,30 @@ class ChatTemplate:
         prompt["messages"] = [_message(message) for message in messages]
         request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}
         return str(self._process.ask(request, TIME_LIMIT_SECONDS))
+
+    def refuse_dropped(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a conversation of which the template leaves a message out, as many do with roles they do not know.
+
+        The template is rendered with a character in place of each content, which no other message has: one that is
+        not in the text was not written. What is written follows from the roles, so equal ones are looked at once.
+
+        Raises: TokenizerError with the message's role, and as `render`.
+        """
+        roles = tuple(str(message["role"]) for message in messages)
+        if roles in self._whole_roles:
+            return
+        marks = [chr(_FIRST_MARK + index % _NUM_MARKS) for index in range(len(messages))]
+        pairs = zip(messages, marks, strict=True)
+        text = self.render([{**message, "content": mark * _MARK_LENGTH} for message, mark in pairs])
+        for index, mark in enumerate(marks):
+            if mark not in text:
+                raise TokenizerError(
+                    f"{self.origin} leaves out message {index + 1} of {len(messages)}, whose role is "
+                    f"{roles[index][:40]!r}; use another role, or choose another template with --chat-template FILE"
+                )
+        if len(self._whole_roles) == _MOST_KEPT_ROLES:
+            self._whole_roles.clear()
+        self._whole_roles.add(roles)
 
     def variable_names(self) -> list[str]:
         """What the template looks up, beside the conversation and the special tokens.

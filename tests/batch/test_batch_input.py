@@ -113,7 +113,14 @@ def test_text_is_taken_as_it_stands() -> None:
         ({"messages": ["Hi"]}, r"messages\[0\] is 'Hi', expected an object with role and content"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content is null, expected a string"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, r"unknown key 'messages\[0\].name', expected"),
+        (
+            {"messages": [{"role": "user", "content": "a", "nme": "b"}]},
+            r"'messages\[0\].nme' is not supported; did you mean name\?$",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            r"messages\[0\].content\[0\] is 'a', expected a part such as",
+        ),
         ("Once", "'Once' is not an object, expected one such as"),
         ([], r"\[\] is not an object"),
     ],

@@ -37,9 +37,10 @@ def test_every_key_is_taken() -> None:
         "logit_bias": {"12": -100, "7": 1.5},
         "n": 1,
         "response_format": {"type": "json_object"},
+        "top_k": 20,
     }
-    assert body.keys() | {"max_completion_tokens"} == {"prompt", *BODY_KEYS}
-    sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": -1.0, "frequency_penalty": 2.0}
+    assert body.keys() | {"max_completion_tokens"} >= {"prompt", *BODY_KEYS}
+    sampling = {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "presence_penalty": -1.0, "frequency_penalty": 2.0}
     expected = Line(5, "r1", "Hi", None, 3, 9, ("x",), sampling, {12: -100.0, 7: 1.5}, "completion")
     expected = replace(expected, held_to=HeldTo("schema", "body.response_format", {"type": "object"}))
     assert line(body) == expected
@@ -75,18 +76,35 @@ def test_a_null_is_a_key_that_is_not_there() -> None:
     assert line({"prompt": "Hi", **dict.fromkeys(BODY_KEYS)}) == Line(5, "r1", "Hi", form="completion")
 
 
-@pytest.mark.parametrize("key", ["tools", "logprobs", "stream", "echo", "best_of", "suffix", "user"])
-@pytest.mark.parametrize("value", [None, False, 1])
-def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^unknown key 'body.{key}', expected prompt, model, "):
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("tools", [{"type": "function"}], "an empty list, as no tools are called here"),
+        ("logprobs", 1, "false"),
+        ("stream", True, "false"),
+        ("echo", True, "false"),
+        ("best_of", 2, "the value of n"),
+        ("suffix", "end", "an empty string, as texts have no given end"),
+        ("user", 5, "a string"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(key: str, value: Any, expected: str) -> None:
+    with pytest.raises(UsageError, match=f"^body.{key} is .*, expected {expected}$"):
         line({"prompt": "Hi", key: value})
+
+
+def test_the_likeliest_token_is_asked_for_by_either_key() -> None:
+    assert line({"prompt": "Hi", "top_p": 0, "temperature": 2}) == line({"prompt": "Hi", "temperature": 0})
+    with pytest.raises(UsageError, match="^top_p is False"):
+        line({"prompt": "Hi", "top_p": False})
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ({}, "body.prompt is missing, and /v1/completions needs it"),
-        ({"prompt": "a", "messages": MESSAGES}, "unknown key 'body.messages'"),
+        ({"prompt": "a", "messages": MESSAGES}, "'body.messages' is not supported"),
+        ({"prompt": "a", "temprature": 1}, r"'body.temprature' is not supported; did you mean temperature\?$"),
         ({"prompt": ["a"]}, r"body.prompt is \['a'\], expected a string"),
         (
             {"prompt": "a", "model": "gpt-4o"},
@@ -105,7 +123,7 @@ def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
         ({"prompt": "a", "logit_bias": {"x": 1}}, "body.logit_bias is .*, expected token ids and numbers"),
         ({"prompt": "a", "logit_bias": {"-1": 1}}, "body.logit_bias is .*, expected token ids and numbers"),
         ({"prompt": "a", "logit_bias": {"1": float("nan")}}, "body.logit_bias is .*, expected token ids and numbers"),
-        ({"prompt": "a", "stop": []}, r"body.stop is \[\], expected a string or a list of strings"),
+        ({"prompt": "a", "stop": [""]}, r"body.stop is \[''\], expected a string or a list of strings"),
         ({"prompt": "a", "seed": "1"}, "body.seed is '1', expected an integer"),
         ("Hi", "body is 'Hi', expected an object"),
     ],
@@ -126,7 +144,7 @@ def test_refusals_in_the_body(body: Any, message: str) -> None:
         ({"body": ...}, "body is missing"),
         ({"id": "a"}, "unknown key 'id', expected custom_id, method, url, body"),
         ({"prompt": "a"}, "unknown key 'prompt', expected custom_id"),
-        ({"url": CHAT}, "unknown key 'body.prompt', expected messages, "),
+        ({"url": CHAT}, "'body.prompt' is not supported"),
     ],
 )
 def test_refusals_around_the_body(changes: dict[str, Any], message: str) -> None:
@@ -134,7 +152,40 @@ def test_refusals_around_the_body(changes: dict[str, Any], message: str) -> None
         line(**{"body": {"prompt": "Hi"}, **changes})
 
 
-def test_content_in_parts_is_refused() -> None:
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-    with pytest.raises(UsageError, match=r"^body.messages\[0\].content is .*, expected a string$"):
-        line({"messages": parts}, CHAT)
+def test_messages_as_clients_of_openai_send_them() -> None:
+    """An answer of OpenAI's client goes back as it came, with keys that are null."""
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief.", "prompt_cache_breakpoint": {}}]
+    nothing = {"refusal": None, "tool_calls": None, "audio": None, "function_call": None, "annotations": []}
+    sent = [
+        {"role": "developer", "content": parts},
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "assistant", "content": "Ho", **nothing},
+        {"role": "assistant", "content": "Ho", "tool_calls": []},
+    ]
+    read = line({"messages": sent}, CHAT)
+    assert read is not None
+    assert list(read.messages or ()) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "assistant", "content": "Ho"},
+        {"role": "assistant", "content": "Ho"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (
+            {"role": "tool", "content": "a", "tool_call_id": "1"},
+            "role is 'tool', expected system or developer or user or",
+        ),
+        ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "tool_calls is .*, expected an empty list"),
+        ({"role": "assistant", "content": "a", "refusal": "no"}, "refusal is 'no', expected null"),
+        ({"role": "user", "content": None}, "content is null, expected a string, or a list of parts"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, r"content\[0\] is .*, expected a part"),
+        ({"role": "user", "content": "a", "name": 5}, "name is 5, expected a string"),
+    ],
+)
+def test_a_message_that_asks_for_more_is_refused_by_name(message: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=rf"^body.messages\[0\].{problem}"):
+        line({"messages": [message]}, CHAT)

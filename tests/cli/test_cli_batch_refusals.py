@@ -84,11 +84,28 @@ def test_a_line_against_the_runs_sampler_order(batch: Call) -> None:
 
 
 def test_a_template_that_refuses_one_conversation(batch: Call, tmp_path: Path) -> None:
-    (tmp_path / "t.jinja").write_text("{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}x")
+    source = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}{{ messages[0].content }}"
+    (tmp_path / "t.jinja").write_text(source)
     message = {"role": "user", "content": "Hi"}
     lines = [{"messages": [message]}, {"messages": [message, message]}]
     content = "\n".join(map(json.dumps, lines)).encode()
     batch("--chat-template", tmp_path / "t.jinja", content=content).expect_error(2, "in.jsonl line 2: ", "one only")
+
+
+def test_a_template_that_leaves_a_role_out(batch: Call, tmp_path: Path) -> None:
+    """In either form; `developer` is `system`."""
+    known = "{% for one in messages if one.role in ['system', 'user'] %}{{ one.content }}{% endfor %}"
+    (tmp_path / "t.jinja").write_text(known)
+    talks = [[{"role": role, "content": "a"}, {"role": "user", "content": "a"}] for role in ("developer", "ipython")]
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    answered = [{"role": "assistant", "content": "a"}, *talks[0]]
+    for refused, role in (
+        ({"messages": talks[1]}, "ipython"),
+        ({**asked, "body": {"messages": answered}}, "assistant"),
+    ):
+        content = "\n".join(map(json.dumps, [{"messages": talks[0]}, refused])).encode()
+        told = batch("--chat-template", tmp_path / "t.jinja", content=content)
+        told.expect_error(2, "in.jsonl line 2: ", "leaves out message 1 of ", f"whose role is '{role}'")
 
 
 def test_many_problems_are_counted_and_ten_are_shown(batch: Call) -> None:

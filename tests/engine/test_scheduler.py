@@ -13,7 +13,7 @@ from scripted_drafts import ScriptedSource
 from tiny_models import EOS_ID, write_byte_tokenizer
 
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
+from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, PromptScored, Scored, Token
 from llmcli.engine.request import KeptRow, Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError
@@ -253,6 +253,33 @@ def test_scores_come_chunk_by_chunk(tokenizer: Tokenizer) -> None:
     assert {event.request for event in events} == {number}
     with pytest.raises(ValueError, match="expected 1 to 199"):
         ScoreRequest(tuple(range(200)), first=200)
+
+
+@pytest.mark.parametrize("most", [0, 5])
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_views_of_a_prompt_come_before_its_texts(tokenizer: Tokenizer, most: int, num_samples: int) -> None:
+    """All of them, also where older rows take their pages away meanwhile; then they come again."""
+    begun_again = 0
+    for num_pages in (14, 40):
+        device = PageDevice(lambda history, sampler: 65, num_rows=3, max_seq_len=160, num_pages=num_pages, chunk=16)
+        scheduler = Scheduler(SteppingRunner(device), tokenizer, wait_seconds=1e-6)
+        scheduler.submit(make_request([1] * 60, 1, (0,), 90))
+        events = [event for _ in range(38) for event in scheduler.step()]
+        asked = replace(make_request([2] * 140, 1, tuple(range(num_samples)), most), num_alternatives=1)
+        number = scheduler.submit(replace(asked, scores_prompt=True))
+        events = [event for event in (*events, *run(scheduler)) if event.request == number]
+        kinds = [type(event) for event in events]
+        is_first = max(index for index, kind in enumerate(kinds) if kind is PromptScored)
+        assert is_first < min(index for index, kind in enumerate(kinds) if kind in (Token, Finished))
+        scored = [event for event in events if isinstance(event, PromptScored)]
+        views = {event.first + index: view for event in scored for index, view in enumerate(event.views)}
+        assert sorted(views) == list(range(1, 140))
+        assert {view.chosen.token_id for view in views.values()} == {2}
+        begun_again += sum(len(event.views) for event in scored) > 139
+        ends = [event for event in events if isinstance(event, Finished)]
+        assert [(len(event.token_ids), event.finish_reason) for event in ends] == [(most, "length")] * num_samples
+        assert scheduler.runner.free_pages == scheduler.runner.limits.num_pages
+    assert begun_again == 1
 
 
 def test_of_a_prompt_the_last_logits_are_read_alone(tokenizer: Tokenizer) -> None:

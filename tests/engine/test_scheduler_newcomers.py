@@ -108,7 +108,8 @@ class JoiningDevice(FreeDevice):
         lengths = [work.num_tokens for work in works if work.token_ids]
         if lengths:
             self.passes.append(lengths)
-        return PageStep(super().run(works).choices(), pass_seconds(lengths) if lengths else 0.0)
+        seconds = pass_seconds(lengths) if lengths else 0.0
+        return PageStep(super().run(works).choices(), seconds, [work.num_tokens for work in works])
 
 
 def pass_seconds(lengths: Sequence[int]) -> float:
@@ -258,7 +259,7 @@ class TimedDevice(FreeDevice):
 
 class _TimedStep(PageStep):
     def __init__(self, device: TimedDevice, chosen: list[Chosen], seconds: float, is_done: float):
-        super().__init__(chosen, seconds)
+        super().__init__(chosen, seconds, [0] * len(chosen))  # nobody reads logits
         self._device = device
         self._is_done = is_done
 

@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.resources": set(),
     "llmcli.timeline": set(),
     "llmcli.differences": set(),
+    "llmcli.openai_body": set(),
     "llmcli.config": set(),
     "llmcli.checkpoint": {"llmcli.config", "llmcli.quantization"},
     "llmcli.quantization": set(),
@@ -171,6 +172,7 @@ COMMON = {
     "llmcli.resources",
     "llmcli.timeline",
     "llmcli.differences",
+    "llmcli.openai_body",
 }
 EXCLUSIVE = {
     "torch": {"llmcli.runners.torch"},

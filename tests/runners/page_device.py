@@ -80,7 +80,8 @@ class PageDevice:
         for work, choices in zip(works, chosen, strict=True):
             if work.slot is not None and isinstance(choices, tuple) and choices:
                 self.chosen[work.slot] = choices[-1].token_id
-        return PageStep(chosen, sum(self.seconds(work.position, work.num_tokens) for work in works if work.token_ids))
+        seconds = sum(self.seconds(work.position, work.num_tokens) for work in works if work.token_ids)
+        return PageStep(chosen, seconds, [work.num_tokens for work in works])
 
     def _run(self, work: Work) -> Chosen:
         token_ids = work.token_ids
@@ -110,8 +111,10 @@ class PageDevice:
 class PageStep:
     """What was chosen."""
 
-    def __init__(self, chosen: list[Chosen], prompt_seconds: float = 0.0):
+    def __init__(self, chosen: list[Chosen], prompt_seconds: float, lengths: Sequence[int]):
+        """`lengths` are the tokens of each span."""
         self._chosen = chosen
+        self._lengths = lengths
         self._prompt_seconds = prompt_seconds
 
     def choices(self) -> list[Chosen]:
@@ -119,7 +122,7 @@ class PageStep:
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """Token 3 is likeliest by far."""
-        logits = np.zeros((1, VOCAB_SIZE), np.float32)
+        logits = np.zeros((max(self._lengths[span] - first, 1), VOCAB_SIZE), np.float32)
         logits[:, 3] = 10 + np.log(VOCAB_SIZE - 1)
         return logits
 

@@ -129,7 +129,7 @@ def test_a_key_that_asks_for_nothing_goes_with_a_format() -> None:
         ({"response_format": as_format([])}, "response_format", "expected an object with name and schema"),
         ({"response_format": as_format({}, strict=1)}, "response_format", "strict is 1, expected true or false"),
         ({"extra_body": {"schema": 3}}, "schema", "schema is 3, expected a JSON Schema"),
-        ({"extra_body": {"schema_": {}}}, "schema_", "'schema_' is not supported; expected model, "),
+        ({"extra_body": {"schema_": {}}}, "schema_", "'schema_' is not supported; did you mean schema?"),
         ({"extra_body": {"regex": "(?=a)"}}, "regex", "regex: look-around"),
         ({"extra_body": {"regex": "a", "choice": ["b"]}}, "regex", "regex and choice cannot be combined"),
         (

@@ -191,7 +191,7 @@ def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools' is not supported"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "expected an empty list, as no tools"),
         ({"temperature": -1}, "temperature", "expected a number >= 0"),
         ({"n": 0}, "n", "expected >= 1"),
         ({"n": 1000}, "n", "expected <= 128"),

@@ -1,0 +1,181 @@
+"""What `serve` and `batch` both take of OpenAI's bodies: messages, and keys that change no text here.
+
+Whatever asks for something that is not done is refused by its name, in one short sentence.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from llmcli.differences import shown
+from llmcli.errors import UsageError
+
+ROLES = ("system", "developer", "user", "assistant")
+
+_MOST_COMPARED = 40  # characters of an unknown key that may be a mistyped one
+_PARTS = '{"type": "text", "text": "Hi"}'
+
+
+class BodyError(UsageError):
+    """What is wrong with a body; `key` is the place, such as `messages[0].role`."""
+
+    def __init__(self, message: str, key: str, *, is_unknown: bool = False):
+        super().__init__(message)
+        self.key = key
+        self.is_unknown = is_unknown
+
+
+def unknown_key(key: str, known: Collection[str], where: str = "") -> BodyError:
+    """The refusal of a key that nobody knows, with the known one that was probably meant."""
+    near = get_close_matches(key, known, n=1) if len(key) <= _MOST_COMPARED else []
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return BodyError(f"{shown(where + key)} is not supported{hint}", where + key, is_unknown=True)
+
+
+@dataclass(frozen=True)
+class IdleKey:
+    """A key of OpenAI's, and the values of it that ask for nothing.
+
+    `is_idle` gets the value and the number of texts that are asked for.
+    """
+
+    expected: str
+    is_idle: Callable[[Any, Any], bool]
+
+
+def _key(expected: str, *values: Any) -> IdleKey:
+    """A key that may have one of these values."""
+    return IdleKey(expected, lambda value, n: any(type(value) is type(one) and value == one for one in values))
+
+
+def _of(kind: type, expected: str) -> IdleKey:
+    """A key that may have any value of a type, as it changes no text."""
+    return IdleKey(expected, lambda value, n: type(value) is kind)
+
+
+_NO_TOOLS = "as no tools are called here"
+IDLE_KEYS: Mapping[str, IdleKey] = {
+    # What OpenAI keeps of a request, charges for it, and looks for in it
+    "metadata": _of(dict, "an object"),
+    "user": _of(str, "a string"),
+    "safety_identifier": _of(str, "a string"),
+    "prompt_cache_key": _of(str, "a string"),
+    "prompt_cache_retention": _of(str, "a string"),
+    "prompt_cache_options": _of(dict, "an object"),
+    "prediction": _of(dict, "an object"),  # it makes the same text come sooner
+    "service_tier": _key("'auto' or 'default'", "auto", "default"),
+    "store": _key("false, as nothing is stored here", False),
+    "moderation": _key("nothing, as no text is judged here"),
+    # What models are asked for that were trained to be asked
+    "reasoning_effort": _of(str, "a string"),
+    "verbosity": _of(str, "a string"),
+    # Tools
+    "tools": _key(f"an empty list, {_NO_TOOLS}", []),
+    "functions": _key(f"an empty list, {_NO_TOOLS}", []),
+    "tool_choice": _key(f"'none' or 'auto', {_NO_TOOLS}", "none", "auto"),
+    "function_call": _key(f"'none' or 'auto', {_NO_TOOLS}", "none", "auto"),
+    "parallel_tool_calls": _of(bool, "true or false"),
+    "web_search_options": _key("nothing, as nothing is searched here"),
+    # Other kinds of answers
+    "modalities": _key("['text']", ["text"]),
+    "audio": _key("nothing, as answers are texts"),
+    "suffix": _key("an empty string, as texts have no given end", ""),
+    "best_of": IdleKey("the value of n", lambda value, n: type(value) is int and value == n),
+    "echo": _key("false", False),
+    "logprobs": _key("false", False),
+    "top_logprobs": _key("0", 0),
+    "stream": _key("false", False),
+    "stream_options": _key("nothing"),
+}
+
+
+def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+    """What a body asks for: its `known` keys. A null counts as a key that is not there.
+
+    A top_p of 0 leaves the likeliest token, as a temperature of 0 does, which it becomes.
+    Raises: BodyError for other keys, unless they ask for nothing
+    """
+    asked: dict[str, Any] = {}
+    for key, value in body.items():
+        if key in known:
+            if value is not None:
+                asked[key] = value
+            continue
+        idle = IDLE_KEYS.get(key)
+        if idle is None:
+            raise unknown_key(key, [*known, *IDLE_KEYS], where)
+        number = body.get("n")
+        if value is not None and not idle.is_idle(value, 1 if number is None else number):
+            raise BodyError(f"{where}{key} is {shown(value)}, expected {idle.expected}", where + key)
+    if asked.get("top_p") == 0 and not isinstance(asked["top_p"], bool):
+        del asked["top_p"]
+        asked["temperature"] = 0
+    return asked
+
+
+# Of a message, beside role and content. Answers that are sent back have nearly all of them.
+_MESSAGE_KEYS: Mapping[str, IdleKey] = {
+    "refusal": _key("null"),
+    "audio": _key("null"),
+    "function_call": _key(f"null, {_NO_TOOLS}"),
+    "tool_calls": _key(f"an empty list, {_NO_TOOLS}", []),
+    "annotations": _key("an empty list", []),
+}
+_KNOWN_MESSAGE_KEYS = ("role", "content", "name")
+
+
+def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, str], ...]:
+    """A conversation as chat templates take it: messages with `role`, `content`, and `name` if it has one.
+
+    A content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
+    Without `roles` the chat template decides which there are.
+    Raises: BodyError for what is none
+    """
+    if not isinstance(value, list) or not value:
+        raise BodyError(f'{key} is {shown(value)}, expected a list such as [{{"role": "user", "content": "Hi"}}]', key)
+    return tuple(_message(f"{key}[{index}]", message, roles) for index, message in enumerate(value))
+
+
+def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise BodyError(f"{where} is {shown(message)}, expected an object with role and content", where)
+    for name in ("role", "content"):
+        if name not in message:
+            raise BodyError(f"{where} has no {name}, expected role and content", f"{where}.{name}")
+    role = _text(f"{where}.role", message["role"])
+    if roles is not None and role not in roles:
+        raise BodyError(f"{where}.role is {shown(role)}, expected {' or '.join(roles)}", f"{where}.role")
+    asked = {name: item for name, item in message.items() if name not in _MESSAGE_KEYS}
+    for name, idle in _MESSAGE_KEYS.items():
+        if (item := message.get(name)) is not None and not idle.is_idle(item, 1):
+            raise BodyError(f"{where}.{name} is {shown(item)}, expected {idle.expected}", f"{where}.{name}")
+    for name in asked:
+        if name not in _KNOWN_MESSAGE_KEYS:
+            raise unknown_key(name, (*_KNOWN_MESSAGE_KEYS, *_MESSAGE_KEYS), f"{where}.")
+    read = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(f"{where}.content", message["content"]),
+    }
+    return read if message.get("name") is None else {**read, "name": _text(f"{where}.name", message["name"])}
+
+
+def _content(key: str, value: Any) -> str:
+    if not isinstance(value, list):
+        return _text(key, value, f"a string, or a list of parts such as {_PARTS}")
+    return "".join(_part(f"{key}[{index}]", part) for index, part in enumerate(value))
+
+
+def _part(where: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or "text" not in part:
+        raise BodyError(f"{where} is {shown(part)}, expected a part such as {_PARTS}", where)
+    for name in part:
+        if name not in ("type", "text", "prompt_cache_breakpoint"):
+            raise unknown_key(name, ("type", "text"), f"{where}.")
+    return _text(f"{where}.text", part["text"])
+
+
+def _text(key: str, value: Any, expected: str = "a string") -> str:
+    if not isinstance(value, str):
+        raise BodyError(f"{key} is {shown(value)}, expected {expected}", key)
+    return value
