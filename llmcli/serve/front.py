@@ -1,6 +1,7 @@
 """The front: the process that talks with clients. `server.py` starts it, and has the engine beside it.
 
-It ends on END_SIGNAL; other signals are the engine's. It also ends, with an exit code of 1, when the engine is lost.
+Signals are the engine's, which tells of them by a socket, even while it hangs. When all is served the engine has some
+seconds to end; then it is killed. The front also ends, with an exit code of 1, when the engine is lost.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import resource
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,6 +28,8 @@ from llmcli.serve.model import ServedModel
 from llmcli.serve.service import Limits, Service
 
 _LAST_WORD_SECONDS = 2.0  # to tell clients that the engine is lost
+_ENGINE_SECONDS = 8.0  # for the engine to end: it has a step to finish
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # that end the server
 _SPARE_CONNECTIONS = 256  # besides those of texts: other paths, and clients that keep theirs open
 _SWITCH_SECONDS = 0.0005  # Python's 5 ms are long where each of many sockets waits for a thread that computes
 _OWN_FILES = 64  # the link, the pipes of child processes, modules that are imported late
@@ -50,8 +56,9 @@ class FrontWork:
     options: ServerOptions
 
 
-def main(link: int, listening: int) -> None:
-    """Serve; the numbers are those of open files: the link, and a bound socket."""
+def main(link: int, listening: int, signals: int) -> None:
+    """Serve; the numbers are those of open files: the link, a bound socket, and one that tells of signals."""
+    engine = os.getppid()
     sys.setswitchinterval(_SWITCH_SECONDS)
     connection = Connection(link)
     with socket.socket(fileno=listening) as listener, contextlib.suppress(EOFError):
@@ -59,15 +66,18 @@ def main(link: int, listening: int) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             model = work.open_model()
         _, begin_state = connection.recv()  # EOFError: the engine cannot begin, and its process says why
-        is_lost = asyncio.run(_serve(connection, begin_state, listener, model, work.options))
+        is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
         if is_lost:
             sys.exit("error: the process that generates has ended; start the server again")
+        if not _has_ended(connection):
+            os.kill(engine, signal.SIGKILL)
 
 
 async def _serve(
     connection: Connection,
     begin_state: EngineState,
     listener: socket.socket,
+    signals: int,
     model: ServedModel,
     options: ServerOptions,
 ) -> bool:
@@ -86,12 +96,35 @@ async def _serve(
         on_ready=engine.say_ready,
         log=engine.log,
     )
+    loop = asyncio.get_running_loop()
+
+    def read_signals() -> None:
+        numbers = os.read(signals, 64)
+        if not numbers:
+            loop.remove_reader(signals)
+        for number in numbers:
+            if number in SIGNALS:
+                server.handle_exit(number, None)
+
+    loop.add_reader(signals, read_signals)
     try:
         await server.serve([listener])
     finally:
+        loop.remove_reader(signals)
         service.close()
         engine.close()
     return engine.is_lost
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Whether the engine closes its end of the link in time. What it still sends is dropped."""
+    end = time.monotonic() + _ENGINE_SECONDS
+    try:
+        while connection.poll(max(0.0, end - time.monotonic())):
+            connection.recv()
+    except (EOFError, OSError):
+        return True
+    return False
 
 
 def _allowed_connections(wanted: int) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -83,10 +86,11 @@ class FrontEnd:
         self._sender.send("ready")
 
     def close(self) -> None:
-        """Close the link, which ends the engine."""
+        """Close this end for writing, which ends the engine. It closes the other end once it has ended."""
         self._loop.remove_reader(self._connection.fileno())
         self._sender.close()
-        self._connection.close()
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as link:
+            link.shutdown(socket.SHUT_WR)
 
     def _read(self) -> None:
         """Take messages that are there, a few at most: a late process joins pieces, and clients still have turns."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -31,7 +30,6 @@ _TICK_SECONDS = 0.05
 _LOG_SECONDS = 60.0  # between two lines that say that all connections are in use
 ACCEPTED_AT_ONCE = 64  # connections, before they are counted
 _QUEUED_BY_SYSTEM = 4096  # connections that are not accepted yet; one that finds no room there waits for a second
-END_SIGNAL = signal.SIGUSR1  # others are for the engine's process, which passes them on by this one
 
 
 class Connections:
@@ -135,7 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 method, version = self.parser.get_method(), self.parser.get_http_version().encode()
                 if method == b"CONNECT":
-                    raise httptools.HttpParserError("this server is no proxy") from None
+                    raise httptools.HttpParserError("this server is not a proxy") from None
                 fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
                 head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields))
                 self.parser = httptools.HttpRequestParser(self)
@@ -155,9 +153,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an application on a socket until END_SIGNAL, and then what is under way for `grace_seconds`.
+    """Serves an application on a socket until `handle_exit`, and then what is under way for `grace_seconds`.
 
-    A second signal ends it at once. What is left then, or at the end of the grace, is cancelled.
+    A second call ends it at once. What is left then, or at the end of the grace, is cancelled.
     """
 
     def __init__(
@@ -198,12 +196,8 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signal as the class says; uvicorn itself takes others, and would raise them again at the end."""
-        usual = signal.signal(END_SIGNAL, self.handle_exit)
-        try:
-            yield
-        finally:
-            signal.signal(END_SIGNAL, usual)
+        """Take none: whoever gets them calls `handle_exit`."""
+        yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Note a signal: the first one ends the service, the second one everything."""

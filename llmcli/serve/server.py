@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import socket
@@ -16,13 +15,11 @@ from types import FrameType, TracebackType
 from llmcli.child import child_program
 from llmcli.errors import LLMCliError
 from llmcli.serve.engine_end import EngineEnd, Hold
-from llmcli.serve.front import FrontWork
-from llmcli.serve.http import END_SIGNAL
+from llmcli.serve.front import SIGNALS, FrontWork
 from llmcli.serve.worker import Scheduler
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
-_FORCE_SECONDS = 4.0  # after a second signal, for the front; twice as long for this process
+_FORCE_SECONDS = 4.0  # for the front, after a second signal
 
 # glibc keeps what large bodies took, unless it is told to take each from the system.
 _GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "2"}
@@ -35,7 +32,9 @@ class Server:
     def __init__(self, listener: socket.socket, work: FrontWork):
         """Hand over `listener`, a bound socket. Closes the front at the end of a `with`."""
         self._connection, there = Pipe()
-        numbers = (there.fileno(), listener.fileno())
+        self._signals, signals = socket.socketpair()
+        self._signals.setblocking(False)
+        numbers = (there.fileno(), listener.fileno(), signals.fileno())
         # -P leaves the working directory out of the search for modules. In a session of its own the front gets no
         # Ctrl-C from the terminal.
         self._front = subprocess.Popen(
@@ -46,6 +45,7 @@ class Server:
             start_new_session=True,
         )
         there.close()
+        signals.close()
         listener.close()  # the front alone has it: once it takes no more clients, they are refused
         self._connection.send(work)
 
@@ -56,6 +56,7 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._connection.close()
+        self._signals.close()
         try:
             self._front.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -73,34 +74,29 @@ class Server:
     ) -> list[int]:
         """Serve until a SIGTERM or Ctrl-C; return the signals that came. A second one ends what is under way.
 
-        After the second, whatever hangs is ended by force: the front, and some seconds later this process.
-
+        After the second, a front that hangs is killed. An engine that hangs is killed by the front.
         `hold` is as for `EngineEnd`.
 
         Raises: LLMCliError if the front's process ends by itself
         """
-        signals: list[int] = []
+        numbers: list[int] = []
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            signals.append(number)
-            self._front.send_signal(END_SIGNAL)
-            if len(signals) == 2:
-                self._end_by_force()
+        def note(number: int, frame: FrameType | None) -> None:
+            numbers.append(number)
+            if len(numbers) == 2:
+                timer = threading.Timer(_FORCE_SECONDS, self._front.kill)
+                timer.daemon = True
+                timer.start()
 
-        usual = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+        usual = {number: signal.signal(number, note) for number in SIGNALS}
+        # The front is told by Python's own handler in C, which runs also while all threads wait for one that hangs.
+        usual_socket = signal.set_wakeup_fd(self._signals.fileno())
         try:
             EngineEnd(self._connection, scheduler, hold).run(log=log, log_contents=log_contents, on_ready=on_ready)
         finally:
+            signal.set_wakeup_fd(usual_socket)
             for number, handler in usual.items():
                 signal.signal(number, handler)
-        if not signals:
+        if not numbers:
             raise LLMCliError("the process that serves connections has ended; start the server again")
-        return signals
-
-    def _end_by_force(self) -> None:
-        """Begin to count the seconds. This process is ended by a thread of C, which waits for no lock of Python."""
-        timer = threading.Timer(_FORCE_SECONDS, self._front.kill)
-        timer.daemon = True
-        timer.start()
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # the traceback says nothing to a user
-        faulthandler.dump_traceback_later(2 * _FORCE_SECONDS, exit=True, file=nowhere)
+        return numbers

@@ -19,8 +19,11 @@ SECONDS = 120
 class ServerProcess:
     """`llmcli serve` on a port that the system picks."""
 
-    def __init__(self, *arguments: object, close_stdin: bool = False, open_files: int | None = None):
-        command = [sys.executable, "-m", "llmcli", "serve", "--port", 0, "--device", "cpu", *arguments]
+    def __init__(
+        self, *arguments: object, close_stdin: bool = False, open_files: int | None = None, program: str | None = None
+    ):
+        start = ["-m", "llmcli"] if program is None else ["-c", program]
+        command = [sys.executable, *start, "serve", "--port", 0, "--device", "cpu", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
         def begin() -> None:

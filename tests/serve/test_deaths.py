@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -92,3 +93,33 @@ def test_an_end_leaves_nothing_behind(server: ServerProcess, number: int) -> Non
     front, started = processes_of(server)
     assert server.end(number) == (0 if number == signal.SIGTERM else 130)
     assert_gone([front, *started])
+
+
+def test_two_signals_end_what_hangs(server: ServerProcess) -> None:
+    """A front that does not answer, with clients under way: after some seconds nothing of it is left."""
+    front, started = processes_of(server)
+    stream = begin(server, is_stream=True)
+    assert stream.recv(1)
+    front.suspend()
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert server.end(signal.SIGTERM) == 0
+    assert_gone([front, *started])
+
+
+def test_signals_end_an_engine_that_hangs() -> None:
+    """Its thread is in a call that does not end, and takes the interpreter's lock with it."""
+    program = (
+        "import ctypes, llmcli.engine.scheduler as scheduler\n"
+        "scheduler.Scheduler.step = lambda self: ctypes.PyDLL(None).sleep(600)\n"
+        "from llmcli.__main__ import main\n"
+        "import sys; sys.argv[0] = 'llmcli'; main()\n"
+    )
+    with running_server(program=program) as hanging:
+        connection = begin(hanging, is_stream=False)
+        time.sleep(1)
+        for _ in range(2):
+            hanging.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        hanging.process.wait(SECONDS)
+        connection.close()
