@@ -92,7 +92,8 @@ class TextsResponse:
             for first in range(0, len(batch), _EVENTS_AT_ONCE):
                 self._take(batch[first : first + _EVENTS_AT_ONCE])
                 await self._send_pieces(self.answer.pieces(), send)
-                await asyncio.sleep(0)
+                if first + _EVENTS_AT_ONCE < len(batch):
+                    await asyncio.sleep(0)
         if not self.is_stream:
             await (await self._whole(scope))(scope, receive, send)
             return
