@@ -28,6 +28,7 @@ _FILES = (
     ("tokenizer_config.json", TOKENIZER_SETTINGS),
     ("special_tokens_map.json", TOKENIZER_SETTINGS),
     ("added_tokens.json", TOKENIZER_SETTINGS),
+    ("config.json", TOKENIZER_SETTINGS),
 )
 _KEPT = SmallFile("kept bytes of tokens", 256 * 1024**2, TokenizerError, "remove it")
 _KEEPER = OutputFile("kept bytes of tokens", lambda head: True, "remove it")
