@@ -47,8 +47,6 @@ class HuggingFaceTokenizer(Tokenizer):
         self.bos_token_id = _first_added_id(_state(self._tokenizer.post_processor))
         if self.bos_token_id is None:
             self.bos_token_id = self._find_declared("bos_token", settings.bos_token, is_added=self._must_add_bos)
-        else:
-            self._must_add_bos = False
         eos_token_id = self._find_declared("eos_token", settings.eos_token, is_added=False)
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset({eos_token_id})
 
