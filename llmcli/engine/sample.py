@@ -43,6 +43,7 @@ class Sample:
         self.prefill_seconds = 0.0
         self._first_token_time = 0.0
         self._last_token_time = 0.0
+        self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer, at_start=request.at_start)
         self._stop_strings = StopStrings(request.stop_strings)
         for token_id in request.said:
@@ -58,10 +59,13 @@ class Sample:
             self.held_text.push(token_id)
         if mirostat_mu is not None:
             self.sampler = replace(self.sampler, mirostat_mu=mirostat_mu)
-        if token_id in self.sampler.eos_token_ids:
+        is_end = token_id in self.sampler.eos_token_ids
+        text = "" if is_end else self._decoder.push(token_id)
+        special = "" if text or self._stop_strings.is_empty else self._tokenizer.special_text(token_id)
+        if is_end and not self._stop_strings.is_completed_by(special):
             self.finish_reason = "eos"
             return ""
-        text, is_stopped = self._stop_strings.push(self._decoder.push(token_id))
+        text, is_stopped = self._stop_strings.push(text, special)
         self.text += text
         if is_stopped:
             self.finish_reason = "stop"

@@ -1,4 +1,7 @@
-"""Stop strings, matched on decoded text however the tokens cut it; a match is never shown, not even in part."""
+"""Stop strings, matched on decoded text however the tokens cut it; a match is never shown, not even in part.
+
+The strings of special tokens are part of the text that is matched, though never shown.
+"""
 
 from collections.abc import Sequence
 
@@ -13,24 +16,49 @@ class StopStrings:
     def __init__(self, stop_strings: Sequence[str]):
         self._stop_strings = [stop for stop in stop_strings if stop]
         self._held = ""
+        self._hidden: list[tuple[int, int]] = []  # where special tokens begin and end in it
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Take new text; return what is safe to show, and whether a stop string was found (nothing follows then)."""
-        if not self._stop_strings:
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is none, so that nothing is held back."""
+        return not self._stop_strings
+
+    def is_completed_by(self, special: str) -> bool:
+        """Whether the string of a special token completes a stop string that begins in the text held back."""
+        return any(0 <= (self._held + special).find(stop) < len(self._held) for stop in self._stop_strings)
+
+    def push(self, text: str, special: str = "") -> tuple[str, bool]:
+        """Take new text, and the string of a special token that follows it.
+
+        Return what is safe to show, and whether a stop string was found (nothing follows then).
+        """
+        if self.is_empty:
             return text, False
         self._held += text
+        if special:
+            self._hidden.append((len(self._held), len(self._held) + len(special)))
+            self._held += special
         starts = [start for stop in self._stop_strings if (start := self._held.find(stop)) >= 0]
         if starts:
-            shown, self._held = self._held[: min(starts)], ""
+            shown, self._held, self._hidden = self._take(min(starts)), "", []
             return shown, True
-        keep = self._longest_open_suffix()
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return shown, False
+        return self._take(len(self._held) - self._longest_open_suffix()), False
 
     def flush(self) -> str:
         """The text still held back, when nothing more will come."""
-        held, self._held = self._held, ""
-        return held
+        return self._take(len(self._held))
+
+    def _take(self, count: int) -> str:
+        """Cut the first characters off what is held; return them without those of special tokens."""
+        taken, self._held = self._held[:count], self._held[count:]
+        if not self._hidden:
+            return taken
+        shown, position = "", 0
+        for start, end in self._hidden:
+            shown += taken[position:start]
+            position = end
+        self._hidden = [(max(start - count, 0), end - count) for start, end in self._hidden if end > count]
+        return shown + taken[position:]
 
     def _longest_open_suffix(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""

@@ -16,7 +16,8 @@ class Tokenizer(ABC):
 
     `vocab_size` is one more than the highest token id. `special_token_ids` are never shown in output.
     `strips_leading_space` says that a text decodes without the first space of its first token, because the encoder
-    put one there.
+    put one there. `finds_other_spellings` says that a text may hold special tokens in another spelling than theirs, as
+    they are looked for in the normalized text.
 
     **BOS.** `encode` gives the ids of transformers 5.23 (with a tokenizer.model those of sentencepiece, which differ in
     runs of spaces), except that a BOS is never doubled and a declared one never lost:
@@ -26,8 +27,9 @@ class Tokenizer(ABC):
        `add_eos_token: true`. Where nothing is said, transformers 5 adds no BOS; transformers 4, llama.cpp and Meta's
        own code add it, and LLaMA was trained with it.
     3. A text that itself begins with the BOS string does not get another one (transformers would add it).
-    4. `add_bos_token: true` adds a BOS also where the post-processor of tokenizer.json does not. transformers 5
-       loses it there; transformers 4 added it for LlamaTokenizerFast, which DeepSeek's distilled models rely on.
+    4. `add_bos_token: true` adds a BOS also where the post-processor of tokenizer.json puts nothing before a text.
+       transformers 5 loses it there; transformers 4 added it for LlamaTokenizerFast, which DeepSeek's distilled models
+       rely on. What the post-processor puts there is the BOS, whatever `bos_token` names.
 
     Source: transformers 5.23, `_from_pretrained` in tokenization_utils_base.py, which drops both flags when there is
     a tokenizer.json, and `TokenizersBackend.update_post_processor`.
@@ -38,11 +40,17 @@ class Tokenizer(ABC):
     eos_token_ids: frozenset[int]
     special_token_ids: frozenset[int]
     strips_leading_space: bool
+    finds_other_spellings = False
 
     def __init__(self, path: Path, settings: TokenizerSettings) -> None:
         self._path = path
         self._settings = settings
         self._must_add_bos = settings.add_bos_token is True
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """The tokens that the small files, or the class that they name, give a name, such as `pad_token`."""
+        return {name: token.content for name, token in self._settings.named_tokens.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
         """The token ids of a text.
@@ -88,6 +96,10 @@ class Tokenizer(ABC):
 
         Models pad their embedding, so such ids do occur.
         """
+
+    def special_text(self, token_id: int) -> str:
+        """The string of a special token, which decoded text leaves out; "" for any other token."""
+        return self.piece(token_id) if token_id in self.special_token_ids else ""
 
     def token_text(self, token_id: int) -> str | None:
         """What a token adds to decoded text if its bytes are whole characters, else None. It is worked out once."""

@@ -5,7 +5,8 @@ somebody types, or a file that is pasted, cannot end a turn or begin one.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +17,11 @@ from llmcli.tokenizer.chat_template import ChatTemplate
 
 # Stand-ins are the surrogates from here on: no valid text holds one, and JSON does not join two of this half.
 FIRST_STAND_IN = 0xDC00
-# A private-use character that no vocabulary holds, so it never merges with the text after it; except that in a
-# vocabulary without byte fallback an unknown character next to it becomes part of the same unknown token.
-SENTINEL = "\U0010fffd"
+# Text goes after one of these where it must not begin a text. The first is a private-use character that no vocabulary
+# holds, so it never merges with the text after it; except that in a vocabulary without byte fallback an unknown
+# character next to it becomes part of the same unknown token. The others are for vocabularies that drop what they do
+# not know.
+ANCHORS = ("\U0010fffd", *string.printable)
 
 PROBE = "turnprobe"
 REPLY = ({"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE})
@@ -40,7 +43,8 @@ def encode_chat(
     of the sentencepiece library; the merges that transformers makes of that file join such runs otherwise.
 
     While the template is rendered, a stand-in replaces the first character of each such string: the template sees
-    texts of unchanged length in which no special token can be found, however it cuts them.
+    texts of unchanged length in which no special token can be found, however it cuts them. Where the tokenizer finds
+    special tokens in other spellings too, such as "</S>", what it finds in one is ordinary text, whoever wrote it.
 
     Raises: UsageError for text that is not valid Unicode, TokenizerError as `ChatTemplate.render`.
     """
@@ -87,9 +91,8 @@ def encode_disguised(tokenizer: Tokenizer, disguise: Disguise, text: str, *, is_
     from tokenizers that put one before a text.
     """
     if not is_start and tokenizer.strips_leading_space:
-        num_sentinel_ids = len(tokenizer.encode(SENTINEL, add_special_tokens=False))
-        return encode_disguised(tokenizer, disguise, SENTINEL + text)[num_sentinel_ids:]
-    if disguise.restore(text) == text:
+        return _encode_continuation(partial(encode_disguised, tokenizer, disguise), text)
+    if disguise.restore(text) == text and not tokenizer.finds_other_spellings:
         return tokenizer.encode(text, add_special_tokens=False)
 
     parts = _finder(disguise.special_tokens, text).split(text)  # text, token, text, token, ... text
@@ -97,13 +100,21 @@ def encode_disguised(tokenizer: Tokenizer, disguise: Disguise, text: str, *, is_
     clean = ""
     for index, part in enumerate(parts):
         restored = disguise.restore(part)
-        if restored == part:
+        is_token = index % 2 == 1
+        if is_token or (restored == part and not _holds_other_spelling(tokenizer, part)):
             clean += part
         else:
             token_ids += tokenizer.encode(clean, add_special_tokens=False)
             token_ids += _encode_ordinary(tokenizer, restored, before=parts[index - 1] if index else None)
             clean = ""  # begins with a special token, so whether it begins the text makes no difference
     return token_ids + tokenizer.encode(clean, add_special_tokens=False)
+
+
+def _holds_other_spelling(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the tokenizer finds special tokens in a text that holds none in its own spelling."""
+    return tokenizer.finds_other_spellings and not tokenizer.special_token_ids.isdisjoint(
+        tokenizer.encode(text, add_special_tokens=False)
+    )
 
 
 def turn_end_token_ids(tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
@@ -168,6 +179,15 @@ def _encode_ordinary(tokenizer: Tokenizer, text: str, before: str | None) -> lis
     encode = partial(tokenizer.encode, add_special_tokens=False, parse_special_tokens=False)
     if before is None or tokenizer.encode(f"{before}a", add_special_tokens=False)[1:] == encode("a"):
         return encode(text)
-    # SentencePiece puts a space before a text, though not after a special token: let it go before something else.
-    sentinel_ids = encode(SENTINEL)
-    return encode(SENTINEL + text)[len(sentinel_ids) :]
+    # A space goes before a text, though not after a special token: let it go before something else.
+    return _encode_continuation(encode, text)
+
+
+def _encode_continuation(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """The ids that `encode` gives a text that goes on after another one; as a beginning if it merges with every one."""
+    for anchor in ANCHORS:
+        anchor_ids = encode(anchor)
+        token_ids = encode(anchor + text)
+        if token_ids[: len(anchor_ids)] == anchor_ids:
+            return token_ids[len(anchor_ids) :]
+    return encode(text)

@@ -13,7 +13,7 @@ from llmcli.errors import TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.bounded_process import BoundedProcess
-from llmcli.tokenizer.settings import read_optional_object, read_settings
+from llmcli.tokenizer.settings import read_optional_object
 
 PLAIN = "plain"
 # For models that were trained on text alone. No space after the last colon: it belongs to the next word's token.
@@ -150,10 +150,10 @@ def load_chat_template(
 
 
 def _load(folder: Path, tokenizer: Tokenizer, choice: str | None, variables: Mapping[str, Any] | None) -> ChatTemplate:
-    special_tokens = _special_tokens(folder, tokenizer)
-    if choice == PLAIN:
-        if tokenizer.encode("")[:1] != [tokenizer.bos_token_id]:  # such models never saw one
-            special_tokens.pop("bos_token", None)
+    special_tokens = _special_tokens(tokenizer)
+    if choice == PLAIN:  # begins as every text does, with no BOS where the model never saw one
+        first_ids = tokenizer.encode("")[:1]
+        special_tokens["bos_token"] = tokenizer.piece(first_ids[0]) if first_ids == [tokenizer.bos_token_id] else ""
         return ChatTemplate(
             PLAIN_SOURCE, "the built-in chat template `plain`", special_tokens, (PLAIN_STOP_STRING,), variables
         )
@@ -200,7 +200,7 @@ def _find_in(folder: Path) -> tuple[str, str]:
     return source, f"the {origin}"
 
 
-def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     """The tokens that the folder names, as strings; BOS and EOS also where only the tokenizer's own file has them.
 
     As in transformers, special tokens without a name are not variables.
@@ -210,7 +210,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
         tokens["bos_token"] = tokenizer.piece(tokenizer.bos_token_id)
     if len(tokenizer.eos_token_ids) == 1:  # where there are more, the folder names the one that ends a text
         tokens["eos_token"] = tokenizer.piece(min(tokenizer.eos_token_ids))
-    return tokens | {name: token.content for name, token in read_settings(folder).named_tokens.items()}
+    return tokens | tokenizer.named_tokens
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,21 @@ from llmcli.reading import check_value, parse_json
 MAX_STEPS = 32
 LONGEST_PREFIX = 8
 PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+LLAMA_DECODERS = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+STRIP_ONE_LEFT = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+LLAMA_BPE = {
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": True,
+    "byte_fallback": True,
+    "ignore_merges": False,
+}
 UNUSED_PARTS = ("truncation", "padding")  # of use in training; here they would cut or lengthen a prompt
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
@@ -71,6 +86,27 @@ class TokenizerDocument:
         """
         normalizer = self.head["normalizer"] if self._has_quick_normalizer() else None
         return replace(self, head=self.head | {"normalizer": normalizer, "pre_tokenizer": None})
+
+    def as_llama_tokenizer(self, *, is_legacy: bool, adds_prefix_space: bool, is_complete: bool) -> "TokenizerDocument":
+        """What transformers' LlamaTokenizer makes of the file, whose normalizer, steps and decoder it replaces.
+
+        With `is_complete` it takes the added tokens of tokenizer_config.json alone. A byte-level file stays as it is.
+
+        Source: transformers 5.23, `LlamaTokenizer.__init__`, and `AutoTokenizer.from_pretrained` for byte-level files.
+        """
+        if '"ByteLevel"' in json.dumps(self.head) or re.search(r'"type"\s*:\s*"BPE"', self.model) is None:
+            return self
+        scheme = ("always" if is_legacy else "first") if adds_prefix_space else "never"
+        metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+        decoders = [*LLAMA_DECODERS, STRIP_ONE_LEFT] if adds_prefix_space else LLAMA_DECODERS
+        head = {
+            "normalizer": None,
+            "pre_tokenizer": metaspace,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "added_tokens": [] if is_complete else self.head["added_tokens"],
+        }
+        # Of a key that comes twice the library takes the last.
+        return replace(self, head=self.head | head, model=f"{self.model.rstrip()[:-1]}, {json.dumps(LLAMA_BPE)[1:]}")
 
     def is_known_to_be_quick(self) -> bool:
         """Whether every step is one of the known ones; see the module docstring."""

@@ -18,16 +18,9 @@ import tokenizers
 from llmcli.errors import TokenizerError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.document import read_document
+from llmcli.tokenizer.document import LLAMA_DECODERS, STRIP_ONE_LEFT, read_document
 from llmcli.tokenizer.encoding_process import EncodingProcess
 from llmcli.tokenizer.settings import AddedToken, TokenizerSettings
-
-LLAMA_SEQUENCE = [
-    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-]
-STRIP_ONE_LEFT = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -36,19 +29,24 @@ class HuggingFaceTokenizer(Tokenizer):
     Tokens that the files beside it add go in as transformers adds them: those with an id in the order of their ids,
     whether or not the vocabulary has them. A token that is only named special counts if the vocabulary has it;
     transformers would give it an id beyond the vocabulary, which no model was trained with. A named token is special,
-    even if tokenizer.json calls it ordinary.
+    even if tokenizer.json calls it ordinary. Where transformers takes its class LlamaTokenizer, the file is read as
+    that class does.
     """
 
     def __init__(self, path: Path, content: bytes, settings: TokenizerSettings) -> None:
+        self._tokenizer, self._encoder, settings = _load(path, content, settings)
         super().__init__(path, settings)
-        self._tokenizer, self._encoder = _load(path, content, settings)
         self._lock = threading.Lock()
         self._piece_bytes, self.strips_leading_space = _decoding_rule(path, _state(self._tokenizer.decoder))
         self.vocab_size = self._checked_vocab_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
         added_tokens = self._tokenizer.get_added_tokens_decoder()
-        self.special_token_ids = frozenset(token_id for token_id, token in added_tokens.items() if token.special)
-        bos_token = settings.bos_token or _template_bos(_state(self._tokenizer.post_processor))
-        self.bos_token_id = self._find_declared("bos_token", bos_token, is_added=self._must_add_bos)
+        self._special_tokens = {token_id: token.content for token_id, token in added_tokens.items() if token.special}
+        self.special_token_ids = frozenset(self._special_tokens)
+        is_normalized = any(token.special and token.normalized for token in added_tokens.values())
+        self.finds_other_spellings = is_normalized and self._tokenizer.normalizer is not None
+        self.bos_token_id = _first_added_id(_state(self._tokenizer.post_processor))
+        if self.bos_token_id is None:
+            self.bos_token_id = self._find_declared("bos_token", settings.bos_token, is_added=self._must_add_bos)
         eos_token_id = self._find_declared("eos_token", settings.eos_token, is_added=False)
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset({eos_token_id})
 
@@ -69,6 +67,8 @@ class HuggingFaceTokenizer(Tokenizer):
         """The vocabulary string of a token, such as "Ġthe"; "" for an id outside the vocabulary."""
         if not 0 <= token_id < self.vocab_size:
             return ""
+        if token_id in self._special_tokens:  # of one that it finds in normalized text the library gives that form
+            return self._special_tokens[token_id]
         return self._tokenizer.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -80,20 +80,29 @@ class HuggingFaceTokenizer(Tokenizer):
 
 def _load(
     path: Path, content: bytes, settings: TokenizerSettings
-) -> tuple[tokenizers.Tokenizer, EncodingProcess | None]:
-    """The file without its truncation and padding and with the tokens that the settings add.
+) -> tuple[tokenizers.Tokenizer, EncodingProcess | None, TokenizerSettings]:
+    """The file without its truncation and padding and with the tokens that the settings add, and all settings.
 
     If its steps are not known to be quick, the tokenizer is for looking up tokens alone, and the process encodes.
     """
     with _library_errors(f"{path} is not a readable tokenizer.json", "; download the file again"):
         document = read_document(content.decode())
+        if settings.llama_tokens is not None:
+            as_llama = document.as_llama_tokenizer(
+                is_legacy=settings.legacy,
+                adds_prefix_space=settings.add_prefix_space,
+                is_complete=settings.is_complete,
+            )
+            if as_llama is not document:
+                document = as_llama
+                settings = replace(settings, named_tokens={**settings.llama_tokens, **settings.named_tokens})
         is_quick = document.is_known_to_be_quick()
         text = (document if is_quick else document.for_looking_up()).text()
         with _stderr_kept_clean():
             tokenizer = tokenizers.Tokenizer.from_str(text)
         added_tokens = _added_tokens(tokenizer, settings)
         tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in added_tokens])
-    return tokenizer, None if is_quick else EncodingProcess(path, document.text(), added_tokens)
+    return tokenizer, None if is_quick else EncodingProcess(path, document.text(), added_tokens), settings
 
 
 def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) -> list[dict[str, Any]]:
@@ -161,12 +170,18 @@ def _state(component: Any) -> dict[str, Any]:
     return {} if component is None else json.loads(component.__getstate__())
 
 
-def _template_bos(post_processor: dict[str, Any]) -> str | None:
-    """The special token that a post-processor puts before the text."""
-    for processor in post_processor.get("processors", [post_processor]):
-        for first in processor["single"][:1] if processor.get("type") == "TemplateProcessing" else []:
-            if "SpecialToken" in first:
-                return str(first["SpecialToken"]["id"])
+def _first_added_id(post_processor: dict[str, Any]) -> int | None:
+    """The id that a post-processor puts before every text."""
+    for processor in reversed(post_processor.get("processors", [])):  # each adds around what the one before it made
+        if (token_id := _first_added_id(processor)) is not None:
+            return token_id
+    if "cls" in post_processor:  # BertProcessing and RobertaProcessing
+        return int(post_processor["cls"][1])
+    for part in post_processor.get("single", []):
+        if "Sequence" in part:
+            break
+        for token_id in post_processor["special_tokens"][part["SpecialToken"]["id"]]["ids"]:
+            return int(token_id)
     return None
 
 
@@ -186,7 +201,7 @@ def _decoding_rule(path: Path, decoder: dict[str, Any]) -> tuple[Callable[[str],
     if types == ["Metaspace"]:
         replacement = steps[0]["replacement"]
         return lambda piece: piece.replace(replacement, " ").encode(), steps[0]["prepend_scheme"] != "never"
-    if steps[:3] == LLAMA_SEQUENCE and steps[3:] in ([], [STRIP_ONE_LEFT]):
+    if steps[:3] == LLAMA_DECODERS and steps[3:] in ([], [STRIP_ONE_LEFT]):
         return _byte_fallback_bytes, len(steps) == 4
     found = "no decoder" if not decoder else "the decoder " + ", ".join(types)
     raise TokenizerError(

@@ -29,6 +29,7 @@ _FILES = (
     ("tokenizer_config.json", TOKENIZER_SETTINGS),
     ("special_tokens_map.json", TOKENIZER_SETTINGS),
     ("added_tokens.json", TOKENIZER_SETTINGS),
+    ("config.json", TOKENIZER_SETTINGS),
 )
 _KEEPER = OutputFile("kept bytes of tokens", lambda head: True, "remove it", 0o600)
 _DIGEST_BYTES = 32

@@ -1,5 +1,5 @@
 """What the small JSON files beside a tokenizer declare: tokenizer_config.json, special_tokens_map.json,
-added_tokens.json.
+added_tokens.json, and config.json where it names the tokenizer's class.
 
 Refuses malformed values; every other key of these files is ignored.
 """
@@ -17,6 +17,10 @@ from llmcli.reading import TOKENIZER_SETTINGS
 
 # Source: transformers 5.23, `PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES`.
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Source: transformers 5.23, `LlamaTokenizer.__init__`.
+LLAMA_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# Of the types that this program runs those for which transformers' AutoTokenizer takes another class all the same.
+OTHER_CLASS_TYPES = ("mistral", "qwen2")
 MAX_TOKEN_ID = 2**22  # four times the largest vocabulary known; loops over all ids must end
 
 
@@ -37,12 +41,14 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """The declarations of one model folder; the defaults are those of a folder without any of the three files.
+    """The declarations of one model folder; the defaults are those of a folder without any of these files.
 
     `named_tokens` holds those with a name, as in `"pad_token": "<pad>"`; `extra_tokens` the special ones without.
     `added_tokens` goes by id; `is_complete` says that it is `added_tokens_decoder`, and goes before what tokenizer.json
     says of a token. `legacy` is Hugging Face's word for a LLaMA tokenizer that puts a space after each
-    special token and not only at the start of the text.
+    special token and not only at the start of the text; without `add_prefix_space` it puts none anywhere.
+    `llama_tokens` are not None where transformers reads the folder with its class LlamaTokenizer: the tokens that this
+    class names by itself, since no file does.
     """
 
     named_tokens: Mapping[str, AddedToken] = field(default_factory=dict)
@@ -52,6 +58,8 @@ class TokenizerSettings:
     add_bos_token: bool | None = None  # None: not said
     add_eos_token: bool = False
     legacy: bool = False
+    add_prefix_space: bool = True
+    llama_tokens: Mapping[str, AddedToken] | None = None
 
     @property
     def bos_token(self) -> str | None:
@@ -123,6 +131,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         names = [n for n in TOKEN_NAMES if n in token_map or isinstance(config.get(n), str)]
         declared_special = {token.content for n in names if (token := named[n]) is not None} | extra.keys()
         added_tokens = _added_tokens_file(folder / "added_tokens.json", declared_special)
+    add_prefix_space = _flag(config_path, config, "add_prefix_space")
     return TokenizerSettings(
         named_tokens={name: token for name, token in named.items() if token is not None},
         extra_tokens=tuple(extra.values()),
@@ -131,6 +140,8 @@ def read_settings(folder: Path) -> TokenizerSettings:
         add_bos_token=_flag(config_path, config, "add_bos_token"),
         add_eos_token=bool(_flag(config_path, config, "add_eos_token")),
         legacy=bool(_flag(config_path, config, "legacy")),
+        add_prefix_space=add_prefix_space is not False,
+        llama_tokens=_llama_tokens(config, read_optional_object(folder / "config.json"), named),
     )
 
 
@@ -148,6 +159,17 @@ def _flag(path: Path, config: dict[str, Any], name: str) -> bool | None:
     if not isinstance(value, bool | None):
         raise TokenizerError(f"{name} in {path} is {_shown(value)}, expected true, false or null")
     return value
+
+
+def _llama_tokens(
+    config: dict[str, Any], model_config: dict[str, Any], named: Mapping[str, AddedToken | None]
+) -> dict[str, AddedToken] | None:
+    """As `TokenizerSettings` has them. Source: transformers 5.23, `AutoTokenizer.from_pretrained`."""
+    tokenizer_class = config.get("tokenizer_class") or model_config.get("tokenizer_class")
+    is_llama = tokenizer_class in ("LlamaTokenizer", "LlamaTokenizerFast")
+    if not is_llama or model_config.get("model_type") in OTHER_CLASS_TYPES:
+        return None
+    return {name: AddedToken(content, special=True) for name, content in LLAMA_NAMES.items() if name not in named}
 
 
 def _token(path: Path, name: str, value: Any) -> AddedToken | None:

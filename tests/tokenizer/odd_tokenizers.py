@@ -17,6 +17,19 @@ WORDS += ["don't", "x=1;", "ﬁne", "Å", "e\u0301", "foo_bar", "👍🏽"]
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<|end|>"]
 ADDED = ["<tool>", "<mask>", "fox", "a b", "日本", "<img>", " <sp>", "<NEW>"]
 NAMES = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "image_token"]
+OLD_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}"
+    "{% endfor %}"
+)
+OLD_SETTINGS: dict[str, list[Any]] = {
+    "tokenizer_class": ["LlamaTokenizer", "LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast", "absent"],
+    "add_bos_token": [True, True, False, None, "absent"],
+    "add_eos_token": [True, False, "absent"],
+    "bos_token": ["<s>", "</s>", "<unk>", None, {"content": "</s>", "normalized": True, "lstrip": False}, "absent"],
+    "eos_token": ["</s>", "<s>", "absent"],
+    "legacy": [True, False, None, "absent"],
+    "add_prefix_space": [True, False, None, "absent", "absent"],
+}
 PATTERNS = [*sorted(KNOWN_PATTERNS), r"[A-Za-z]+|[^A-Za-z]"]  # the last is not one that is known to be quick
 SOURCES = [
     "{{ bos_token }}",
@@ -69,6 +82,57 @@ def write_folder(folder: Path, rng: random.Random) -> list[str]:
     known = [t for t in [*SPECIAL, *ADDED] if library.token_to_id(t) is not None and t not in ordinary]
     write_settings(folder, rng, known, library.get_vocab_size(), "PreTrainedTokenizerFast")
     return [*SPECIAL, *ADDED]
+
+
+def write_old_folder(folder: Path, rng: random.Random) -> list[str]:
+    """A tokenizer.json of LLaMA's older kinds, in which special tokens may be looked for in normalized text.
+
+    Its post-processor may begin a text with a token that is not the one that the small files name.
+    """
+    document = json.loads(_byte_fallback_library([" ".join(rng.choices(WORDS, k=30)) for _ in range(20)], rng).to_str())
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    others: list[dict[str, Any]] = [{"type": name} for name in ("NFKC", "Lowercase")]
+    steps = [*rng.sample(others, k=rng.choice([0, 0, 1, 2])), {"type": "Prepend", "prepend": "▁"}, replace]
+    document["normalizer"] = rng.choice([None, replace, *[{"type": "Sequence", "normalizers": steps}] * 4])
+    used = len(document["model"]["vocab"])
+    new = rng.sample(["<NEW>", "<s>s", "a b", "fox"], k=rng.randrange(4))
+    document["added_tokens"] += [{"id": used + index, "content": token} for index, token in enumerate(new)]
+    for token in document["added_tokens"]:
+        token |= {name: rng.random() < 0.2 for name in ("lstrip", "rstrip", "single_word")}
+        token |= {"normalized": rng.random() < 0.7, "special": token["content"] in SPECIAL or rng.random() < 0.7}
+    document["post_processor"] = random_post_processor(rng)
+    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    config: dict[str, Any] = {"chat_template": OLD_TEMPLATE}
+    for name, values in OLD_SETTINGS.items():
+        if (value := rng.choice(values)) != "absent":
+            config[name] = value
+    if rng.random() < 0.3:  # the names in the other small file
+        token_map = {name: config.pop(name) for name in ("bos_token", "eos_token") if name in config}
+        (folder / "special_tokens_map.json").write_text(json.dumps(token_map))
+    (folder / "tokenizer_config.json").write_text(json.dumps(_typed(config)))
+    if (model_type := rng.choice(["llama", "llama", "mistral", "smollm3", None])) is not None:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return [*SPECIAL, "</S>", "＜s＞", "▁</s>", " </s>", "<new>", *new]
+
+
+def random_post_processor(rng: random.Random) -> Any:
+    """What puts tokens around a text: templates, one, several or none, or another kind."""
+    ids = {"<unk>": 0, "<s>": 1, "</s>": 2}
+
+    def template() -> dict[str, Any]:
+        single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+        for token in rng.sample(list(ids), k=rng.randrange(2)):
+            single.insert(rng.randrange(2), {"SpecialToken": {"id": token, "type_id": 0}})
+        pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+        special = {token: {"id": token, "ids": [token_id], "tokens": [token]} for token, token_id in ids.items()}
+        return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    roberta = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1]}
+    roberta |= {"trim_offsets": True, "add_prefix_space": True}
+    bert = {"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1]}
+    sequence = {"type": "Sequence", "processors": [template() for _ in range(rng.randrange(1, 3))]}
+    return rng.choice([None, template(), template(), template(), sequence, byte_level, bert, roberta])
 
 
 def write_model_folder(folder: Path, rng: random.Random) -> list[str]:

@@ -5,13 +5,15 @@ Metaspace drops (huggingface.py), runs of spaces with a tokenizer.model, where t
 special tokens that the library finds in normalized text, which it shows and we hide.
 """
 
+import json
 import random
+import unicodedata
 import warnings
 
 import jinja2
 import pytest
 import transformers
-from odd_tokenizers import MESSAGES, random_text, write_folder, write_model_folder
+from odd_tokenizers import MESSAGES, random_text, write_folder, write_model_folder, write_old_folder
 from transformers import AutoTokenizer
 
 from llmcli.errors import TokenizerError
@@ -59,6 +61,47 @@ def test_a_random_tokenizer_equals_transformers(number, tmp_path):
             shown = reference.decode(expected, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             assert decode(tokenizer, expected, at_start=True) == shown, text
     compare_templates(reference, tokenizer, tmp_path, rng)
+
+
+def test_a_random_older_tokenizer_equals_transformers(number, tmp_path):
+    rng = random.Random(f"old {number}")
+    tokens = write_old_folder(tmp_path, rng)
+    reference, tokenizer = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    must_add_bos = json.loads((tmp_path / "tokenizer_config.json").read_text()).get("add_bos_token") is True
+    template = load_chat_template(tmp_path, tokenizer)
+    special = [tokenizer.piece(token_id) for token_id in tokenizer.special_token_ids]
+    try:
+        for _ in range(NUM_TEXTS):
+            text = random_text(rng, tokens)
+            plain = reference(text, add_special_tokens=False)["input_ids"]
+            assert tokenizer.encode(text, add_special_tokens=False) == plain, text
+            expected = reference(text)["input_ids"]
+            if expected[:2] == [tokenizer.bos_token_id] * 2:  # never doubled
+                expected = expected[1:]
+            added = reference("")["input_ids"]
+            if must_add_bos and added in ([], [*added_at_end(reference)]) and tokenizer.bos_token_id is not None:
+                expected = expected if expected[:1] == [tokenizer.bos_token_id] else [tokenizer.bos_token_id, *expected]
+            assert tokenizer.encode(text) == expected, text
+
+            messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "the fox"}]
+            token_ids = encode_chat(tokenizer, template, messages, add_generation_prompt=False)
+            said = unicodedata.normalize("NFKC", f"{text} the fox").casefold()
+            if reference.bos_token and not any(token.casefold() in said for token in special):
+                ids = reference.apply_chat_template(messages, return_dict=False, add_generation_prompt=False)
+                assert token_ids == ids, text
+            # Those of the template: a message has none, whatever it says.
+            num_special = sum(token_id in tokenizer.special_token_ids for token_id in token_ids)
+            assert num_special <= 1 + ("bos_token" in template.special_tokens), text
+    finally:
+        template.close()
+
+
+def added_at_end(reference):
+    """The ids that its post-processor adds after a text."""
+    word = reference("fox", add_special_tokens=False)["input_ids"]
+    ids = reference("fox")["input_ids"]
+    start = next(index for index in range(len(ids)) if ids[index : index + len(word)] == word)
+    return ids[start + len(word) :]
 
 
 def compare_templates(reference, tokenizer, folder, rng):

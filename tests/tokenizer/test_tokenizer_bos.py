@@ -163,3 +163,34 @@ def test_golden_ids_qwen2(load):
     tokenizer = load("qwen2")
     assert tokenizer.encode("Hello world") == [9707, 1879]
     assert tokenizer.encode("<|im_start|>Hello world") == [151644, 9707, 1879]
+
+
+@pytest.mark.parametrize("bos_token", ["<|eos|>", {"__type": "AddedToken", "content": "<|eos|>"}, None, ABSENT])
+@pytest.mark.parametrize("add_bos_token", FLAGS)
+@pytest.mark.parametrize("tokenizer_class", CLASSES)
+def test_what_the_post_processor_puts_first_is_the_bos(
+    tokenizer_class, add_bos_token, bos_token, byte_level_library, folder_of
+):
+    """Whatever the small files name, as in fine-tunes whose tokens were resized."""
+    values = {"add_bos_token": add_bos_token, "tokenizer_class": tokenizer_class, "bos_token": bos_token}
+    folder = folder_of(
+        tokenizer__json=post_processed(byte_level_library, BOS),
+        tokenizer_config__json=config_of({"eos_token": "<|eos|>"}, **values),
+        config__json={"model_type": "llama"},
+    )
+    tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.encode("hello") == reference.encode("hello")
+    assert tokenizer.encode("<|bos|>hello") == reference.encode("hello")  # not doubled
+    assert tokenizer.bos_token_id == 0
+
+
+def test_golden_ids_of_a_llama3_whose_small_files_name_another_bos(llama3_folder, tmp_path):
+    document = json.loads((llama3_folder / "tokenizer.json").read_text())
+    bos = {"id": "<|begin_of_text|>", "ids": [128000], "tokens": ["<|begin_of_text|>"]}
+    single = [{"SpecialToken": {"id": bos["id"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {bos["id"]: bos}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"post_processor": processor}))
+    config = {"bos_token": "<|start_header_id|>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(tmp_path).encode("Hello world") == [128000, 9906, 1917]

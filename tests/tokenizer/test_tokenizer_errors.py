@@ -173,7 +173,7 @@ def test_malformed_added_tokens(spm_model, folder_of):
 
 
 def test_lost_bos_of_a_tokenizer_json(byte_level_library, folder_of):
-    document = json.loads(byte_level_library.to_str())
+    document = json.loads(byte_level_library.to_str()) | {"post_processor": None}
     config = {"bos_token": "<lost>", "add_bos_token": True, "eos_token": "<x>", "add_eos_token": True}
     folder = folder_of(tokenizer__json=document, tokenizer_config__json=config)
     assert "has add_bos_token: true, but tokenizer.json has no token '<lost>'" in message_of(folder)
