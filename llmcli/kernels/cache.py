@@ -139,7 +139,7 @@ class KernelCache:
     def _file_name(self, source: str, stem: str, name: str, arch: str) -> str:
         parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, name)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return f"{stem}-{arch}-{key[:32]}.cubin"
+        return f"{stem.replace('/', '-')}-{arch}-{key[:32]}.cubin"
 
 
 def _find(cubin: Path) -> CachedKernels | None:

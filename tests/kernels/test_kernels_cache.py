@@ -62,6 +62,15 @@ def test_what_was_compiled_is_found_again(tmp_path: Path, sources: Path, compila
     assert len(compilations.calls) == 1
 
 
+def test_a_source_in_a_folder_of_its_own_is_kept_too(tmp_path: Path, sources: Path, compilations: Compilations) -> None:
+    (sources / "studies").mkdir()
+    (sources / "studies" / "scale.cu").write_text("int study;\n")
+    kernels = ("studies/scale", "scale<float>"), FLOAT
+    compiled = KernelCache(tmp_path / "cache", sources).get_all(kernels, "sm_90")
+    assert KernelCache(tmp_path / "cache", sources).get_all(kernels, "sm_90") == compiled
+    assert len(compilations.calls) == 2
+
+
 def test_each_input_of_a_compilation_makes_another_entry(
     tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
