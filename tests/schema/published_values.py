@@ -22,6 +22,7 @@ _DURATION = (
     r"P(?:\d+W|(?=\d|T\d)(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)?"
     r"(?:T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S))?)"
 )
+_EMAIL = r'(?:[^\s"@]+|"(?:[^"\\]|\\.)*")@[^\s@]+'
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 
@@ -34,7 +35,7 @@ def judge_of(schema: dict[str, Any]) -> jsonschema.protocols.Validator:
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     formats = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid"])
     for name, regex in (("duration", _DURATION), ("hostname", rf"{_LABEL}(?:\.{_LABEL})*"),
-                        ("email", r"\S+@[^@\s]+")):  # fmt: skip
+                        ("email", _EMAIL)):  # fmt: skip
         formats.checks(name)(
             lambda text, regex=regex: not isinstance(text, str) or bool(re.fullmatch(regex, text, re.A))
         )
