@@ -24,7 +24,7 @@ from llmcli.cli.options import (
     chosen_model,
     parse_rows,
 )
-from llmcli.cli.run import check_run, loaded_objects_set_aside, open_run
+from llmcli.cli.run import Run, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
 from llmcli.cli.template_variables import parse_template_variables
@@ -33,7 +33,9 @@ from llmcli.cli.units import size
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
+    from llmcli.engine.scheduler import Scheduler
     from llmcli.runners.base import Runner
+    from llmcli.serve.server import Server
 
 # The CPU gains little from more rows; but who asks while a long text runs should not wait for its end.
 HOST_ROWS = 4
@@ -90,18 +92,23 @@ def serve(
             runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
             drafting = run.draft.load(runner, run.devices, run.context)
             scheduler = lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting)
-            log = lazy.LogWriter(_write_line)
-            try:
-                with loaded_objects_set_aside():
-                    signals = front.run(
-                        scheduler,
-                        Schemas(run.session).hold,
-                        log=lambda line: log.log(partial(_log_line, _now(), line)),
-                        log_contents=lambda what, contents: log.log(partial(_contents_line, _now(), what, contents)),
-                        on_ready=lambda: log.log(lambda: _start_line(run.session.name, runner, run.context, address)),
-                    )
-            finally:
-                is_log_read = log.close()
+            _serve(front, scheduler, run, _start_line(run.session.name, runner, run.context, address))
+
+
+def _serve(front: Server, scheduler: Scheduler, run: Run, start_line: str) -> None:
+    """Serve to the end. Raises: typer.Exit; LLMCliError if the front ends by itself"""
+    log = lazy.LogWriter(_write_line)
+    try:
+        with loaded_objects_set_aside():
+            signals = front.run(
+                scheduler,
+                Schemas(run.session).hold,
+                log=lambda line: log.log(partial(_log_line, _now(), line)),
+                log_contents=lambda what, contents: log.log(partial(_contents_line, _now(), what, contents)),
+                on_ready=lambda: log.log(lambda: start_line),
+            )
+    finally:
+        is_log_read = log.close()
     code = EXIT_INTERRUPTED if signal.SIGINT in signals else 0
     if not is_log_read:
         os._exit(code)  # Python's own end would wait for the same lock

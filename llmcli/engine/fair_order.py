@@ -5,12 +5,12 @@ Shenker 1989, Analysis and simulation of a fair queueing algorithm]. So who asks
 for much, and everybody's turn comes: time goes on for those who wait, too. The texts of one client keep their order.
 """
 
-from collections.abc import Hashable, Iterable
+from collections import Counter
+from collections.abc import Hashable
 from itertools import count
 from typing import NamedTuple
 
 _PROMPT_SHARE = 1 / 16  # of a new token's time that a token of a prompt takes; a rough figure
-_STEPS_TOGETHER = 16  # time is counted so rarely, as it takes a look at all who wait
 _WORTH = 4  # a row changes hands for a text that needs this many times fewer tokens than the other
 
 
@@ -22,30 +22,32 @@ class Order(NamedTuple):
 
 
 class FairOrder:
-    """See the module. Time is in new tokens of each client."""
+    """See the module. Time is in new tokens of each client. A client is known while a text of its own is open."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._ends: dict[Hashable, float] = {}  # of the latest text of each client that ends after now
+        self._ends: dict[Hashable, float] = {}  # of the latest text of each client
+        self._num_open: Counter[Hashable] = Counter()
         self._numbers = count(1)
-        self._num_passed = self._num_steps = 0  # since `_now` changed
 
-    def next(self, client: Hashable, num_prompt_tokens: int, num_new_tokens: int) -> Order:
+    def enter(self, client: Hashable, num_prompt_tokens: int, num_new_tokens: int) -> Order:
         """The place of a text that is asked for now."""
-        begin = self._ends.get(client, self._now)
+        self._num_open[client] += 1
+        begin = max(self._now, self._ends.get(client, 0.0))
         end = self._ends[client] = begin + num_prompt_tokens * _PROMPT_SHARE + num_new_tokens
         return Order(end, next(self._numbers))
 
-    def pass_time(self, num_tokens: int, clients: Iterable[Hashable]) -> None:
-        """Count a step's new tokens, of which each client has had its share. `clients` are those of all open texts."""
-        self._num_passed += num_tokens
-        self._num_steps += 1
-        if self._num_steps < _STEPS_TOGETHER:
-            return
-        is_one = len(self._ends) <= 1  # then it need not be asked who they are
-        self._now += self._num_passed / (1 if is_one else max(1, len(set(clients))))
-        self._num_passed = self._num_steps = 0
-        self._ends = {client: end for client, end in self._ends.items() if end > self._now}
+    def leave(self, client: Hashable, num_unused: int) -> None:
+        """A text is over; what it has not used of its new tokens is the client's again."""
+        self._num_open[client] -= 1
+        if self._num_open[client]:
+            self._ends[client] -= num_unused
+        else:
+            del self._num_open[client], self._ends[client]
+
+    def pass_time(self, num_tokens: int) -> None:
+        """Count a step's new tokens, of which each client has had its share."""
+        self._now += num_tokens / max(1, len(self._num_open))
 
 
 def is_worth_a_row(num_wanted: int, num_left: int, rows_of_wanting: int, rows_of_holder: int) -> bool:

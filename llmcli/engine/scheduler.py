@@ -13,7 +13,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
@@ -76,19 +76,19 @@ class Scheduler:
         """Queue a request for texts or scores; return its number, which its events carry."""
         number = self._num_requests = self._num_requests + 1
         if isinstance(request, ScoreRequest):
-            order = self._order.next(request.client, len(request.token_ids), 0)
+            order = self._order.enter(request.client, len(request.token_ids), 0)
             insort(self._waiting, Score(order, request, number))
             return number
         if self._tokenizer is None:
             raise ValueError("texts need a tokenizer")
         if request.scores_prompt:  # before its texts
-            order = self._order.next(request.client, len(request.prompt_token_ids), 0)
+            order = self._order.enter(request.client, len(request.prompt_token_ids), 0)
             insort(self._waiting, Score(order, prompt_scores(request), number))
         is_shared = len(request.samples) > 1 and not request.said
         shared: Shared | None = None
         for index in request.samples:
             sample = Sample(number, request, index, self._tokenizer, self.runner.limits.max_seq_len)
-            order = self._order.next(request.client, len(request.prompt_token_ids), sample.max_tokens)
+            order = self._order.enter(request.client, len(request.prompt_token_ids), sample.max_tokens)
             if is_shared and shared is None:
                 shared = Shared(order, request, number, len(request.samples))
             insort(self._waiting, Text(order, sample, shared))
@@ -98,12 +98,16 @@ class Scheduler:
         """Drop a request. Its rows are free at once, and no event of it follows."""
         with interrupts_held_back():
             self._events = [event for event in self._events if event.request != request]
-            self._waiting = [one for one in self._waiting if number_of(one) != request]
+            for one in [one for one in self._waiting if number_of(one) == request]:
+                self._waiting.remove(one)
+                self._leave(one)
             for fill in [fill for fill in self._fills if number_of(fill.owner) == request]:
                 self._abandon(fill)
+                self._leave(fill.owner)
             for text in [text for text in self._running if text.sample.number == request]:
                 self._running.remove(text)
                 self._close(text)
+                self._leave(text)
             self._prompts.close(lambda shared: shared.number == request)
 
     def interrupt(self) -> list[Event]:
@@ -119,6 +123,7 @@ class Scheduler:
             ended = [text.sample.finish("interrupted") for text in self._running]
             events, self._events = [*self._events, *ended], []
             self._running.clear()
+            self._order = FairOrder()
             return events
 
     def step(self) -> list[Event]:
@@ -155,7 +160,8 @@ class Scheduler:
             together = prompt_spans(self.runner, self._budget, self._fills, start, is_alone=is_alone)
             if not together or (is_alone and events) or not self._budget.has_room(seconds, num_tokens(together)):
                 return
-            together = list(takewhile(lambda one: self._reserve_fill(*one), together))
+            beside = [fill for fill, _ in together]
+            together = list(takewhile(partial(self._reserve_fill, beside), together))
             if not together:
                 return
             step = self._run_fills(together, events)
@@ -181,8 +187,13 @@ class Scheduler:
             try:
                 if isinstance(first, Score):
                     return self._begin(first, self.runner.open(first.request.token_ids[:-1]), events)
+                if any(
+                    isinstance(one.owner, Score) and number_of(one.owner) == number_of(first) for one in self._fills
+                ):
+                    return None  # its prompt's scores come before its end
                 if first.sample.finish_reason or first.sample.max_tokens == 0:
                     self._forget_waiting(first)
+                    self._leave(first)
                     events.append(first.sample.finish(first.sample.finish_reason or "context"))
                     continue
                 shared = first.shared
@@ -190,17 +201,19 @@ class Scheduler:
                     if shared.row is None:
                         shared.start_time = shared.start_time or time.perf_counter()
                         return self._begin(shared, self.runner.open(shared.request.prompt_token_ids), events)
-                    if shared.logits is None or not self._find_row(first):
+                    is_filling = any(fill.owner is shared for fill in self._fills)
+                    if is_filling or not self._find_row(first, beside):
                         return None
                     self._fork(first, shared, shared.row)
                     continue
-                if not self._find_row(first):
+                if not self._find_row(first, beside):
                     return None
                 return self._begin(first, open_row(self.runner, first.sample), events)
             except LLMCliError as error:
                 if not isinstance(first, Text):
                     raise
                 self._forget_waiting(first)
+                self._leave(first)
                 events.append(Failed(first.sample.index, error, first.sample.number))
         return None
 
@@ -278,6 +291,7 @@ class Scheduler:
                 self._fills.remove(fill)
                 if isinstance(owner, Score):
                     self.runner.close(fill.row)
+                    self._leave(owner)
                 elif isinstance(owner, Shared):
                     self._prompts.add(owner)
                     owner.prefill_tokens = fill.num_computed
@@ -295,16 +309,22 @@ class Scheduler:
         if turns and not self._works_ahead():
             self._collect(self._queued.pop(), events)
 
-    def _reserve_fill(self, fill: AnyFill, span: Span) -> bool:
+    def _reserve_fill(self, beside: Sequence[AnyFill], one: FillSpan) -> bool:
         """Make room for a prompt's span. Rows that do not go after it keep their pages.
 
-        If none runs, shared prompts are closed.
+        If none runs, shared prompts are closed, and fills that are not among those `beside` it start again later.
         """
+        fill, span = one
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
             if self._running and self._goes_first(fill.owner, self._running[-1]):
                 self._preempt(self._running[-1])
-            elif self._running or not self._prompts.release_latest():
+            elif self._running:
                 return False
+            elif not self._prompts.release_latest():
+                others = [other for other in self._fills if other not in beside]
+                if not others:
+                    return False
+                self._abandon(others[-1], is_wanted=True)
         return True
 
     # Choices
@@ -329,7 +349,7 @@ class Scheduler:
         self._queued.append(Queued(step, turns, [0] * len(ready), self._filled, drafts, begun))
         self._filled = []
         self._prompts.close(lambda shared: shared.num_waiting == 0)
-        self._order.pass_time(len(ready), map(client_of, chain(self._waiting, self._running)))
+        self._order.pass_time(len(ready))
         self.usage.steps += 1
         self.usage.row_steps += len(ready)
         self.usage.most_rows = max(self.usage.most_rows, len(ready))
@@ -369,6 +389,7 @@ class Scheduler:
         """Give back what a text has that is over."""
         sample = text.sample
         self._running.remove(text)
+        self._leave(text)
         if sample.finish_reason is not None and sample.request.keeps_pages and text.row is not None:
             self.runner.offer(text.row)
         self._close(text)
@@ -382,24 +403,35 @@ class Scheduler:
         """Whether `one` is of another client than `other`, and goes before it."""
         return one.order < other.order and client_of(one) != client_of(other)
 
-    def _find_row(self, first: Text) -> bool:
-        """Whether there is a row for the first of those who wait. Another client may have to give up one for it."""
-        holders: list[Text | Score | Shared] = [*self._running, *(fill.owner for fill in self._fills)]
+    def _leave(self, one: Text | Score | Shared) -> None:
+        """Tell the order of what is over. A shared prompt is none of its own."""
+        if not isinstance(one, Shared):
+            unused = one.sample.max_tokens - len(one.sample.token_ids) if isinstance(one, Text) else 0
+            self._order.leave(client_of(one), unused)
+
+    def _find_row(self, first: Text, beside: Sequence[AnyFill]) -> bool:
+        """Whether there is a row for the first of those who wait. Another client may have to give up one for it.
+
+        Fills `beside` it, which run in this step, keep theirs. Only texts take rows; scores and prompts take pages.
+        """
+        fillers = [(fill.owner, fill) for fill in self._fills if isinstance(fill.owner, Text)]
+        holders: list[Text] = [*self._running, *(owner for owner, _ in fillers)]
         if len(holders) < self.runner.limits.num_rows:
             return True
         last = max(holders, key=lambda one: one.order)
-        if not (isinstance(last, Text) and self._goes_first(first, last)):
+        filling = next((fill for owner, fill in fillers if owner is last), None)
+        if filling in beside or not self._goes_first(first, last):
             return False
         rows = Counter(map(client_of, holders))
         wanted, left = (one.sample.max_tokens - len(one.sample.token_ids) for one in (first, last))
         if not is_worth_a_row(wanted, left, rows[client_of(first)], rows[client_of(last)]):
             return False
-        if last in self._running:
+        if filling is not None:
+            self._abandon(filling, is_wanted=True)
+        else:
             assert last.row is not None
             self.runner.offer(last.row)  # the text then goes on where it was, if nobody needs these pages
             self._preempt(last)
-        else:
-            self._abandon(next(fill for fill in self._fills if fill.owner is last), is_wanted=True)
         return True
 
     def _preempt(self, text: Text) -> None:

@@ -36,6 +36,7 @@ MAX_SAMPLES = 128
 _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 64
 _MAX_KEYS = 1000  # of an object whose keys we know
+_MAX_OBJECTS = 200_000
 _MAX_ENTRIES = 1_000_000  # of all lists and objects; more than that many token ids fit no context
 _UNKNOWN = "unknown_key"
 
@@ -283,6 +284,8 @@ def parse_body(kind: type[Kind], content: bytes) -> Kind:
     """
     if content.count(b",") >= _MAX_ENTRIES:  # those within strings count too: texts have few
         raise Refusal(400, f"the body has more than {_MAX_ENTRIES} entries", code="too_many_entries")
+    if content.count(b"{") + content.count(b"[") > _MAX_OBJECTS:  # each takes a hundred bytes and more
+        raise Refusal(400, f"the body has more than {_MAX_OBJECTS} lists and objects", code="too_many_entries")
     try:
         value = parse_json(content, _object)
     except LoneSurrogateError as error:

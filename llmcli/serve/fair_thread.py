@@ -53,9 +53,12 @@ class FairThread:
     def _end(self, result: asyncio.Future[Any], doing: asyncio.Future[Any]) -> None:
         self._is_busy = False
         self._begin_next()
-        if result.cancelled() or doing.cancelled():
+        if doing.cancelled():
             return
-        if (error := doing.exception()) is not None:
+        error = doing.exception()
+        if result.cancelled():
+            return
+        if error is not None:
             result.set_exception(error)
         else:
             result.set_result(doing.result())

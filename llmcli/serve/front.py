@@ -32,7 +32,7 @@ _ENGINE_SECONDS = 8.0  # for the engine to end: it has a step to finish
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # that end the server
 _SPARE_CONNECTIONS = 256  # besides those of texts: other paths, and clients that keep theirs open
 _SWITCH_SECONDS = 0.0005  # Python's 5 ms are long where each of many sockets waits for a thread that computes
-_OWN_FILES = 64  # the link, the pipes of child processes, modules that are imported late
+_OWN_FILES = 112  # the link, the pipes of child processes, modules that are imported late
 
 
 @dataclass(frozen=True)

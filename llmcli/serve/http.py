@@ -28,7 +28,7 @@ _MAX_PIPELINED = 16  # requests that a connection may send before the answer of 
 _LAST_WORD_SECONDS = 0.3  # to tell clients that the server has ended
 _TICK_SECONDS = 0.05
 _LOG_SECONDS = 60.0  # between two lines that say that all connections are in use
-ACCEPTED_AT_ONCE = 64  # connections, before they are counted
+ACCEPTED_AT_ONCE = 16  # connections, before they are counted
 _QUEUED_BY_SYSTEM = 4096  # connections that are not accepted yet; one that finds no room there waits for a second
 
 
@@ -68,11 +68,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(**how)
         self.active_time = time.monotonic()
         self._room = room
+        self._at_work: Any = None  # uvicorn's `cycle` is the latest request, which may wait for this one
 
     @property
     def is_idle(self) -> bool:
         """Whether it has sent no request, or not all of one, or has its answer."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+        return not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
@@ -80,6 +81,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._room.make_room(self):
             message = f"all {self._room.most} connections are in use; try again later"
             self._refuse(Refusal(503, message, code="too_many_connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone: also for the request at work, if others wait after it."""
+        for cycle in (self._at_work, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._at_work = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         """A request begins."""

@@ -6,8 +6,11 @@ read, for good. So no reader ever waits for a writer.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 _MOST_UNSENT = 64  # messages after which `wait_for_room` waits
@@ -53,7 +56,9 @@ class Sender:
                 message = self._unsent[0]  # counts as unsent while it is written
             try:
                 self._connection.send(message)
-            except OSError:  # the other process has ended
+            except BaseException:  # the other process has ended; or a message cannot be sent, and all would hang
+                with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as link:
+                    link.shutdown(socket.SHUT_RDWR)
                 with self._changed:
                     self._is_over = True
                     self._unsent.clear()

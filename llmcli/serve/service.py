@@ -137,8 +137,9 @@ class Service:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
-                    self.bodies.take(request.scope, len(chunk), _HELD_BODIES * most)
                     content += chunk
+                    if len(content) > _SMALL_BODY_BYTES:  # who sends little is served beside those who send much
+                        self.bodies.take(request.scope, len(chunk), _HELD_BODIES * most)
                     if len(content) > most:
                         raise too_long
         except TimeoutError:

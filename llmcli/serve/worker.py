@@ -140,7 +140,10 @@ class Worker:
                 return True
             if command is None:
                 return False
-            command()
+            try:
+                command()
+            except BaseException as error:
+                self._fail(error)
 
     def _begin(self, job: Job) -> None:
         if job.is_dropped:

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from results import Result
 
+from llmcli.schema.library import Limits, Matcher
 from llmcli.tokenizer.pieces import TokenPieces
 
 SCHEMA = {
@@ -170,3 +171,25 @@ def test_the_library_is_imported_only_for_a_schema() -> None:
     for arguments, is_imported in ((short, "False"), (["generate", "--help"], "False"), (held, "True")):
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == is_imported, done.stderr
+
+
+def test_a_grammar_that_gives_up_within_a_text_is_told(
+    llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has been written stays, and a line says why there is no more; in a batch it is the prompt's line."""
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=400),))
+    text = f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n'
+    (tmp_path / "x.lark").write_text(text)
+    result = llmcli("generate", "Once upon a time", "--seed", 3, "--grammar", tmp_path / "x.lark")
+    assert result.exit_code == 2
+    assert re.fullmatch("x+\n?", result.stdout)
+    said = r"is too complex for the rest of this text \(.*\); give one with smaller counts .*"
+    assert re.search(rf"^error: {re.escape(str(tmp_path))}/x.lark {said}$", result.stderr, re.M)
+    lines = [{"prompt": "Once upon a time", "seed": 3, **one} for one in ({"grammar": text}, {"regex": "[a-c]{3}"})]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result = llmcli("batch", tmp_path / "in.jsonl", "-", "--ordered")
+    failed, whole = map(json.loads, result.stdout.splitlines())
+    assert re.fullmatch(f"grammar {said}", failed["error"]["message"])
+    assert re.fullmatch("[a-c]{3}", whole["text"])
+    assert result.exit_code == 1
+    assert "1 of 2 prompts failed" in result.stderr

@@ -3,11 +3,12 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from page_device import PageDevice
 
-from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.events import Event, Finished, PromptScored, Token
 from llmcli.engine.fair_order import FairOrder
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
@@ -21,9 +22,24 @@ def next_token(history: Sequence[int], sampler: Sampler) -> int:
     return random.Random(f"{list(history)} {sampler.seed} {sampler.sample_index}").randrange(97, 123)
 
 
-def request(client: object, seed: int, most: int, num_samples: int = 1, prompt: Sequence[int] = (97,)) -> Request:
+def request(
+    client: object, seed: int, most: int, num_samples: int = 1, prompt: Sequence[int] = (97,), *, scores: bool = False
+) -> Request:
     sampler = Sampler(SamplingParams(), seed=seed, num_prompt_tokens=len(prompt), eos_token_ids=frozenset())
-    return Request(tuple(prompt), sampler, tuple(range(num_samples)), most, client=client)
+    views = 0 if scores else None
+    return Request(
+        tuple(prompt),
+        sampler,
+        tuple(range(num_samples)),
+        most,
+        num_alternatives=views,
+        scores_prompt=scores,
+        client=client,
+    )
+
+
+def open_scheduler(tokenizer: Tokenizer, **how: Any) -> Scheduler:
+    return Scheduler(SteppingRunner(PageDevice(next_token, **how)), tokenizer)
 
 
 def ids_alone(asked: Request, sample: int) -> list[int]:
@@ -125,11 +141,100 @@ def test_rows_are_shared_out_between_clients(scheduler: Scheduler) -> None:
     assert steps_until_token(scheduler, scheduler.submit(request("modest", 2, 800))) <= 4
 
 
+def test_a_newcomer_finds_pages_that_a_longer_prompt_holds(tokenizer: Tokenizer) -> None:
+    """Nothing runs that could give any: the prompt that is filled in part begins again later."""
+    scheduler = open_scheduler(tokenizer, num_rows=4, max_seq_len=1024, num_pages=66)
+    asked = [scheduler.submit(request("long", 1, 10, prompt=[97] * 1000))]
+    for _ in range(13):
+        scheduler.step()
+    asked.append(scheduler.submit(request("short", 2, 10, prompt=[98] * 400)))
+    ends = []
+    for _ in range(3000):
+        ends += [event.request for event in scheduler.step() if isinstance(event, Finished)]
+    assert ends == asked[::-1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_clients_at_random_all_get_their_texts(tokenizer: Tokenizer, seed: int) -> None:
+    """Prompts that run side by side, rows that change hands, requests that are cancelled: nothing breaks."""
+    rng = random.Random(seed)
+    scheduler = open_scheduler(
+        tokenizer,
+        num_rows=4,
+        max_seq_len=1024,
+        joins_prompts=True,
+        works_ahead=seed % 2 == 0,
+        num_pages=rng.choice([66, 256]),
+    )
+    open_texts: dict[tuple[int, int], list[int]] = {}
+    for step in range(600):
+        if step < 300 and rng.random() < 0.4 and scheduler.num_waiting < 30:
+            prompt = [rng.randrange(97, 123) for _ in range(rng.choice([1, 20, 60, 120]))]
+            one = request(rng.randrange(6), step, rng.choice([1, 1, 5, 40, 300]), rng.choice([1, 1, 1, 3]), prompt)
+            number = scheduler.submit(one)
+            if rng.random() < 0.2:
+                scheduler.cancel(number)
+            else:
+                open_texts |= {(number, sample): ids_alone(one, sample) for sample in one.samples}
+        for event in scheduler.step():
+            if isinstance(event, Finished):
+                assert list(event.token_ids) == open_texts.pop((event.request, event.sample))
+    for event in run_to_end(scheduler):
+        if isinstance(event, Finished):
+            assert list(event.token_ids) == open_texts.pop((event.request, event.sample))
+    assert open_texts == {}
+    assert scheduler.runner.free_pages == scheduler.runner.limits.num_pages
+    assert not scheduler._order._ends
+
+
+def test_scores_come_before_the_end_of_their_request(tokenizer: Tokenizer) -> None:
+    """Although another client's scores, which go first, end in between."""
+    scheduler = open_scheduler(tokenizer, num_rows=4, max_seq_len=2048)
+    num_views = {scheduler.submit(request("long", 1, 0, prompt=[97] * 1500, scores=True)): 0}
+    events = [*scheduler.step(), *scheduler.step()]
+    num_views[scheduler.submit(request("short", 2, 0, prompt=[98] * 40, scores=True))] = 0
+    ended = {}
+    for event in [*events, *run_to_end(scheduler)]:
+        if isinstance(event, PromptScored):
+            num_views[event.request] += len(event.views)
+        elif isinstance(event, Finished):
+            ended[event.request] = num_views[event.request]
+    assert list(ended.values()) == [39, 1499]
+
+
+def test_what_a_client_has_not_used_is_not_counted(tokenizer: Tokenizer) -> None:
+    """One whose texts ended early, or were cancelled, waits no longer than others for its next token."""
+    scheduler = open_scheduler(tokenizer, num_rows=1, max_seq_len=8192)
+    for seed in range(20):
+        number = scheduler.submit(request("early", seed, 8000))
+        steps_until_token(scheduler, number)
+        scheduler.cancel(number)
+    for seed in range(5):
+        scheduler.submit(request("busy", seed, 50))
+    for _ in range(20):
+        scheduler.step()
+    assert steps_until_token(scheduler, scheduler.submit(request("early", 1, 1))) <= 3
+
+
+def test_scores_hold_up_no_row(tokenizer: Tokenizer) -> None:
+    """They take no row, so a short text takes that of a long one beside them."""
+    seconds = 0.03  # of a span: one a step
+    scheduler = open_scheduler(tokenizer, num_rows=4, max_seq_len=16384, seconds=lambda position, num_tokens: seconds)
+    for client in "abc":
+        scheduler.submit(request(client, 1, 500))
+    for _ in range(20):
+        scheduler.step()
+    scheduler.submit(request("scores", 1, 0, prompt=[97 + index % 20 for index in range(16300)], scores=True))
+    for _ in range(3):
+        scheduler.step()
+    assert steps_until_token(scheduler, scheduler.submit(request("new", 1, 1, prompt=[98] * 5))) <= 3
+
+
 def test_one_client_keeps_its_order() -> None:
     order = FairOrder()
     rng = random.Random(0)
     places = []
     for _ in range(1000):
-        places.append(order.next(None, rng.randint(1, 3000), rng.randint(0, 900)))
-        order.pass_time(rng.randint(0, 300), [None])
+        places.append(order.enter(None, rng.randint(1, 3000), rng.randint(0, 900)))
+        order.pass_time(rng.randint(0, 300))
     assert places == sorted(places)

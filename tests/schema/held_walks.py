@@ -18,6 +18,7 @@ from llmcli.tokenizer.base import Tokenizer
 
 EOS_ID, OTHER_EOS_ID, SPECIAL_ID = 256, 257, 258
 VOCAB_SIZE = 351  # with ids that no token has
+LONGEST = 60  # tokens of a drawn text, before it is brought to its end
 # Words, JSON's pieces, spaces, and pieces of characters; the same bytes twice.
 PIECES = (
     '{"', '":', '", "', '"}', "}]", "[]", "true", "null", "false", " {", " [", ' "', " a", "  ", " ", "ab", "abc", "é",
@@ -120,12 +121,17 @@ def walk(schema: Schema, tokenizer: Tokenizer, seed: int, most: int, *, at_start
     return drawn
 
 
-def extend(schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool = False) -> bytes | None:
-    """What brings an unfinished text to its end, found by trying; None if nothing was found."""
+def extend(
+    schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool = False, most: int = 100, searches: bool = True
+) -> bytes | None:
+    """What brings an unfinished text to its end, found by trying; None if nothing was found.
+
+    It has up to `most` tokens. One that is not found is searched for, which takes long in large objects.
+    """
     pieces, _, ranks = all_pieces(tokenizer, schema.vocabulary.vocab_size)
     for attempt in range(30):
         generator, held, text = np.random.default_rng(attempt), held_behind(schema, begun, at_start), b""
-        for _ in range(100):
+        for _ in range(most):
             if held.is_complete:
                 return text
             ids = allowed_ids(held)
@@ -135,7 +141,7 @@ def extend(schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool 
             token_id = int(generator.choice(next(kinds[kind] for kind in generator.permutation(3) if len(kinds[kind]))))
             held.push(token_id)
             text += pieces[token_id]
-    return shortest_end(held_behind(schema, begun, at_start), pieces, schema.grammar.lark)
+    return shortest_end(held_behind(schema, begun, at_start), pieces, schema.grammar.lark) if searches else None
 
 
 def held_behind(schema: Schema, begun: Walk, at_start: bool) -> HeldText:

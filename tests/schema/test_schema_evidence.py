@@ -13,7 +13,16 @@ from random import Random
 import jsonschema
 import llguidance
 import pytest
-from held_walks import awkward_tokenizer, awkward_vocabulary, extend, parse_exactly, schema_validator, shared, walk
+from held_walks import (
+    LONGEST,
+    awkward_tokenizer,
+    awkward_vocabulary,
+    extend,
+    parse_exactly,
+    schema_validator,
+    shared,
+    walk,
+)
 from made_schemas import make_marks, make_regexes, make_schemas
 
 from llmcli.errors import UsageError
@@ -25,7 +34,6 @@ from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
 NUM_SEEDS = 5
-LONGEST = 60
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,12 @@
 
 import llguidance
 import pytest
+from gbnf_grammars import GBNF
+from held_walks import awkward_tokenizer, awkward_vocabulary, extend, walk
 
 from llmcli.errors import UsageError
 from llmcli.schema.grammar import Grammar, lark_grammar
+from llmcli.schema.schema import Schema
 
 ARITHMETIC = """# numbers and brackets
 root ::= expr "=" ws term "\\n"
@@ -36,6 +39,21 @@ def test_what_a_grammar_allows(grammar: str, whole: list[str], others: list[str]
         assert is_whole(read, text), text
     for text in others:
         assert not is_whole(read, text), text
+
+
+@pytest.mark.parametrize("name", GBNF)
+def test_what_people_write_is_held_to_its_end(name: str) -> None:
+    """Whole texts are written, with each of their beginnings, and others are not; a text that has begun can end."""
+    grammar, whole, others = GBNF[name]
+    read = lark_grammar("g.gbnf", grammar)
+    assert [is_whole(read, text) for text in whole] == [True] * len(whole)
+    assert [is_whole(read, text) for text in others] == [False] * len(others)
+    schema, tokenizer = Schema(read, awkward_vocabulary()), awkward_tokenizer()
+    for seed in range(8):
+        drawn = walk(schema, tokenizer, seed, 25)
+        rest = b"" if drawn.ended else extend(schema, tokenizer, drawn)
+        assert rest is not None, drawn.text
+        assert is_whole(read, (drawn.text + rest).decode())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.schema.grammar import Grammar
 from llmcli.serve.desk import Desk
-from llmcli.serve.engine_end import EngineEnd
+from llmcli.serve.engine_end import EngineEnd, Hold
 from llmcli.serve.front_end import FrontEnd
 from llmcli.tokenizer.base import Tokenizer
 
@@ -56,10 +56,10 @@ def hold_to_nothing(request: Request, grammar: Grammar) -> Request:
 
 
 @asynccontextmanager
-async def open_desk(scheduler: Scheduler, *, max_waiting: int) -> AsyncIterator[Desk]:
+async def open_desk(scheduler: Scheduler, *, max_waiting: int, hold: Hold = hold_to_nothing) -> AsyncIterator[Desk]:
     """A desk whose engine runs in a thread, at the other end of the link that processes have."""
     here, there = Pipe()
-    end = EngineEnd(there, scheduler, hold_to_nothing)
+    end = EngineEnd(there, scheduler, hold)
     thread = threading.Thread(target=end.run, daemon=True)
     thread.start()
     _, begin_state = await asyncio.to_thread(here.recv)

@@ -4,15 +4,24 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
+from tiny_models import EOS_ID, write_tiny_llama
 
+from llmcli.checkpoint.model import open_model
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError, InsufficientMemoryError
+from llmcli.runners.numpy.load import load
+from llmcli.schema.grammar import Grammar, lark_grammar
+from llmcli.schema.library import Limits as MaskLimits
+from llmcli.schema.library import Matcher
+from llmcli.schema.schema import Schema
+from llmcli.schema.vocabulary import Vocabulary
 from llmcli.serve.answers import CompletionAnswer
 from llmcli.serve.desk import Desk
 from llmcli.serve.gate import Gate
@@ -82,9 +91,11 @@ class Server:
         if sent or " 504 " not in self.lines[0]:  # else the line says why, as the client is told
             assert f" {num_tokens} new tokens, not finished" in self.lines[0]
 
-    async def serve(self, client: Client, requests: list[Any], *, is_stream: bool) -> None:
+    async def serve(
+        self, client: Client, requests: list[Any], *, is_stream: bool, grammar: Grammar | None = None
+    ) -> None:
         answer = CompletionAnswer("pages", requests, self.tokenizer)
-        response = TextsResponse(self.service, requests, answer, is_stream)
+        response = TextsResponse(self.service, requests, answer, is_stream, grammar)
         gate = Gate(response, None, (), self.service.metrics, ("/texts",), self.lines.append)
         scope = {"type": "http", "method": "POST", "path": "/texts", "raw_path": b"/texts", "headers": []}
         await asyncio.wait_for(gate(scope, client.receive, client.send), SECONDS)
@@ -213,3 +224,39 @@ def test_a_fault_is_told_with_what_follows(
         assert after.status == (200 if isinstance(fault, InsufficientMemoryError) else 503)
 
     run_test(test)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_grammar_that_gives_up_within_a_text_is_told(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    """A stream ends with an error and a whole answer is one; the next request is served."""
+    grammar = lark_grammar("grammar", f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n')
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (MaskLimits(max_items_in_row=400),))
+    opened = open_model(write_tiny_llama(tmp_path / "model"))
+    vocabulary = Vocabulary(tokenizer, {EOS_ID}, opened.config.vocab_size)
+    scheduler = Scheduler(load(opened, max_seq_len=128, num_rows=2), tokenizer)
+
+    def hold(request: Request, grammar: Grammar) -> Request:
+        return replace(request, schema=Schema(grammar, vocabulary))
+
+    async def test() -> None:
+        client, after = Client(), Client()
+        client.reads.set()
+        after.reads.set()
+        async with open_desk(scheduler, max_waiting=9, hold=hold) as desk:
+            server = Server(desk, scheduler, tokenizer)
+            await server.serve(client, [make_request([97], 1, most=60)], is_stream=is_stream, grammar=grammar)
+            await server.serve(after, [make_request([97], 1, most=3)], is_stream=False)
+        error = (client.pieces()[-1] if is_stream else json.loads(client.body))["error"]
+        assert error["message"].startswith("grammar is too complex for the rest of this text (")
+        assert "\n" not in error["message"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "grammar")
+        assert client.status == (200 if is_stream else 400)
+        assert client.text() == ("x" * len(client.text()) if is_stream else "")
+        assert bool(client.text()) == is_stream
+        assert b"[DONE]" not in client.body
+        assert " 400 " in server.lines[0]
+        assert after.status == 200
+
+    asyncio.run(test())
