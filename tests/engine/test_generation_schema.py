@@ -26,6 +26,7 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llmcli.schema.library import Limits, Matcher
 from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 from llmcli.tokenizer.base import Tokenizer
@@ -190,8 +191,9 @@ def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monk
     assert tuple(told[numbers[1]]) == model.texts(model.load(), free)[0].token_ids
 
 
-def test_a_text_that_llguidance_gives_up_fails_alone(model: Model) -> None:
-    grammar = lark_grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
+def test_a_text_that_llguidance_gives_up_fails_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = lark_grammar("--grammar", f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n')
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=400),))  # after it was tried
     endless = replace(WARM, logit_bias={EOS_ID: -50.0})
     lost = model.request(schema=Schema(grammar, model.vocabulary), sampler=endless)
     scheduler, events = Scheduler(model.load(2), model.tokenizer), list[Event]()
