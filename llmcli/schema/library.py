@@ -78,7 +78,7 @@ class Limits:
 
     step_lexer_fuel: int = 8_000_000
     step_max_items: int = 500_000
-    max_items_in_row: int = 2_000
+    max_items_in_row: int = 2_500
 
 
 _LIMITS = Limits()

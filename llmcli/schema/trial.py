@@ -13,7 +13,7 @@ from llmcli.schema.library import Limits, Matcher, Tokens, byte_tokens
 from llmcli.tokenizer.pieces import TokenPieces
 
 # A real vocabulary, of up to 128,000 tokens, has needed up to four times as much as the made one.
-_LIMITS = Limits(step_lexer_fuel=800_000, step_max_items=50_000, max_items_in_row=1_000)
+_LIMITS = Limits(step_lexer_fuel=800_000, step_max_items=50_000, max_items_in_row=2_000)
 _NUM_TOKENS = 4000
 _WALKS, _STEPS = 2, 20
 _LETTERS = "etaoinshrdlucmwfgypbvkjxqz"
