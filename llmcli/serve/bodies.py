@@ -36,8 +36,8 @@ MAX_SAMPLES = 128
 _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 64
 _MAX_KEYS = 1000  # of an object whose keys we know
-_MAX_OBJECTS = 200_000
-_MAX_ENTRIES = 1_000_000  # of all lists and objects; more than that many token ids fit no context
+_MAX_OBJECTS = 100_000
+_MAX_ENTRIES = 500_000  # of all lists and objects; more than that many token ids fit no context
 _UNKNOWN = "unknown_key"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BODY_SECONDS = 60.0  # for a body to arrive
 _SMALL_BODY_BYTES = 64 * 1024  # such a body is parsed at once, in a millisecond
-_HELD_BODIES = 8  # bodies of the longest kind that may be in memory together
+_HELD_BODIES = 4  # bodies of the longest kind that may be in memory together
 _BROWSERS_HEADERS = ("origin", "sec-fetch-site")
 
 Kind = TypeVar("Kind", bound=Body)
