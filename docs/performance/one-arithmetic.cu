@@ -45,7 +45,7 @@ struct Form<__half> {
 template <>
 struct Form<__nv_bfloat16> : Form<__half> {};
 
-// S: 0: each lane copies 16 bytes at a time, scales lie apart; 1: one bulk copy a slot, a span's scales lie behind it;
+// S: 0: each lane copies 16 bytes at a time, scales lie apart; 1: one bulk copy a slot, a span's scales follow it;
 // 2: as 1, by 16 bytes a lane.
 template <typename W, int G, int S>
 constexpr int SLOT_BYTES_OF = S >= 1 ? (Form<W>::BYTES / 2 * G + (Form<W>::SCALED ? 16 * G : 0) + 127) / 128 * 128
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(NW * 32 + (X == IMAGE ? 32 : 0), 1) __cluster_
     for (int tile = first_tile; tile < num_tiles; tile += tile_step, ++local) {
         const int home = CL == 1 ? 0 : (part + local) % CL;
         const bool finishes = P > 1 && own == 0 && home == rank;
-        // What the finisher needs beside the sums.
+        // What the finisher needs, besides the sums.
         constexpr int OUTPUTS = ROWS == 8 ? 4 : 1;
         float before[OUTPUTS], bias = 0.0f, next_weight = 1.0f;
         if (finishes) {

@@ -273,7 +273,7 @@ class Chat:
         return fitted
 
     def _check_ids(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> None:
-        """Refuse ids that the model cannot run: a prompt, and the same with an answer behind it."""
+        """Refuse ids that the model cannot run: those of a prompt, alone or with its answer."""
         if not prompt:
             raise TokenizerError(
                 f"{self.template.origin} gives an empty prompt for this message; choose another with --chat-template"

@@ -17,7 +17,7 @@ class FairThread:
 
     def __init__(self, name: str):
         self._thread = ThreadPoolExecutor(1, name)
-        # Of each client that waits: its work, in order. The clients stand in the order of their turns.
+        # Of each client that waits: its work, in order. The next client comes first.
         self._waiting: dict[Hashable, deque[tuple[Callable[[], Any], asyncio.Future[Any]]]] = {}
         self._is_busy = False
 
