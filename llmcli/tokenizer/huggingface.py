@@ -44,7 +44,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.special_token_ids = frozenset(self._special_tokens)
         is_normalized = any(token.special and token.normalized for token in added_tokens.values())
         self.finds_other_spellings = is_normalized and self._tokenizer.normalizer is not None
-        self.bos_token_id = _first_added_id(_state(self._tokenizer.post_processor))
+        self.bos_token_id = _first_added_id(path, _state(self._tokenizer.post_processor))
         if self.bos_token_id is None:
             self.bos_token_id = self._find_declared("bos_token", settings.bos_token, is_added=self._must_add_bos)
         eos_token_id = self._find_declared("eos_token", settings.eos_token, is_added=False)
@@ -170,14 +170,21 @@ def _state(component: Any) -> dict[str, Any]:
     return {} if component is None else json.loads(component.__getstate__())
 
 
-def _first_added_id(post_processor: dict[str, Any]) -> int | None:
-    """The id that a post-processor puts before every text."""
+def _first_added_id(path: Path, post_processor: dict[str, Any]) -> int | None:
+    """The id that a post-processor puts before every text.
+
+    Raises: TokenizerError if it puts in a token that it gives no id, which the library finds only when it encodes.
+    """
     for processor in reversed(post_processor.get("processors", [])):  # each adds around what the one before it made
-        if (token_id := _first_added_id(processor)) is not None:
+        if (token_id := _first_added_id(path, processor)) is not None:
             return token_id
     if "cls" in post_processor:  # BertProcessing and RobertaProcessing
         return int(post_processor["cls"][1])
-    for part in post_processor.get("single", []):
+    parts = post_processor.get("single", [])
+    for part in parts:
+        if "SpecialToken" in part and (name := part["SpecialToken"]["id"]) not in post_processor["special_tokens"]:
+            raise TokenizerError(f"the post_processor of {path} adds {name!r} and gives it no id; download it again")
+    for part in parts:
         if "Sequence" in part:
             break
         for token_id in post_processor["special_tokens"][part["SpecialToken"]["id"]]["ids"]:

@@ -38,7 +38,7 @@ class ClockedDevice(PageDevice):
                 self.now = max(self.now, end)
                 return super().choices()
 
-        return Step(step.choices())
+        return Step(step.choices(), step.prompt_seconds(), [work.num_tokens for work in works])
 
 
 @pytest.mark.parametrize(("works_ahead", "plain"), [(False, 0.022), (True, 0.02)])

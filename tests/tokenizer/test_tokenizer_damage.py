@@ -60,6 +60,16 @@ def test_an_empty_template_of_a_post_processor(document, folder_of):
     assert load_tokenizer(folder_of(tokenizer__json=document)).bos_token_id is None
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_template_with_a_token_that_has_no_id(place, document, message_of):
+    parts = [{"Sequence": {"id": "A", "type_id": 0}}]
+    parts.insert(place, {"SpecialToken": {"id": "<lost>", "type_id": 0}})
+    template = {"type": "TemplateProcessing", "single": parts, "pair": [], "special_tokens": {}}
+    for processor in (template, {"type": "Sequence", "processors": [template]}):
+        document["post_processor"] = processor
+        assert "adds '<lost>' and gives it no id" in message_of(tokenizer__json=document)
+
+
 def test_a_model_without_an_unknown_token(spm_model, folder_of):
     # The field `type` of its first piece, from "unknown" to "normal".
     assert spm_model.count(b"<unk>\x15\x00\x00\x00\x00\x18\x02") == 1
