@@ -103,9 +103,9 @@ def _serve(front: Server, scheduler: Scheduler, run: Run, start_line: str) -> No
             signals = front.run(
                 scheduler,
                 Schemas(run.session).hold,
-                log=lambda line: log.log(partial(_log_line, _now(), line)),
-                log_contents=lambda what, contents: log.log(partial(_contents_line, _now(), what, contents)),
-                on_ready=lambda: log.log(lambda: start_line),
+                log=lambda line: log.log(_log_line(line)),
+                log_contents=lambda what, contents: log.log(_log_line(f"{what} {json_line(contents)}")),
+                on_ready=lambda: log.log(start_line),
             )
     finally:
         is_log_read = log.close()
@@ -143,13 +143,5 @@ def _write_line(line: str) -> None:
         terminal.info(line)
 
 
-def _now() -> str:
-    return time.strftime("%H:%M:%S")
-
-
-def _log_line(moment: str, line: str) -> str:
-    return f"{moment} {' '.join(line.split())}"
-
-
-def _contents_line(moment: str, what: str, contents: object) -> str:
-    return _log_line(moment, f"{what} {json_line(contents)}")
+def _log_line(line: str) -> str:
+    return f"{time.strftime('%H:%M:%S')} {' '.join(line.split())}"

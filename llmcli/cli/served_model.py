@@ -60,12 +60,14 @@ class SessionModel:
 
     def answer(self, body: ChatBody) -> Request:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
+        self._check_length("messages", *body.messages)
         prompt = self._encode_messages(body.messages)
         return self._request(body, "messages", prompt)
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
         if isinstance(prompt, str):
+            self._check_length("prompt", {"prompt": prompt})
             encoded = self.run.session.encode_prompt(prompt)
         else:
             self._check_ids("prompt", prompt)
@@ -86,9 +88,11 @@ class SessionModel:
 
     def encode(self, prompt: str | Messages) -> Sequence[int]:
         """The token ids of a prompt or a conversation. Raises: UsageError, TokenizerError"""
-        session = self.run.session
-        encoded = session.encode_prompt(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
-        return encoded.token_ids
+        if isinstance(prompt, str):
+            self._check_length("prompt", {"prompt": prompt})
+            return self.run.session.encode_prompt(prompt).token_ids
+        self._check_length("messages", *prompt)
+        return self._encode_messages(prompt).token_ids
 
     @cached_property
     def _grammar_process(self) -> GrammarProcess:
@@ -137,6 +141,15 @@ class SessionModel:
             wanted = min(self.max_new_tokens, room)
         can_end = not flags.ignore_eos and self.run.session.can_end(prompt)
         return self.run.session.limit_new_tokens(wanted, num_tokens, context, can_end=can_end)
+
+    def _check_length(self, key: str, *messages: Mapping[str, str]) -> None:
+        """Refuse what cannot fit before it is encoded, at a second for each megabyte."""
+        num_bytes = sum(len(text.encode(errors="replace")) for message in messages for text in message.values())
+        if num_bytes > self.context and num_bytes > self.context * self.tokenizer.longest_token:
+            message = (
+                f"the prompt has {num_bytes} bytes; the context limit is {self.context} tokens; shorten the prompt"
+            )
+            raise Refusal(400, message, param=key)
 
     def _biases(self, body: TextsBody) -> Mapping[int, float]:
         self._check_ids("logit_bias", body.logit_bias)

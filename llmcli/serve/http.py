@@ -103,6 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Its head is there. One that asks for another protocol is read again, see `_feed`."""
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+        if self.pipeline:  # uvicorn stops reading, and so would not see that the client leaves; we bound what it sends
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """Content, whose length the service bounds."""

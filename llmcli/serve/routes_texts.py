@@ -29,24 +29,27 @@ def texts_routes(service: Service) -> list[Route]:
         body = _with_seed(await service.read(ChatBody, http), service)
         _log(service, body.messages)
         with service.desk.waiting(body.n, "n"):
-            requests = [await service.encode(http, lambda: service.model.answer(body))]
-            return await respond(http, body, requests, ChatAnswer)
+            async with service.limits.timed() as deadline:
+                requests = [await service.encode(http, lambda: service.model.answer(body))]
+                return await respond(http, body, requests, ChatAnswer, deadline)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
         _log(service, body.prompts)
         prompts = body.prompts
         with service.desk.waiting(body.n * len(prompts), "n" if len(prompts) == 1 else "prompt"):
-            encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
-            requests = [await service.encode(http, work) for work in encode]  # one by one: others have their turn
-            echoes = await service.encode(http, lambda: _echoes(service, body, requests)) if body.echo else ()
-            return await respond(http, body, requests, CompletionAnswer, echoes)
+            async with service.limits.timed() as deadline:
+                encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
+                requests = [await service.encode(http, work) for work in encode]  # one by one: others have their turn
+                echoes = await service.encode(http, lambda: _echoes(service, body, requests)) if body.echo else ()
+                return await respond(http, body, requests, CompletionAnswer, deadline, echoes)
 
     async def respond(
         http: HttpRequest,
         body: TextsBody,
         requests: Sequence[Request],
         kind: type[Answer],
+        deadline: float | None,
         echoes: Sequence[Echo] = (),
     ) -> TextsResponse:
         grammar = None
@@ -62,7 +65,7 @@ def texts_routes(service: Service) -> list[Route]:
             counts_in_pieces=body.counts_in_pieces,
             echoes=echoes,
         )
-        return TextsResponse(service, requests, answer, body.stream, grammar)
+        return TextsResponse(service, requests, answer, body.stream, deadline, grammar)
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -31,7 +31,8 @@ def tokens_routes(service: Service) -> list[Route]:
             }
             return large_json_response(answer)
 
-        return await service.encode(http, encode)
+        async with service.limits.timed():
+            return await service.encode(http, encode)
 
     async def detokenize(http: HttpRequest) -> Response:
         body = await service.read(DetokenizeBody, http)
@@ -43,7 +44,8 @@ def tokens_routes(service: Service) -> list[Route]:
             decoder = StreamDecoder(tokenizer, at_start=True)
             return json_response({"prompt": "".join(map(decoder.push, body.tokens)) + decoder.flush()})
 
-        return await service.encode(http, decode)
+        async with service.limits.timed():
+            return await service.encode(http, decode)
 
     return [
         Route("/tokenize", tokenize, methods=["POST"]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,10 +36,24 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may take. `timeout_seconds` is for a whole answer with the wait for a row; None is no limit."""
+    """What a client may take. `timeout_seconds` is for a whole answer with all its waiting; None is no limit."""
 
     max_body_bytes: int
     timeout_seconds: float | None
+
+    @asynccontextmanager
+    async def timed(self) -> AsyncIterator[float | None]:
+        """Bound what is done for an answer. Gives the event loop's time at which the whole answer must have ended.
+
+        Raises: Refusal if it takes longer
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if self.timeout_seconds is None else loop.time() + self.timeout_seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield deadline
+        except TimeoutError:
+            raise self.too_slow() from None
 
     def too_slow(self) -> Refusal:
         """The refusal of an answer that takes longer than it may."""
@@ -90,13 +105,10 @@ class Service:
     async def read_schema(self, client: Hashable, held_to: HeldTo) -> Grammar:
         """What texts are held to, for the engine.
 
-        Raises: Refusal for what cannot be held exactly, and if it takes longer than an answer may
+        Raises: Refusal for what cannot be held exactly
         """
         try:
-            async with asyncio.timeout(self.limits.timeout_seconds):
-                return await self.schema_reader.run(client, lambda: self.model.grammar(held_to))
-        except TimeoutError:
-            raise self.limits.too_slow() from None
+            return await self.schema_reader.run(client, lambda: self.model.grammar(held_to))
         except (UsageError, TokenizerError) as error:
             raise Refusal(400, str(error), param=held_to.key.partition(".")[0]) from error
 

@@ -43,12 +43,16 @@ _STREAM_HEADERS = [
 
 @dataclass
 class TextsResponse:
-    """See the module. With `is_stream` pieces go out as they come; while a client reads slowly they are joined."""
+    """See the module. With `is_stream` pieces go out as they come; while a client reads slowly they are joined.
+
+    `deadline` is the event loop's time at which the answer must have ended, None for no limit.
+    """
 
     service: Service
     requests: Sequence[Request]
     answer: Answer
     is_stream: bool
+    deadline: float | None
     grammar: Grammar | None = None  # what the texts are held to
     _start_time: float = field(default_factory=time.perf_counter)
     _has_begun: bool = False
@@ -60,7 +64,8 @@ class TextsResponse:
             answering = asyncio.ensure_future(self._answer(texts, scope, receive, send))
             leaving = asyncio.ensure_future(until_gone(receive))
             try:
-                timeout = self.service.limits.timeout_seconds
+                loop = asyncio.get_running_loop()
+                timeout = None if self.deadline is None else max(self.deadline - loop.time(), 0.0)
                 await asyncio.wait((answering, leaving), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 is_stopped = False
             except asyncio.CancelledError:

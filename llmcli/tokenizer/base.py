@@ -97,6 +97,12 @@ class Tokenizer(ABC):
         Models pad their embedding, so such ids do occur.
         """
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token. A longer text has more than one token."""
+        ids = range(self.vocab_size)
+        return max((max(len(self.token_bytes(i)), len(self.special_text(i).encode())) for i in ids), default=1)
+
     def special_text(self, token_id: int) -> str:
         """The string of a special token, which decoded text leaves out; "" for any other token."""
         return self.piece(token_id) if token_id in self.special_token_ids else ""

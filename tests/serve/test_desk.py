@@ -158,7 +158,8 @@ def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -
 
             async def ask() -> None:
                 with desk.waiting(1, "n"):
-                    await service.read_schema("a client", HeldTo("regex", "regex", "a"))
+                    async with service.limits.timed():
+                        await service.read_schema("a client", HeldTo("regex", "regex", "a"))
 
             asked = [asyncio.create_task(ask()) for _ in range(3)]
             first, second, third = await asyncio.gather(*asked, return_exceptions=True)

@@ -119,6 +119,22 @@ def test_other_contents_are_refused(server: ServerProcess, path: str) -> None:
 
 
 @pytest.mark.usefixtures("told")
+def test_a_text_that_cannot_fit_is_not_encoded(server: ServerProcess) -> None:
+    text = "Once upon a time " * 50_000
+    messages = [{"role": "user", "content": text}]
+    for path, body in (
+        (COMPLETE, {"prompt": text}),
+        (CHAT, {"messages": messages}),
+        ("/tokenize", {"prompt": text}),
+        ("/tokenize", {"messages": messages}),
+    ):
+        status, answer = post(server.port, path, body)
+        assert status == 400
+        assert "bytes; the context limit is 1024 tokens" in answer["error"]["message"]
+        assert answer["error"]["param"] == next(iter(body))
+
+
+@pytest.mark.usefixtures("told")
 def test_a_body_without_end_is_refused_at_its_limit(server: ServerProcess) -> None:
     with open_socket(server.port) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -282,6 +282,30 @@ def test_where_all_connections_are_at_work_a_new_one_is_told_so() -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("more", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3], ids=["alone", "pipelined"])
+def test_who_leaves_is_noticed_whatever_it_has_asked_for(more: bytes) -> None:
+    is_asked, has_left = asyncio.Event(), asyncio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.request"
+        is_asked.set()
+        assert (await receive())["type"] == "http.disconnect"
+        has_left.set()
+
+    async def test() -> None:
+        async with asyncio.timeout(SECONDS), serving(app=wait) as (server, port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await is_asked.wait()
+            writer.write(more)
+            while more and not any(getattr(one, "pipeline", ()) for one in server.server_state.connections):
+                await asyncio.sleep(0.01)
+            writer.close()
+            await has_left.wait()
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("host", ["x/health?", "x/health", "localhost/health#", "x\\health"])
 @pytest.mark.parametrize("path", ["/v1/models", "//health", "/health/", "/health%2f..", "/HEALTH", "/health;x"])
 def test_only_the_path_itself_opens_the_gate(host: str, path: str) -> None:

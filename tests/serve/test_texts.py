@@ -95,7 +95,8 @@ class Server:
         self, client: Client, requests: list[Any], *, is_stream: bool, grammar: Grammar | None = None
     ) -> None:
         answer = CompletionAnswer("pages", requests, self.tokenizer)
-        response = TextsResponse(self.service, requests, answer, is_stream, grammar)
+        async with self.service.limits.timed() as deadline:
+            response = TextsResponse(self.service, requests, answer, is_stream, deadline, grammar)
         gate = Gate(response, None, (), self.service.metrics, ("/texts",), self.lines.append)
         scope = {"type": "http", "method": "POST", "path": "/texts", "raw_path": b"/texts", "headers": []}
         await asyncio.wait_for(gate(scope, client.receive, client.send), SECONDS)

@@ -93,6 +93,15 @@ def test_real_special_ids(load):
     assert (qwen2.bos_token_id, qwen2.eos_token_ids) == (None, {151645})
 
 
+@pytest.mark.parametrize("name", SYNTHETIC + REAL)
+def test_no_token_is_longer_than_the_longest(name, load, texts):
+    tokenizer = load(name)
+    longest = max(range(tokenizer.vocab_size), key=lambda token_id: len(tokenizer.token_bytes(token_id)))
+    for text in [*texts, tokenizer.token_bytes(longest).decode(errors="ignore") * 10]:
+        assert len(text.encode()) <= len(tokenizer.encode(text)) * tokenizer.longest_token, text
+    assert tokenizer.longest_token < 200
+
+
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", *REAL])
 def test_unparsed_special_strings_are_ordinary_text(name, load, library):
     tokenizer, reference = load(name), library(name)
