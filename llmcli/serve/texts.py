@@ -166,5 +166,10 @@ class TextsResponse:
         prompt = f"{answer.num_prompt_tokens} prompt tokens ({answer.num_cached_tokens} cached)"
         reasons = " ".join(end.finish_reason for end in answer.ends) or "not finished"
         state["note"] = f"{prompt}, {answer.num_new_tokens} new tokens, {reasons}"
+        notes = () if self.grammar is None else self.grammar.notes
+        if notes:  # which hold words of the client's
+            state["note"] += f", {len(notes)} of the schema's keywords and formats bind nothing"
         if self.service.log_contents is not None:
             self.service.log_contents("answer", answer.texts)
+            if notes:
+                self.service.log_contents("schema", notes)

@@ -80,8 +80,7 @@ def test_a_short_request_waits_two_steps(scheduler: Scheduler, num_samples: int)
         waits.append(steps_until_token(scheduler, scheduler.submit(request(f"new {index}", index, 1))))
         for _ in range(7):
             scheduler.step()
-    # A step that works ahead is read one step later.
-    assert max(waits) <= (4 if scheduler.runner.limits.works_ahead else 3)
+    assert max(waits) <= 2  # a step that works ahead is read one step later
 
 
 def test_texts_that_lend_their_rows_stay_the_same(scheduler: Scheduler) -> None:

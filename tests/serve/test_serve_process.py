@@ -35,6 +35,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield server
 
 
+def held_by(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+
+
 def refused(*arguments: object) -> str:
     """What `serve` says when it does not begin."""
     command = [sys.executable, "-m", "llmcli", "serve", "--device", "cpu", *map(str, arguments)]
@@ -64,6 +68,11 @@ def test_with_the_key_the_servers_own_flags_hold(guarded: ServerProcess) -> None
     assert first["choices"] == second["choices"]  # temperature 0
     assert first["usage"]["completion_tokens"] == 7
     guarded.wait_for_line(r'prompt \["The cloud"\]')
+    schema = {"type": "string", "maxLength": 3, "format": "horoscope"}
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "response_format": held_by(schema)}
+    assert post(guarded.port, "/v1/chat/completions", asked, more=more)[0] == 200
+    guarded.wait_for_line(r"POST /v1/chat/completions 200 .* 1 of the schema's keywords and formats bind nothing")
+    guarded.wait_for_line(r'schema \[".*horoscope.*"\]')
     assert KEY not in "".join(guarded.lines)
 
 
@@ -82,6 +91,8 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
         assert post(server.port, COMPLETE, {**STORY, "prompt": "Kaspar the snail"})[0] == 200
         for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403)):
             assert get(server.port, "/v1/models", host=host)[0] == status
+        asked = {**STORY, "response_format": held_by({"const": "a", "horoscope": 1})}
+        assert post(server.port, COMPLETE, asked)[0] == 200
         status, answer = post(server.port, COMPLETE, STORY, more="Origin: https://evil.example\r\n")
         assert status == 200  # a browser shows it to nobody: there is no CORS header, and JSON is asked for before
         assert server.end() == 0
@@ -90,6 +101,7 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
     said = "".join(server.lines)
     assert "Kaspar" not in said
     assert answer["choices"][0]["text"].strip() not in said
+    assert "horoscope" not in said
     assert " 200 " in said
 
 
