@@ -13,5 +13,5 @@ def say_compiling(done: int, total: int) -> None:
         if problem is None:
             terminal.info(f"compiling {kernels}; the next start finds {them} compiled")
         else:
-            terminal.info(f"compiling {kernels}, as each start has to: {problem}")
+            terminal.info(f"compiling {kernels} at each start: {problem}")
     terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

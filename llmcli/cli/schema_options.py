@@ -69,7 +69,7 @@ class SchemaOptions:
         bool,
         typer.Option(
             "--schema-strict",
-            help="Refuse keywords and formats of a schema that nobody knows.",
+            help="Refuse unknown keywords and formats of a schema.",
             hidden=True,
             rich_help_panel=SCHEMA_PANEL,
         ),

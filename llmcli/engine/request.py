@@ -67,7 +67,7 @@ class Request:
 class ScoreRequest:
     """The logits that predict token_ids[first:], 0 < first < len(token_ids).
 
-    With `num_alternatives` what the model thinks of these tokens, and of so many others, in place of the logits.
+    With `num_alternatives`: the log probabilities of these tokens, and of that many others, in place of the logits.
     """
 
     token_ids: tuple[int, ...]

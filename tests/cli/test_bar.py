@@ -76,7 +76,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-c", COMPILED], env=environment, stderr=subprocess.PIPE, text=True, check=True
     )
-    assert process.stderr == f"compiling 2 kernels, as each start has to: {home} is not a folder\n"
+    assert process.stderr == f"compiling 2 kernels at each start: {home} is not a folder\n"
 
 
 NARROW = """
