@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from llmcli.collector import loaded_objects_set_aside
 from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
 from llmcli.serve.engine_end import EngineState
@@ -66,7 +67,8 @@ def main(link: int, listening: int, signals: int) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             model = work.open_model()
         _, begin_state = connection.recv()  # EOFError: the engine cannot begin, and its process says why
-        is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
+        with loaded_objects_set_aside():
+            is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
         if is_lost:
             sys.exit("error: the process that generates has ended; start the server again")
         if not _has_ended(connection):
