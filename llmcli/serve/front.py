@@ -87,6 +87,7 @@ async def _serve(
     engine = FrontEnd(connection, begin_state, on_lost=lambda: server.end_within(_LAST_WORD_SECONDS))
     desk = Desk(engine, max_waiting=options.max_waiting)
     service = Service(model, desk, options.limits, engine.log_contents if options.logs_contents else None)
+    service.body_reader.start()
     app = build_app(
         service, api_key=options.api_key, hosts=options.hosts, origins=list(options.origins), log=engine.log
     )

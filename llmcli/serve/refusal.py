@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
@@ -18,6 +19,10 @@ class Refusal(Exception):
         self.message = message
         self.param = param
         self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which knows nothing of names of arguments."""
+        return partial(Refusal, param=self.param, code=self.code), (self.status, self.message)
 
     def as_json(self) -> dict[str, Any]:
         """OpenAI's form."""

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.held_to import HeldTo
 from llmcli.serve.bodies import Body, parse_body
+from llmcli.serve.body_reader import BodyReader
 from llmcli.serve.desk import Desk
 from llmcli.serve.fair_thread import FairThread
 from llmcli.serve.leaving import unless_gone
@@ -94,7 +95,8 @@ class Service:
     limits: Limits
     log_contents: Callable[[str, object], None] | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    # Reads and writes long bodies.
+    body_reader: BodyReader = field(default_factory=BodyReader)
+    # Waits for long bodies to be read, and writes long answers.
     json_thread: FairThread = field(default_factory=lambda: FairThread("json"))
     # One thread: the model's methods are for one at a time, and templates and long prompts take their time.
     encoder: FairThread = field(default_factory=lambda: FairThread("encoder"))
@@ -116,6 +118,7 @@ class Service:
         """End the threads; what they do is not waited for."""
         for thread in (self.json_thread, self.encoder, self.schema_reader):
             thread.close()
+        self.body_reader.close()
 
     async def encode(self, request: HttpRequest, work: Callable[[], Result]) -> Result:
         """Do what takes long outside the event loop. Raises: ClientDisconnect if the client leaves before its turn"""
@@ -131,7 +134,7 @@ class Service:
         if len(content) <= _SMALL_BODY_BYTES:
             body = parse_body(kind, content)
         else:
-            work = self.json_thread.run(client_of(request), lambda: parse_body(kind, content))
+            work = self.json_thread.run(client_of(request), lambda: self.body_reader.read(kind, content))
             body = await unless_gone(work, request.receive)
         model = getattr(body, "model", None)
         if model is not None and model not in self.model.names:
