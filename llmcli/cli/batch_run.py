@@ -20,8 +20,8 @@ from llmcli.cli.batch_report import show_stats
 from llmcli.cli.held_texts import CompletenessNotice
 from llmcli.cli.output.batch import result_json
 from llmcli.cli.progress import progress as draw_progress
+from llmcli.cli.run import loaded_objects_set_aside
 from llmcli.cli.terminal import json_line, terminal
-from llmcli.collector import loaded_objects_set_aside
 from llmcli.engine.events import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
 

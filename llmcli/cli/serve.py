@@ -24,13 +24,12 @@ from llmcli.cli.options import (
     chosen_model,
     parse_rows,
 )
-from llmcli.cli.run import Run, check_run, open_run
+from llmcli.cli.run import Run, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.cli.units import size
-from llmcli.collector import loaded_objects_set_aside
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:

@@ -47,7 +47,10 @@ class BodyReader:
             self.close()
             raise Refusal(500, "the body could not be read; send a shorter one") from error
         if isinstance(body, Refusal):
-            raise body
+            try:
+                raise body
+            finally:
+                del body  # else the traceback, this frame and the content would keep each other
         return body
 
     def close(self) -> None:

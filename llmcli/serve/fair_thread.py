@@ -29,7 +29,10 @@ class FairThread:
         result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((work, result))
         self._begin_next()
-        return await result
+        try:
+            return await result
+        finally:
+            del result  # holds the error, whose traceback holds this frame: a ring, with the client's long body in it
 
     def close(self) -> None:
         """End the thread; what it does is not waited for."""

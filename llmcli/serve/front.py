@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import os
 import resource
@@ -19,7 +20,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from llmcli.collector import loaded_objects_set_aside
 from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
 from llmcli.serve.engine_end import EngineState
@@ -67,8 +67,9 @@ def main(link: int, listening: int, signals: int) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             model = work.open_model()
         _, begin_state = connection.recv()  # EOFError: the engine cannot begin, and its process says why
-        with loaded_objects_set_aside():
-            is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
+        gc.collect()
+        gc.freeze()  # all modules stay; each look of the collector at them would hold all clients a third of a second
+        is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
         if is_lost:
             sys.exit("error: the process that generates has ended; start the server again")
         if not _has_ended(connection):

@@ -1,12 +1,20 @@
 """Work of many clients in one thread: in turn, cancelled when nobody waits, and failing for its own client alone."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from llmcli.serve.fair_thread import FairThread
+from llmcli.serve.gate import Gate
+from llmcli.serve.leaving import unless_gone
+from llmcli.serve.metrics import Metrics
+from llmcli.serve.refusal import Refusal
 
 
 def test_clients_have_their_turns() -> None:
@@ -47,3 +55,45 @@ def test_a_fault_is_its_own_clients() -> None:
         thread.close()
 
     asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_refused_request_leaves_nothing_for_the_collector() -> None:
+    """A body of 8 MB that waits for Python's collector takes its memory until then."""
+
+    class Content:
+        """What the frames of a request hold."""
+
+    contents: list[weakref.ref[Content]] = []
+    thread = FairThread("test")
+
+    def work(content: Content) -> None:
+        raise Refusal(400, "no")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        content = Content()
+        contents.append(weakref.ref(content))
+        await unless_gone(thread.run("client", partial(work, content)), receive)
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def test() -> None:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        gate = Gate(app, None, (), Metrics(), (), lambda line: None)
+        for _ in range(3):
+            await gate({"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "headers": []}, receive, send)
+            await asyncio.sleep(0.01)
+        assert [message["status"] for message in sent if "status" in message] == [400, 400, 400]
+
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(test(), 30))
+        assert [content() for content in contents] == [None, None, None]
+    finally:
+        gc.enable()
+        thread.close()

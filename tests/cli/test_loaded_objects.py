@@ -4,7 +4,7 @@ import gc
 import weakref
 from contextlib import suppress
 
-from llmcli.collector import loaded_objects_set_aside
+from llmcli.cli.run import loaded_objects_set_aside
 
 
 class Ring:
