@@ -11,8 +11,20 @@ from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM as WGMMA_HEAD_DIM
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
-from llmcli.lab.attention import FLOOR, ROUNDED, Estimate, attend, cos_sin_table, exact, rotate
-from llmcli.lab.kv_cache import cache_name, page_table, paged, stored, visible_table
+from llmcli.lab.attention import (
+    FLOOR,
+    ROUNDED,
+    Estimate,
+    attend,
+    cache_name,
+    cos_sin_table,
+    exact,
+    page_table,
+    paged,
+    rotate,
+    stored,
+    visible_table,
+)
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.wide import image_of
 
