@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.lab.matrices import storage_name, to_storage
 from llmcli.lab.problem import Expected, Output, stored_values
-from llmcli.lab.storage import storage_name, to_storage
 
 # Norm, rotary and attention in float64, and how far correct kernels may be from it.
 #

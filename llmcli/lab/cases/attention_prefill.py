@@ -26,7 +26,7 @@ from llmcli.lab.attention import (
     visible_table,
 )
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import image_of
 
 ROW, NUM_ROWS = 1, 3
 FP16 = np.dtype(np.float16)
