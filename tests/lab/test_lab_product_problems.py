@@ -6,9 +6,8 @@ import torch
 
 from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.library import matmul
 from llmcli.lab.matrices import tile_rows
-from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.notes import Notes, matmul, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
 
 MATMUL = {"num_rows": 9, "num_columns": 21, "num_inputs": 300}

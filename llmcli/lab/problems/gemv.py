@@ -8,8 +8,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.library import matmul
 from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import matmul
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 from llmcli.lab.problems.matmul import expected_product
 

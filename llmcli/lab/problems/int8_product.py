@@ -9,8 +9,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TILE_ROWS, TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.library import matmul
 from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import matmul
 from llmcli.lab.problem import Arrays, Expected, Output, Problem, ProblemKind
 from llmcli.lab.problems.matmul import expected_product
 

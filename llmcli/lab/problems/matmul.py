@@ -8,8 +8,8 @@ from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.library import matmul
 from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import matmul
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 
 _ROUNDING = 2.0**-24
