@@ -91,7 +91,7 @@ PLACES = {
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
-    "excerpt": "lab.excerpt:excerpt",
+    "excerpt": "lab.study:excerpt",
     "find_cached": "checkpoint.hub:find_cached",
     "find_cached_adapter": "checkpoint.hub:find_cached_adapter",
     "find_claims": "lab.compare:find_claims",
@@ -101,8 +101,8 @@ PLACES = {
     "find_limit": "lab.limit:find_limit",
     "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
-    "find_rung": "lab.ladder:find_rung",
-    "find_studies": "lab.ladder:find_studies",
+    "find_rung": "lab.study:find_rung",
+    "find_studies": "lab.study:find_studies",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "grammar_of": "schema.grammar:grammar_of",
     "inspect_model": "measure.info:inspect_model",
@@ -119,7 +119,7 @@ PLACES = {
     "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
     "load_receipt": "receipt.file:load_receipt",
-    "load_study": "lab.ladder:load_study",
+    "load_study": "lab.study:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
     "measure_change": "measure.kernel_change:measure_change",
@@ -132,7 +132,7 @@ PLACES = {
     "open_adapter": "checkpoint.adapters.folder:open_adapter",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
-    "own_sources": "lab.ladder:own_sources",
+    "own_sources": "lab.study:own_sources",
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
     "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
@@ -146,7 +146,7 @@ PLACES = {
     "profile": "lab.profile:profile",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "read_own_kernels": "lab.own_kernel:read_own_kernels",
-    "read_rung": "lab.ladder:read_rung",
+    "read_rung": "lab.study:read_rung",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
     "regex_grammar": "schema.grammar:regex_grammar",
     "render_diff_page": "cli.output.page_diff:render_diff_page",
@@ -162,7 +162,7 @@ PLACES = {
     "save_receipt": "receipt.file:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
-    "study_names": "lab.ladder:study_names",
+    "study_names": "lab.study:study_names",
     "time_own_kernel": "lab.own_checks:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "verdict": "measure.diff:verdict",
@@ -211,8 +211,6 @@ if TYPE_CHECKING:
     from llmcli.kernels.device import Device, find_problem
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
-    from llmcli.lab.excerpt import excerpt
-    from llmcli.lab.ladder import find_rung, find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.limit import find_limit
     from llmcli.lab.nsight import find_ncu
     from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
@@ -220,6 +218,7 @@ if TYPE_CHECKING:
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
+    from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.verify import verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison

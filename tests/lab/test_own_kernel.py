@@ -26,7 +26,7 @@ from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
 from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
 from llmcli.lab.problem import ENGINE
-from llmcli.lab.signatures import kernel_parameters
+from llmcli.lab.study import kernel_parameters
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict, launched_names
 from llmcli.runners.cuda.arena import free_bytes
