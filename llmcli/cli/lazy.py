@@ -70,7 +70,7 @@ PLACES = {
     "any_json_grammar": "schema.grammar:any_json_grammar",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
-    "check_own_kernel": "lab.own_checks:check_own_kernel",
+    "check_own_kernel": "lab.verify:check_own_kernel",
     "choice_grammar": "schema.grammar:choice_grammar",
     "choose_call": "lab.profile:choose_call",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
@@ -140,7 +140,7 @@ PLACES = {
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
-    "prepare_own_kernels": "lab.own_checks:prepare_own_kernels",
+    "prepare_own_kernels": "lab.verify:prepare_own_kernels",
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "profile": "lab.profile:profile",
@@ -163,7 +163,7 @@ PLACES = {
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.study:study_names",
-    "time_own_kernel": "lab.own_checks:time_own_kernel",
+    "time_own_kernel": "lab.verify:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "verdict": "measure.diff:verdict",
     "verify_kernels": "lab.verify:verify_kernels",
@@ -213,13 +213,12 @@ if TYPE_CHECKING:
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.limit import find_limit
     from llmcli.lab.nsight import find_ncu
-    from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
     from llmcli.lab.own_kernel import read_own_kernels
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
-    from llmcli.lab.verify import verify_kernels
+    from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
     from llmcli.measure.diff import diff, verdict

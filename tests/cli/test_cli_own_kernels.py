@@ -28,7 +28,7 @@ from llmcli.cli import device_choice, lazy
 from llmcli.cli.own_kernels import change_text
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.sources import flatten_text, text_digest
-from llmcli.lab import own_checks
+from llmcli.lab import verify as own_checks
 from llmcli.lab.engine import CASES
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
