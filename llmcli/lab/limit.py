@@ -3,7 +3,7 @@
 from typing import Literal
 
 from llmcli.lab.counters import Counters
-from llmcli.lab.kernel_use import KernelUse
+from llmcli.lab.walk import KernelUse
 
 Limit = Literal["memory", "L2", "multiprocessors", "blocks", "occupancy", "latency", "unknown"]
 
