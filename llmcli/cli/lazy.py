@@ -98,7 +98,7 @@ PLACES = {
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
     "find_kept_pieces": "tokenizer.pieces:find_kept_pieces",
-    "find_limit": "lab.limit:find_limit",
+    "find_limit": "lab.nsight:find_limit",
     "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
     "find_rung": "lab.study:find_rung",
@@ -211,8 +211,7 @@ if TYPE_CHECKING:
     from llmcli.kernels.device import Device, find_problem
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
-    from llmcli.lab.limit import find_limit
-    from llmcli.lab.nsight import find_ncu
+    from llmcli.lab.nsight import find_limit, find_ncu
     from llmcli.lab.own_kernel import read_own_kernels
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls

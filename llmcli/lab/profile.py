@@ -16,9 +16,8 @@ from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.launches import Launch
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.counters import Counters
 from llmcli.lab.notes import Notes, phantoms_of
-from llmcli.lab.nsight import count
+from llmcli.lab.nsight import Counters, count
 from llmcli.lab.problem import Problem
 from llmcli.lab.study import Study, find_rung, load_study, solve
 from llmcli.lab.walk import Call, Lengths, Walk, use_of
