@@ -125,7 +125,7 @@ PLACES = {
     "measure_change": "measure.kernel_change:measure_change",
     "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
-    "measure_steps": "lab.step_times:measure_steps",
+    "measure_steps": "lab.roofline:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
     "merge_adapters": "checkpoint.adapters.merge:merge_adapters",
     "num_parameters": "checkpoint.model:num_parameters",
@@ -214,8 +214,7 @@ if TYPE_CHECKING:
     from llmcli.lab.nsight import find_limit, find_ncu
     from llmcli.lab.own_kernel import read_own_kernels
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
-    from llmcli.lab.roofline import Ceilings, find_gap, place_calls
-    from llmcli.lab.step_times import measure_steps
+    from llmcli.lab.roofline import Ceilings, find_gap, measure_steps, place_calls
     from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
