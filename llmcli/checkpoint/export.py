@@ -14,7 +14,6 @@ from llmcli.checkpoint.export_destination import (
     resolve_destination,
 )
 from llmcli.checkpoint.export_files import small_files
-from llmcli.checkpoint.export_lock import DestinationLock
 from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
 from llmcli.checkpoint.export_source import files_to_copy
@@ -24,6 +23,7 @@ from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.checkpoint.writer import SafetensorsWriter
+from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import Array, narrow
 from llmcli.quantization.packing import pack_zero_points
