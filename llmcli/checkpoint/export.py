@@ -21,8 +21,7 @@ from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.formats.base import PackedLayer, read_stored
 from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_header import printable
-from llmcli.checkpoint.writer import SafetensorsWriter
+from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import Array, narrow

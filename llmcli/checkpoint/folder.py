@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.layout import HEAD
-from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.methods import AWQ, GPTQ, Quantization, read_quantization, refuse_method
 from llmcli.reading import CONFIG, INDEX

@@ -21,7 +21,7 @@ from llmcli.checkpoint.hub_library import cached_file, hub_settings, repository_
 from llmcli.checkpoint.hub_names import checked_revision
 from llmcli.checkpoint.hub_snapshot import create_snapshot, link_file
 from llmcli.checkpoint.hub_transfer import plan_transfer, run_transfer
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
 from llmcli.reading import CONFIG

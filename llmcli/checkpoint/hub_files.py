@@ -12,7 +12,7 @@ from llmcli.checkpoint.folder import (
     refuse_adapter,
 )
 from llmcli.checkpoint.hub_names import is_weights_name
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import printable
 from llmcli.errors import CheckpointError, TokenizerError, UnsupportedModelError
 from llmcli.reading import CHAT_TEMPLATE, CONFIG, INDEX, TOKENIZER_MODEL, TOKENIZER_SETTINGS, SmallFile
 

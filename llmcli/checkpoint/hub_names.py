@@ -9,7 +9,7 @@ import re
 
 import httpx2
 
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import printable
 from llmcli.errors import CheckpointError
 
 _ETAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")

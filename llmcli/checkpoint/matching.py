@@ -15,8 +15,7 @@ from llmcli.checkpoint.layout import (
     ExpectedTensor,
     expected_tensors,
 )
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.checkpoint.wrapped_names import wrapper_of
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError

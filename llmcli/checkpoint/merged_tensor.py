@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import LARGEST_ROUNDED, STORED_AS, Array, round_nearest, widen
 

@@ -5,8 +5,7 @@ from functools import cached_property
 
 from llmcli.checkpoint.formats.base import PackedLayer
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.writer import OutputTensor
+from llmcli.checkpoint.safetensors_file import OutputTensor, TensorInfo
 from llmcli.quantization.schemes import WeightScheme
 
 LINEAR_SUFFIX = "_proj.weight"

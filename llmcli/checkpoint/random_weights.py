@@ -19,9 +19,8 @@ from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_file import OutputTensor, SafetensorsWriter, TensorInfo
 from llmcli.checkpoint.shapes import FORMATS, shape_source
-from llmcli.checkpoint.writer import OutputTensor, SafetensorsWriter
 from llmcli.errors import OutputError
 from llmcli.quantization.floats import BF16_SHIFT, STORED_AS, Array
 from llmcli.quantization.schemes import WeightScheme

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from llmcli.checkpoint.merged_tensor import MergedTensor, Merger
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.errors import CheckpointError
 
 if TYPE_CHECKING:

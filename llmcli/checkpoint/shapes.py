@@ -16,9 +16,7 @@ from llmcli.checkpoint.formats.fp8 import Fp8Layer
 from llmcli.checkpoint.layout import HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
 from llmcli.checkpoint.matching import match_tensors
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
-from llmcli.checkpoint.writer import OutputTensor
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, TensorInfo
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError
 from llmcli.quantization.methods import AwqConfig, Fp8Config, Quantization

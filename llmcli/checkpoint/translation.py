@@ -17,8 +17,7 @@ from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, WEIGHT_SUFFIX, ExpectedTensor
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo
 from llmcli.quantization.packing import pack_zero_points
 
 # Layers kept: as many as readers that run ahead of one another touch at a time.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from llmcli.checkpoint.layout import BASE_PREFIX
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import printable
 
 # Parts of names, and what writes them.
 _WRITERS = {

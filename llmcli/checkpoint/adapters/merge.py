@@ -16,8 +16,7 @@ from llmcli.checkpoint.matching import ModelTensors
 from llmcli.checkpoint.merged_tensor import LowRankUpdate, MergedTensor
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.checkpoint.wrapped_names import wrapper_of
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
