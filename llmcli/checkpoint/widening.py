@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.arrays import Floats, read_floats, read_rows, read_whole
 from llmcli.checkpoint.formats.base import StoredLayer
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.reader import Floats, TensorReader, read_floats, read_rows, read_whole
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import widen

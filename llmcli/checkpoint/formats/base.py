@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.arrays import not_finite, read_whole
 from llmcli.checkpoint.layout import ExpectedTensor
-from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.reader import TensorReader, not_finite, read_whole
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import widen

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcli.checkpoint.arrays import Floats, not_finite, read_rows, read_whole
 from llmcli.checkpoint.layout import ExpectedTensor
-from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_rows, read_whole
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.quantization.floats import E4M3_VALUES, Array, widen
 from llmcli.quantization.schemes import Fp8Scheme
