@@ -9,8 +9,7 @@ from typing import Any
 
 from llmcli import __version__
 from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.checkpoint.export_source import SourceState
-from llmcli.checkpoint.folder import WEIGHTS_NAME
+from llmcli.checkpoint.folder import WEIGHTS_NAME, SourceState
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, WEIGHT_SUFFIX, PlannedWeight, Shard

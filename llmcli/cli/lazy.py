@@ -59,7 +59,7 @@ PLACES = {
     "Server": "serve.server:Server",
     "ServerClient": "cli.server_client:ServerClient",
     "ServerOptions": "serve.front:ServerOptions",
-    "SourceState": "checkpoint.export_source:SourceState",
+    "SourceState": "checkpoint.folder:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
     "TokenPieces": "tokenizer.pieces:TokenPieces",
@@ -179,7 +179,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation
     from llmcli.checkpoint.export_plan import plan_export
-    from llmcli.checkpoint.export_source import SourceState
+    from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.hub import find_cached, find_cached_adapter, resolve_adapter, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
     from llmcli.checkpoint.hub_library import cached_repo_ids

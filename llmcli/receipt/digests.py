@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llmcli.checkpoint.export_source import FileState
+from llmcli.checkpoint.folder import FileState
 from llmcli.errors import CheckpointError
 from llmcli.receipt.receipt import FileFacts
 

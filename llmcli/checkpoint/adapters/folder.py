@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME, LoraConfig
-from llmcli.checkpoint.export_source import SourceState
-from llmcli.checkpoint.folder import MLX_ADAPTER_NAME, mlx_adapter_error
+from llmcli.checkpoint.folder import MLX_ADAPTER_NAME, SourceState, mlx_adapter_error
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
