@@ -5,7 +5,7 @@ from collections import Counter
 from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES
 from llmcli.checkpoint.export_plan import ExportPlan, fill_shards, quantization_config_of, vllm_concerns_of
 from llmcli.checkpoint.folder import SourceState
-from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.formats import PackQuantized
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, PlannedWeight

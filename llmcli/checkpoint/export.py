@@ -18,7 +18,7 @@ from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
 from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.folder import files_to_copy
-from llmcli.checkpoint.formats.base import PackedLayer, read_stored
+from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable

@@ -3,9 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from llmcli.checkpoint.formats.base import PackedLayer
-from llmcli.checkpoint.formats.find import ACTIVATION_SUFFIXES, CODE_SUFFIXES, Layer, find_layers
-from llmcli.checkpoint.formats.fp8 import FP8_DTYPE, Fp8Layer
+from llmcli.checkpoint.formats import FP8_DTYPE, Fp8Layer, PackedLayer
 from llmcli.checkpoint.layout import (
     BASE_PREFIX,
     EMBEDDING,
@@ -15,6 +13,7 @@ from llmcli.checkpoint.layout import (
     ExpectedTensor,
     expected_tensors,
 )
+from llmcli.checkpoint.quantized_layers import ACTIVATION_SUFFIXES, CODE_SUFFIXES, Layer, find_layers
 from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.checkpoint.wrapped_names import wrapper_of
 from llmcli.config.llama import LlamaConfig

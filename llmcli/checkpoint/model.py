@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmcli.checkpoint.adapters.folder import Adapter
 from llmcli.checkpoint.folder import Checkpoint, open_checkpoint, quantization_of
-from llmcli.checkpoint.formats.base import Array, read_orders
+from llmcli.checkpoint.formats import Array, read_orders
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.matching import ModelTensors, match_tensors
 from llmcli.checkpoint.reader import TensorReader

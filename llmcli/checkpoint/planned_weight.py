@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats import PackedLayer
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.safetensors_file import OutputTensor, TensorInfo
 from llmcli.quantization.schemes import WeightScheme

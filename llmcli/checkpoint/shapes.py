@@ -10,9 +10,7 @@ from typing import Any
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
 from llmcli.checkpoint.folder import Checkpoint, quantization_of
-from llmcli.checkpoint.formats.awq import Awq
-from llmcli.checkpoint.formats.base import PackedLayer
-from llmcli.checkpoint.formats.fp8 import Fp8Layer
+from llmcli.checkpoint.formats import Awq, Fp8Layer, PackedLayer
 from llmcli.checkpoint.layout import HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
 from llmcli.checkpoint.matching import match_tensors
 from llmcli.checkpoint.model import Model

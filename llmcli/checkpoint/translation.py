@@ -12,8 +12,7 @@ from threading import Lock
 
 import numpy as np
 
-from llmcli.checkpoint.formats.base import Array, PackedLayer, read_layer
-from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.formats import Array, PackedLayer, PackQuantized, read_layer
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, WEIGHT_SUFFIX, ExpectedTensor
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.formats.base import StoredLayer
+from llmcli.checkpoint.formats import StoredLayer
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import Floats, TensorReader, read_floats, read_rows, read_whole

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.formats.fp8 import Fp8Layer
+from llmcli.checkpoint.formats import Fp8Layer
 from llmcli.checkpoint.reader import Floats, TensorReader, read_floats
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.widening import PackedTensors, read_widened

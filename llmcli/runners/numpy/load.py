@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmcli.checkpoint.formats.base import read_layer
+from llmcli.checkpoint.formats import read_layer
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader, read_floats

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.checkpoint.formats.base import PackedLayer, StoredLayer, read_layer
+from llmcli.checkpoint.formats import PackedLayer, StoredLayer, read_layer
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader, not_finite
