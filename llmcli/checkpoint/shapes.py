@@ -12,8 +12,7 @@ from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
 from llmcli.checkpoint.folder import Checkpoint, quantization_of
 from llmcli.checkpoint.formats import Awq, Fp8Layer, PackedLayer
 from llmcli.checkpoint.layout import HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
-from llmcli.checkpoint.matching import match_tensors
-from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.model import Model, match_tensors
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, TensorInfo
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError

@@ -12,11 +12,9 @@ from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, Adapter
 from llmcli.checkpoint.adapters.targets import Target, find_targets, is_saved
 from llmcli.checkpoint.folder import mlx_adapter_error
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX, expected_tensors
-from llmcli.checkpoint.matching import ModelTensors
-from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.model import Model, ModelTensors, wrapper_of
 from llmcli.checkpoint.reader import LowRankUpdate, MergedTensor, TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo, printable
-from llmcli.checkpoint.wrapped_names import wrapper_of
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 _PREFIX = "base_model.model."
