@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME, LoraConfig
-from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, require_adapter_files
+from llmcli.checkpoint.adapter import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
 from llmcli.checkpoint.folder import CONFIG_NAME, quantization_of, refuse_quantization_files
 from llmcli.checkpoint.hub_client import FileMetadata, HubClient
 from llmcli.checkpoint.hub_errors import hub_errors_explained

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import httpx2
 
-from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME
-from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME
+from llmcli.checkpoint.adapter import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from llmcli.checkpoint.hub_files import is_complete
 from llmcli.checkpoint.hub_id import HubId
 from llmcli.checkpoint.hub_library import hub_settings, repository_folder

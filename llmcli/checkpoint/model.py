@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from llmcli.checkpoint.adapters.folder import Adapter
+from llmcli.checkpoint.adapter import Adapter
 from llmcli.checkpoint.folder import Checkpoint, open_checkpoint, quantization_of
 from llmcli.checkpoint.formats import FP8_DTYPE, Array, Fp8Layer, PackedLayer, read_orders
 from llmcli.checkpoint.layout import (

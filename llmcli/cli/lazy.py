@@ -127,9 +127,9 @@ PLACES = {
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_steps": "lab.roofline:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
-    "merge_adapters": "checkpoint.adapters.merge:merge_adapters",
+    "merge_adapters": "checkpoint.adapter_merge:merge_adapters",
     "num_parameters": "checkpoint.model:num_parameters",
-    "open_adapter": "checkpoint.adapters.folder:open_adapter",
+    "open_adapter": "checkpoint.adapter:open_adapter",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "own_sources": "lab.study:own_sources",
@@ -172,8 +172,8 @@ PLACES = {
 }
 
 if TYPE_CHECKING:
-    from llmcli.checkpoint.adapters.folder import open_adapter
-    from llmcli.checkpoint.adapters.merge import merge_adapters
+    from llmcli.checkpoint.adapter import open_adapter
+    from llmcli.checkpoint.adapter_merge import merge_adapters
     from llmcli.checkpoint.conversion_plan import plan_conversion
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination

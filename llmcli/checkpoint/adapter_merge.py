@@ -8,8 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, Adapter
-from llmcli.checkpoint.adapters.targets import Target, find_targets, is_saved
+from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, Adapter, Target, find_targets, is_saved
 from llmcli.checkpoint.folder import mlx_adapter_error
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX, expected_tensors
 from llmcli.checkpoint.model import Model, ModelTensors, wrapper_of
