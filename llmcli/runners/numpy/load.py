@@ -8,7 +8,7 @@ from llmcli.checkpoint.formats import read_layer
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader, read_floats
-from llmcli.checkpoint.widening import widen_layer, widened
+from llmcli.checkpoint.translation import widen_layer, widened
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import Arithmetic
