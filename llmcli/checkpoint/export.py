@@ -14,12 +14,11 @@ from llmcli.checkpoint.export_destination import (
     resolve_destination,
 )
 from llmcli.checkpoint.export_files import small_files
-from llmcli.checkpoint.export_plan import ExportPlan
+from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
 from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
-from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
 from llmcli.destination_lock import DestinationLock

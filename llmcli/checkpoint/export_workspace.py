@@ -14,8 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmcli.checkpoint.export_destination import refuse_existing
-from llmcli.checkpoint.export_plan import ExportPlan
-from llmcli.checkpoint.planned_weight import Shard
+from llmcli.checkpoint.export_plan import ExportPlan, Shard
 from llmcli.errors import CheckpointError, OutputError
 from llmcli.quantization.quality import TensorQuality
 from llmcli.reading import EXPORT_JOURNAL

@@ -135,7 +135,7 @@ PLACES = {
     "own_sources": "lab.study:own_sources",
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
-    "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
+    "plan_conversion": "checkpoint.export_plan:plan_conversion",
     "plan_draft": "measure.subject:plan_draft",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
@@ -174,11 +174,10 @@ PLACES = {
 if TYPE_CHECKING:
     from llmcli.checkpoint.adapter import open_adapter
     from llmcli.checkpoint.adapter_merge import merge_adapters
-    from llmcli.checkpoint.conversion_plan import plan_conversion
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation
-    from llmcli.checkpoint.export_plan import plan_export
+    from llmcli.checkpoint.export_plan import plan_conversion, plan_export
     from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.hub import find_cached, find_cached_adapter, resolve_adapter, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
