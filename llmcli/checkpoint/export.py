@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from llmcli.checkpoint.export_destination import (
+from llmcli.checkpoint.export_files import small_files
+from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
+from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
+from llmcli.checkpoint.export_workspace import (
+    ExportWorkspace,
     destination_errors_explained,
     refuse_overlap,
     resolve_destination,
 )
-from llmcli.checkpoint.export_files import small_files
-from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
-from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
-from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader

@@ -147,13 +147,13 @@ PLACES = {
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "read_own_kernels": "lab.own_kernel:read_own_kernels",
     "read_rung": "lab.study:read_rung",
-    "refuse_existing": "checkpoint.export_destination:refuse_existing",
+    "refuse_existing": "checkpoint.export_workspace:refuse_existing",
     "regex_grammar": "schema.grammar:regex_grammar",
     "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
-    "require_text": "checkpoint.export_destination:require_text",
+    "require_text": "checkpoint.export_workspace:require_text",
     "resolve_adapter": "checkpoint.hub:resolve_adapter",
-    "resolve_destination": "checkpoint.export_destination:resolve_destination",
+    "resolve_destination": "checkpoint.export_workspace:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
     "rung_call": "lab.profile:rung_call",
@@ -175,9 +175,9 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.adapter import open_adapter
     from llmcli.checkpoint.adapter_merge import merge_adapters
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation
     from llmcli.checkpoint.export_plan import plan_conversion, plan_export
+    from llmcli.checkpoint.export_workspace import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.hub import find_cached, find_cached_adapter, resolve_adapter, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal

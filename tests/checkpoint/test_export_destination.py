@@ -11,7 +11,7 @@ import pytest
 from exports import contents, export, write_model
 
 from llmcli.checkpoint import safetensors_file
-from llmcli.checkpoint.export_destination import refuse_existing, resolve_destination
+from llmcli.checkpoint.export_workspace import refuse_existing, resolve_destination
 from llmcli.errors import InsufficientMemoryError, OutputError, UsageError
 from llmcli.quantization.schemes import WeightScheme
 
