@@ -17,9 +17,9 @@ import httpx2
 
 from llmcli import __version__
 from llmcli.checkpoint.hub_errors import HubBusyError, offline_error, refuse_status
+from llmcli.checkpoint.hub_files import checked_commit, checked_etag, checked_size, redirect_target
 from llmcli.checkpoint.hub_id import HubId
 from llmcli.checkpoint.hub_library import hub_settings, hub_token
-from llmcli.checkpoint.hub_names import checked_commit, checked_etag, checked_size, redirect_target
 from llmcli.errors import CheckpointError
 from llmcli.reading import parse_json
 

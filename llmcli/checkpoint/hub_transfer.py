@@ -14,8 +14,8 @@ from typing import BinaryIO
 import httpx2
 
 from llmcli.checkpoint.hub_client import FileMetadata, HubClient, repeat
+from llmcli.checkpoint.hub_files import check_content_range
 from llmcli.checkpoint.hub_library import file_lock
-from llmcli.checkpoint.hub_names import check_content_range
 from llmcli.errors import CheckpointError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
