@@ -15,8 +15,7 @@ from llmcli.checkpoint.folder import CONFIG_NAME, quantization_of, refuse_quanti
 from llmcli.checkpoint.hub_client import FileMetadata, HubClient, hub_errors_explained, plan_transfer, run_transfer
 from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
-from llmcli.checkpoint.hub_library import cached_file, hub_settings, repository_folder
-from llmcli.checkpoint.hub_snapshot import create_snapshot, link_file
+from llmcli.checkpoint.hub_library import cached_file, create_snapshot, hub_settings, link_file, repository_folder
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
