@@ -111,7 +111,7 @@ PLACES = {
     "keep_pieces": "tokenizer.pieces:keep_pieces",
     "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
     "lark_grammar": "schema.grammar:lark_grammar",
-    "list_cached_models": "checkpoint.hub_cache:list_cached_models",
+    "list_cached_models": "checkpoint.hub:list_cached_models",
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
     "load_on_card": "runners.cuda.load:load",
@@ -138,7 +138,7 @@ PLACES = {
     "plan_conversion": "checkpoint.export_plan:plan_conversion",
     "plan_draft": "measure.subject:plan_draft",
     "plan_export": "checkpoint.export_plan:plan_export",
-    "plan_removal": "checkpoint.hub_cache:plan_removal",
+    "plan_removal": "checkpoint.hub:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
     "prepare_own_kernels": "lab.verify:prepare_own_kernels",
     "preset_names": "config.presets:preset_names",
@@ -179,8 +179,14 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_plan import plan_conversion, plan_export
     from llmcli.checkpoint.export_workspace import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.folder import SourceState
-    from llmcli.checkpoint.hub import find_cached, find_cached_adapter, resolve_adapter, resolve_model
-    from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
+    from llmcli.checkpoint.hub import (
+        find_cached,
+        find_cached_adapter,
+        list_cached_models,
+        plan_removal,
+        resolve_adapter,
+        resolve_model,
+    )
     from llmcli.checkpoint.hub_library import cached_repo_ids
     from llmcli.checkpoint.model import num_parameters, open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
