@@ -14,10 +14,10 @@ from tiny_models import EOS_ID, write_byte_tokenizer
 
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Finished, Token
-from llmcli.engine.fill import Fill
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.steps import Fill
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
