@@ -17,9 +17,7 @@ from itertools import takewhile
 
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress
-from llmcli.engine.fair_order import FairOrder, is_worth_a_row
 from llmcli.engine.request import Request, ScoreRequest, prompt_scores
-from llmcli.engine.sample import Sample
 from llmcli.engine.steps import (
     AnyFill,
     Fill,
@@ -33,7 +31,20 @@ from llmcli.engine.steps import (
     take_choices,
     wait_for_choices,
 )
-from llmcli.engine.texts import Queued, Score, Shared, SharedPrompts, Text, Usage, client_of, number_of, open_row
+from llmcli.engine.texts import (
+    FairOrder,
+    Queued,
+    Sample,
+    Score,
+    Shared,
+    SharedPrompts,
+    Text,
+    Usage,
+    client_of,
+    is_worth_a_row,
+    number_of,
+    open_row,
+)
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.engine.events import Event, Finished, FinishReason, Timings, Token
-from llmcli.engine.stop_strings import StopStrings
+from llmcli.engine.texts import StopStrings
 from llmcli.sampling.inspect import inspect_choice
 from llmcli.sampling.params import SamplingParams, resolve
 from llmcli.sampling.sampler import Sampler

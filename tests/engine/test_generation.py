@@ -11,7 +11,7 @@ import pytest
 from page_device import PageDevice
 from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
 
-from llmcli.engine import sample as sample_module
+from llmcli.engine import texts as sample_module
 from llmcli.engine.events import Finished, PrefillProgress, Token
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import Request

@@ -14,8 +14,7 @@ from tiny_models import EOS_ID, write_byte_tokenizer
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from llmcli.engine.request import Request
-from llmcli.engine.sample import Sample
-from llmcli.engine.stop_strings import StopStrings
+from llmcli.engine.texts import Sample, StopStrings
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
