@@ -12,11 +12,10 @@ from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_pro
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
-from llmcli.engine.generation import Generation
+from llmcli.engine.generation import Generation, scores
 from llmcli.engine.reasoning import CLOSING
 from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.running_answer import RunningAnswer, SeveralAnswers, starts_inside
-from llmcli.engine.scores import scores
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
 from llmcli.runners.interrupts import interrupts_held_back

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.engine.events import Token
-from llmcli.engine.generation import Generation
+from llmcli.engine.generation import Generation, scores_side_by_side
 from llmcli.engine.request import Request
-from llmcli.engine.scores import scores_side_by_side
 from llmcli.measure.evaluate import log_softmax
 from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import gather_candidates

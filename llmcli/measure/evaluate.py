@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.engine.scores import scores_side_by_side
+from llmcli.engine.generation import scores_side_by_side
 from llmcli.errors import UsageError
 from llmcli.runners.base import AllLogits, Runner
 
