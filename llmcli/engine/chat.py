@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llmcli.engine.chat_events import ChatEvent, OfAnswer, SeveralEvent, TurnStarted
+from llmcli.engine.chat_events import CLOSING, ChatEvent, OfAnswer, SeveralEvent, TurnStarted
 from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_prompt
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
 from llmcli.engine.generation import Generation, scores
-from llmcli.engine.reasoning import CLOSING
 from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.running_answer import RunningAnswer, SeveralAnswers, starts_inside
 from llmcli.errors import TokenizerError, UsageError

@@ -1,11 +1,10 @@
 """Answers while they are generated, one or several to a message: what they began with, and what has come since."""
 
-from llmcli.engine.chat_events import OfAnswer, TurnFinished
+from llmcli.engine.chat_events import OPENING, OfAnswer, Piece, ReasoningSplitter, TurnFinished, split_reasoning
 from llmcli.engine.chat_fit import FittedPrompt
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Token
 from llmcli.engine.generation import Generation
-from llmcli.engine.reasoning import OPENING, Piece, ReasoningSplitter, split_reasoning
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.chat_splice import num_agreeing_tokens
 from llmcli.tokenizer.stream import decode

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from page_device import PageDevice, PageStep
 
 from llmcli.engine.chat import Chat, ChatSettings
-from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
-from llmcli.engine.reasoning import Piece
+from llmcli.engine.chat_events import ChatEvent, Piece, TurnFinished, TurnStarted
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
