@@ -95,7 +95,7 @@ def _render(folder: Path, file: Path) -> None:
 
 def _load_conversation(folder: Path, file: Path) -> None:
     """Load a conversation and use all of it."""
-    from llmcli.engine.conversation_file import load_conversation
+    from llmcli.engine.conversation import load_conversation
 
     saved = load_conversation(file)
     saved.conversation.messages()
