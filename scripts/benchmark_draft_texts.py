@@ -21,9 +21,9 @@ from pathlib import Path
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
+from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource
 from llmcli.engine.events import Token
-from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.draft_steps import measure_draft_steps

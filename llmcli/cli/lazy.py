@@ -20,7 +20,7 @@ PLACES = {
     "Comparison": "measure.bench:Comparison",
     "Device": "kernels.device:Device",
     "DiffFacts": "cli.output.page_diff:DiffFacts",
-    "DraftModel": "engine.draft_model:DraftModel",
+    "DraftModel": "engine.draft_sources:DraftModel",
     "Drafting": "engine.drafts:Drafting",
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
@@ -40,7 +40,7 @@ PLACES = {
     "MAX_DRAFT_ROWS": "engine.drafts:MAX_DRAFT_ROWS",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
-    "NgramSource": "engine.ngram:NgramSource",
+    "NgramSource": "engine.draft_sources:NgramSource",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
     "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
@@ -206,10 +206,9 @@ if TYPE_CHECKING:
     from llmcli.config.generation import read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset, preset_names
     from llmcli.engine.chat import Chat, ChatSettings
-    from llmcli.engine.draft_model import DraftModel
+    from llmcli.engine.draft_sources import DraftModel, NgramSource
     from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting
     from llmcli.engine.generation import Generation
-    from llmcli.engine.ngram import NgramSource
     from llmcli.engine.request import Request
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler

@@ -11,7 +11,7 @@ from scripted_drafts import ScriptedGuesses, ScriptedSource
 from tiny_models import write_broken_llama, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished
 from llmcli.errors import DeviceError, LLMCliError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from llmcli.engine.ngram import NgramIndex, NgramSource
+from llmcli.engine.draft_sources import NgramIndex, NgramSource
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
