@@ -29,8 +29,7 @@ from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.draft_steps import measure_draft_steps
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.no_text import NoText
 
 CHANCE = 0.8

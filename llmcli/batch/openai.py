@@ -7,8 +7,7 @@ from llmcli.batch.values import Form, Line, integer_of, seed_of, stop_of, text_o
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
 from llmcli.openai_body import drop_idle, read_messages
-from llmcli.sampling.logit_bias import read_logit_bias
-from llmcli.sampling.params import SPECS, check_param
+from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.held_to import held_to_of_format
 
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}

@@ -52,7 +52,7 @@ PLACES = {
     "RungRequest": "lab.profile:RungRequest",
     "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
-    "Sampler": "sampling.sampler:Sampler",
+    "Sampler": "sampling.params:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
@@ -250,7 +250,7 @@ if TYPE_CHECKING:
     from llmcli.runners.torch.load import load as load_on_torch
     from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
     from llmcli.runners.torch.probes import TorchProbes
-    from llmcli.sampling.sampler import Sampler
+    from llmcli.sampling.params import Sampler
     from llmcli.schema.grammar import (
         Grammar,
         any_json_grammar,

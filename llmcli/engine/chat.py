@@ -30,7 +30,7 @@ from llmcli.runners.base import Runner
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.chain import log_probabilities
 from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.chat_splice import ChatPrompt, Generated, encode_history, num_agreeing_tokens
 from llmcli.tokenizer.chat_template import ChatTemplate

@@ -9,7 +9,7 @@ from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN, Choose, Runner, Span
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 # Drafts from the text itself: where it has said the same before, it may go on in the same way.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 # How many drafts a step is worth: the one rule, from how often drafts were right and from what they cost.
 #

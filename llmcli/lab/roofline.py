@@ -15,8 +15,7 @@ from llmcli.lab.walk import MAX_PROMPT, Call, Lengths, Walk
 from llmcli.runners.base import Runner, Span, spans_of_prompt
 from llmcli.runners.cuda.dry_run import PRODUCT
 from llmcli.runners.cuda.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 # Times every kernel of a model alone, with the arrays that a step of the loaded model gives it.
 #

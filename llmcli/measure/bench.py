@@ -20,8 +20,7 @@ from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
 from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, spans_of_prompt
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.no_text import NoText
 
 NUM_CHECKED_TOKENS = 32

@@ -12,8 +12,7 @@ from llmcli.engine.request import Request
 from llmcli.measure.evaluate import log_softmax
 from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import gather_candidates
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 
 Logprobs = npt.NDArray[np.float64]  # [vocab_size]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from llmcli.errors import DeviceError
 from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, Span, spans_of_prompt
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 RATES = (0.5, 0.7, 0.8, 0.9)  # chances that a draft is right, if those before it are
 MIN_TOKENS = 24  # three steps of the longest

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from llmcli.measure.bench import Way, run_in_turns
 from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, Span, spans_of_prompt
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 MAX_PROMPT = 512  # tokens: a longer prompt would keep the user waiting
 NUM_STEPS = 16

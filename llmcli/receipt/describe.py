@@ -24,8 +24,7 @@ from llmcli.receipt.receipt import (
     SchemaFacts,
     StoppingFacts,
 )
-from llmcli.sampling.params import SPECS, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import LLMCliError
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]

@@ -50,6 +50,7 @@ from llmcli.sampling.candidates import Candidates, History, gather_candidates
 from llmcli.sampling.filters import min_p, temperature, top_k, top_n_sigma, top_p, typical_p, xtc
 from llmcli.sampling.mask import TokenMask, schema
 from llmcli.sampling.mirostat import mirostat, next_mu
+from llmcli.sampling.params import Sampler
 from llmcli.sampling.penalties import (
     begin_suppress,
     dry,
@@ -63,7 +64,6 @@ from llmcli.sampling.penalties import (
     sequence_bias,
 )
 from llmcli.sampling.philox import gumbel
-from llmcli.sampling.sampler import Sampler
 
 
 class Choice(NamedTuple):

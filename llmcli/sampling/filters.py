@@ -9,9 +9,8 @@ import sys
 import numpy as np
 
 from llmcli.sampling.candidates import Candidates, History
-from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.sampling.philox import uniform
-from llmcli.sampling.sampler import Sampler
 
 
 def temperature(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 from llmcli.sampling.candidates import LARGEST_SCORE, Candidates, History
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 def mirostat(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:

@@ -11,8 +11,7 @@ from llmcli.engine.chat import Chat, ChatSettings
 from llmcli.engine.chat_events import ChatEvent, Piece, TurnFinished, TurnStarted
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.chat_encoding import turn_end_token_ids
 from llmcli.tokenizer.chat_template import ChatTemplate

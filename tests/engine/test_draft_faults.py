@@ -19,7 +19,7 @@ from llmcli.kernels.device import device_errors
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
 

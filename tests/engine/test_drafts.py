@@ -24,7 +24,7 @@ from llmcli.runners.base import Chosen
 from llmcli.runners.numpy.load import load
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
 

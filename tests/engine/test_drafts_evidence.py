@@ -22,8 +22,7 @@ from llmcli.engine.events import Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.load import load_tokenizer
 
 TEMPERATURES = (0.0, 0.8, 1.3)

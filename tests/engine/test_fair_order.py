@@ -13,8 +13,7 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.engine.texts import FairOrder
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 
 

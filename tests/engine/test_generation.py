@@ -18,8 +18,7 @@ from llmcli.engine.request import Request
 from llmcli.runners.base import Logits
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.inspect import Inspection
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from llmcli.engine.draft_sources import NgramIndex, NgramSource
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 SAMPLER = Sampler(SamplingParams(), seed=0)
 

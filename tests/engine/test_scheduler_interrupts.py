@@ -19,8 +19,7 @@ from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.engine.steps import Fill
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

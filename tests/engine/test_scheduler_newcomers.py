@@ -15,8 +15,7 @@ from llmcli.engine.steps import MOST_FILL_TOKENS, FillBudget
 from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.no_text import NoText
 
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)

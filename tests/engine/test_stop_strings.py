@@ -15,8 +15,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Sample, StopStrings
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

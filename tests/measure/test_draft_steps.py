@@ -10,7 +10,7 @@ from llmcli.errors import DeviceError
 from llmcli.measure.draft_steps import measure_draft_steps
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 PROMPT = list(range(1, 41))
 

@@ -23,8 +23,7 @@ from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, regex_grammar
 from llmcli.schema.schema import Schema
 from llmcli.schema.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, mak
 from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.mask import TokenMask, pack_mask
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 _UNUSED_LANE = 1
 _STEP = 1  # of each row: the first

@@ -25,7 +25,7 @@ from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.mask import TokenMask
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 class CudaDevice:
