@@ -14,8 +14,8 @@ from llmcli.engine.events import Failed, Finished, FinishReason, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
+from llmcli.sampling.filters import mu_behind
 from llmcli.sampling.inspect import Inspection
-from llmcli.sampling.mirostat import mu_behind
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.stream import StreamDecoder
 
