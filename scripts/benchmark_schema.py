@@ -25,7 +25,7 @@ from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.sampling.mask import unpack_mask
+from llmcli.sampling.candidates import unpack_mask
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import json_schema_grammar
 from llmcli.schema.schema import Schema

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import mask_words
+from llmcli.sampling.candidates import mask_words
 from llmcli.tokenizer.pieces import TokenPieces
 
 _END = b"\xff<end>"  # the first byte says that a token is no text

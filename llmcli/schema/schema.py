@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import TokenMask, mask_words, pack_mask, unpack_mask
+from llmcli.sampling.candidates import TokenMask, mask_words, pack_mask, unpack_mask
 from llmcli.schema.grammar import NO_TOKEN, Grammar, first_line
 from llmcli.schema.library import Matcher, byte_tokens
 from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import pack_mask
+from llmcli.sampling.candidates import pack_mask
 from llmcli.schema.library import Tokens
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.pieces import TokenPieces

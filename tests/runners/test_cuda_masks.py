@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UsageError
+from llmcli.sampling.candidates import pack_mask
 from llmcli.sampling.chain import choose
-from llmcli.sampling.mask import pack_mask
 from llmcli.sampling.params import Sampler, SamplingParams
 
 pytest.importorskip("cupy")

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from llmcli.sampling.mask import unpack_mask
+from llmcli.sampling.candidates import unpack_mask
 from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 from llmcli.tokenizer.base import Tokenizer

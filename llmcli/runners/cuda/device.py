@@ -24,7 +24,7 @@ from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
-from llmcli.sampling.mask import TokenMask
+from llmcli.sampling.candidates import TokenMask
 from llmcli.sampling.params import Sampler
 
 
