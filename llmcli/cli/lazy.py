@@ -28,7 +28,7 @@ PLACES = {
     "FrontWork": "serve.front:FrontWork",
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
-    "GrammarProcess": "schema.grammar_process:GrammarProcess",
+    "GrammarProcess": "schema.grammar:GrammarProcess",
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
@@ -253,6 +253,7 @@ if TYPE_CHECKING:
     from llmcli.sampling.params import Sampler
     from llmcli.schema.grammar import (
         Grammar,
+        GrammarProcess,
         any_json_grammar,
         choice_grammar,
         grammar_of,
@@ -260,7 +261,6 @@ if TYPE_CHECKING:
         lark_grammar,
         regex_grammar,
     )
-    from llmcli.schema.grammar_process import GrammarProcess
     from llmcli.schema.library import Tokens
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
