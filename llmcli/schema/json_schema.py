@@ -13,20 +13,22 @@ from urllib.parse import quote, unquote
 from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.schema.finite import find_endless
-from llmcli.schema.formats import ANNOTATIONS as FREE_FORMATS
-from llmcli.schema.formats import FORMATS, PATTERNS, REFUSED_FORMATS
 from llmcli.schema.keywords import (
     ANNOTATIONS,
     BOUNDS,
     COUNTS,
+    FORMATS,
+    FREE_FORMATS,
     HELD,
     LISTS,
     NAMED,
     ONE,
+    PATTERNS,
+    REFUSED_FORMATS,
     UNEVALUATED,
+    References,
     escaped,
 )  # fmt: skip
-from llmcli.schema.references import References
 from llmcli.schema.regex import UNWRITTEN, as_in_json
 from llmcli.schema.rewriting import Made, rewritten
 

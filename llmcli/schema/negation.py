@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from llmcli.schema.keywords import ANNOTATIONS, BOUND_TYPE, HELD, TYPES, type_of
-from llmcli.schema.references import References
+from llmcli.schema.keywords import ANNOTATIONS, BOUND_TYPE, HELD, TYPES, References, type_of
 
 _DEEPEST = 20  # schemas in schemas, a `$ref` to oneself too
 

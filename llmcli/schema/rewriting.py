@@ -3,10 +3,8 @@
 from typing import Any
 
 from llmcli.errors import UsageError
-from llmcli.schema.formats import PATTERNS
-from llmcli.schema.keywords import type_of
+from llmcli.schema.keywords import PATTERNS, References, type_of
 from llmcli.schema.negation import Unseen, all_apart, is_plain, negated, others
-from llmcli.schema.references import References
 from llmcli.schema.unevaluated import without_unevaluated
 
 _MOST_ITEMS = 50  # that `contains` may count

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from llmcli.schema.keywords import References
 from llmcli.schema.negation import Unseen, negated
-from llmcli.schema.references import References
 
 _MOST_WAYS = 64
 _IN_PLACE = {"allOf", "anyOf", "oneOf", "if", "then", "else", "$ref", "$dynamicRef", "dependentSchemas"}
