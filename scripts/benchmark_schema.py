@@ -28,8 +28,7 @@ from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import unpack_mask
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import json_schema_grammar
-from llmcli.schema.schema import Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -65,7 +65,7 @@ PLACES = {
     "TokenPieces": "tokenizer.pieces:TokenPieces",
     "Tokens": "schema.library:Tokens",
     "TorchProbes": "runners.torch.probes:TorchProbes",
-    "Vocabulary": "schema.vocabulary:Vocabulary",
+    "Vocabulary": "schema.schema:Vocabulary",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "any_json_grammar": "schema.grammar:any_json_grammar",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
@@ -262,8 +262,7 @@ if TYPE_CHECKING:
         regex_grammar,
     )
     from llmcli.schema.library import Tokens
-    from llmcli.schema.schema import Schema
-    from llmcli.schema.vocabulary import Vocabulary
+    from llmcli.schema.schema import Schema, Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
     from llmcli.serve.log_writer import LogWriter

@@ -26,8 +26,7 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.library import Limits, Matcher
-from llmcli.schema.schema import HeldText, Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import HeldText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -12,8 +12,7 @@ import jsonschema
 import numpy as np
 
 from llmcli.sampling.candidates import unpack_mask
-from llmcli.schema.schema import HeldText, Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import HeldText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 
 EOS_ID, OTHER_EOS_ID, SPECIAL_ID = 256, 257, 258

@@ -25,8 +25,7 @@ from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, regex_grammar
-from llmcli.schema.schema import Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
