@@ -30,7 +30,7 @@ from llmcli.measure.draft_steps import measure_draft_steps
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
 from llmcli.sampling.params import Sampler, SamplingParams
-from llmcli.tokenizer.no_text import NoText
+from llmcli.tokenizer.base import NoText
 
 CHANCE = 0.8
 ROUNDS = 3

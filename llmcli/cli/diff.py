@@ -24,7 +24,7 @@ from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.cli.units import divergence
 from llmcli.errors import UsageError
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder
 
 if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts

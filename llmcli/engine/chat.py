@@ -31,10 +31,9 @@ from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.chain import log_probabilities
 from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
 from llmcli.sampling.params import Sampler
-from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.base import Tokenizer, decode
 from llmcli.tokenizer.chat_encoding import ChatPrompt, Generated, encode_history, num_agreeing_tokens
 from llmcli.tokenizer.chat_template import ChatTemplate
-from llmcli.tokenizer.stream import decode
 
 if TYPE_CHECKING:
     from llmcli.schema.schema import Schema

@@ -14,8 +14,7 @@ from llmcli.errors import LLMCliError
 from llmcli.runners.base import AllLogits, Logits, Runner, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.inspect import Inspection, inspect_choice, inspect_given
-from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 
 # Stop strings, matched on decoded text however the tokens cut it; a match is never shown, not even in part.
 #

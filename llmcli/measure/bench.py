@@ -21,7 +21,7 @@ from llmcli.measure.plan import Predictor
 from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, spans_of_prompt
 from llmcli.sampling.params import Sampler, SamplingParams
-from llmcli.tokenizer.no_text import NoText
+from llmcli.tokenizer.base import NoText
 
 NUM_CHECKED_TOKENS = 32
 # How far the first of many rows may come until the last one has begun; the context must have room for them.

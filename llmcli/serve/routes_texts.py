@@ -17,7 +17,7 @@ from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
 from llmcli.serve.leaving import unless_gone
 from llmcli.serve.service import Service, client_of
 from llmcli.serve.texts import TextsResponse
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder
 
 Kind = TypeVar("Kind", bound=TextsBody)
 

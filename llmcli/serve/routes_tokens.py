@@ -10,7 +10,7 @@ from llmcli.serve.bodies import DetokenizeBody, TokenizeBody
 from llmcli.serve.json_text import json_response, large_json_response
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import Service
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder
 
 
 def tokens_routes(service: Service) -> list[Route]:

@@ -16,7 +16,7 @@ from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
-from llmcli.tokenizer.no_text import NoText
+from llmcli.tokenizer.base import NoText
 
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
 
