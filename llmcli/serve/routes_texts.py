@@ -14,8 +14,7 @@ from starlette.routing import Route
 from llmcli.engine.request import Request
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer, Echo
 from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
-from llmcli.serve.leaving import unless_gone
-from llmcli.serve.service import Service, client_of
+from llmcli.serve.service import Service, client_of, unless_gone
 from llmcli.serve.texts import TextsResponse
 from llmcli.tokenizer.base import StreamDecoder
 

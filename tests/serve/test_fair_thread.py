@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.serve.fair_thread import FairThread
+from llmcli.serve.service import FairThread
 
 
 def test_clients_have_their_turns() -> None:
