@@ -14,8 +14,8 @@ from types import FrameType, TracebackType
 
 from llmcli.child import child_program
 from llmcli.errors import LLMCliError
-from llmcli.serve.engine_end import EngineEnd, Hold
 from llmcli.serve.front import SIGNALS, FrontWork
+from llmcli.serve.link import EngineEnd, Hold
 from llmcli.serve.worker import Scheduler
 
 _END_SECONDS = 5.0  # for the front's process, once the link is closed

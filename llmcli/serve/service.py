@@ -22,7 +22,7 @@ from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.held_to import HeldTo
 from llmcli.serve.bodies import Body, ChatBody, CompletionBody, parse_body
 from llmcli.serve.desk import Desk
-from llmcli.serve.engine_end import EngineState
+from llmcli.serve.link import EngineState
 from llmcli.serve.refusal import Refusal
 from llmcli.tokenizer.base import Tokenizer
 

@@ -18,8 +18,7 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar
 from llmcli.serve.desk import Desk
-from llmcli.serve.engine_end import EngineEnd, Hold
-from llmcli.serve.front_end import FrontEnd
+from llmcli.serve.link import EngineEnd, FrontEnd, Hold
 from llmcli.tokenizer.base import Tokenizer
 
 ENDLESS = 1_000_000  # a seed
