@@ -36,7 +36,7 @@ PLACES = {
     "Lengths": "lab.walk:Lengths",
     "Limits": "serve.service:Limits",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
-    "LogWriter": "serve.log_writer:LogWriter",
+    "LogWriter": "serve.server:LogWriter",
     "MAX_DRAFT_ROWS": "engine.drafts:MAX_DRAFT_ROWS",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
@@ -265,8 +265,7 @@ if TYPE_CHECKING:
     from llmcli.schema.schema import Schema, Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
-    from llmcli.serve.log_writer import LogWriter
-    from llmcli.serve.server import Server
+    from llmcli.serve.server import LogWriter, Server
     from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template
