@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
-from llmcli.batch.input import Problems
-from llmcli.batch.lines import LineReader
+from llmcli.batch.input import LineReader, Problems
 from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
 from llmcli.cli import lazy
