@@ -46,7 +46,7 @@ PLACES = {
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RATES": "measure.draft_steps:RATES",
-    "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
+    "RECEIPT_FILE": "receipt.receipt:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
     "RungRequest": "lab.profile:RungRequest",
@@ -77,9 +77,9 @@ PLACES = {
     "compare": "measure.evaluate:compare",
     "compare_layers": "measure.verify:compare_layers",
     "compare_logits": "measure.verify:compare_logits",
-    "compare_receipts": "receipt.comparison:compare_receipts",
+    "compare_receipts": "receipt.receipt:compare_receipts",
     "compare_rungs": "lab.compare:compare_rungs",
-    "compare_samples": "receipt.comparison:compare_samples",
+    "compare_samples": "receipt.receipt:compare_samples",
     "describe_on_host": "runners.host.description:describe",
     "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
     "describe_run": "receipt.describe:describe_run",
@@ -118,7 +118,7 @@ PLACES = {
     "load_on_numpy": "runners.numpy.load:load",
     "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
-    "load_receipt": "receipt.file:load_receipt",
+    "load_receipt": "receipt.receipt:load_receipt",
     "load_study": "lab.study:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
@@ -159,7 +159,7 @@ PLACES = {
     "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
-    "save_receipt": "receipt.file:save_receipt",
+    "save_receipt": "receipt.receipt:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.study:study_names",
@@ -233,10 +233,15 @@ if TYPE_CHECKING:
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject
     from llmcli.measure.verify import compare_layers, compare_logits
-    from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
-    from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
-    from llmcli.receipt.receipt import PromptFacts
+    from llmcli.receipt.receipt import (
+        RECEIPT_FILE,
+        PromptFacts,
+        compare_receipts,
+        compare_samples,
+        load_receipt,
+        save_receipt,
+    )
     from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card

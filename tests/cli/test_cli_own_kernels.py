@@ -34,7 +34,7 @@ from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
 from llmcli.measure.bench import BenchReport, Comparison, DecodeFigures, EngineFigures, PromptFigures
 from llmcli.measure.spread import Spread
-from llmcli.receipt.file import load_receipt
+from llmcli.receipt.receipt import load_receipt
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
 

@@ -14,7 +14,7 @@ from results import Result
 from safetensors.torch import load_file, save_file
 
 from llmcli.engine.generation import Generation
-from llmcli.receipt.file import load_receipt, save_receipt
+from llmcli.receipt.receipt import load_receipt, save_receipt
 
 Llmcli = Callable[..., Result]
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"
