@@ -156,7 +156,7 @@ def test_versions_and_variables_are_named(
 ) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     generate("Hi", "--seed", 1)
-    monkeypatch.setattr("llmcli.receipt.machine.__version__", "9.9.9")
+    monkeypatch.setattr("llmcli.receipt.describe.__version__", "9.9.9")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     result = llmcli("replay", receipt)
     assert result.exit_code == 0
