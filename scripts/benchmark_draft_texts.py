@@ -26,7 +26,7 @@ from llmcli.engine.drafts import Drafting, DraftSource
 from llmcli.engine.events import Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
-from llmcli.measure.draft_steps import measure_draft_steps
+from llmcli.measure.bench import measure_draft_steps
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
 from llmcli.sampling.params import Sampler, SamplingParams

@@ -45,7 +45,7 @@ PLACES = {
     "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
-    "RATES": "measure.draft_steps:RATES",
+    "RATES": "measure.bench:RATES",
     "RECEIPT_FILE": "receipt.receipt:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
@@ -122,7 +122,7 @@ PLACES = {
     "load_study": "lab.study:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
-    "measure_change": "measure.kernel_change:measure_change",
+    "measure_change": "measure.bench:measure_change",
     "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_steps": "lab.roofline:measure_steps",
@@ -222,14 +222,12 @@ if TYPE_CHECKING:
     from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
-    from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
+    from llmcli.measure.bench import RATES, SPARE_TOKENS, BenchOptions, Comparison, measure_change
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
-    from llmcli.measure.draft_steps import RATES
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, evaluate
     from llmcli.measure.info import inspect_model
-    from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject
     from llmcli.measure.verify import compare_layers, compare_logits

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmcli.kernels.device import Device
     from llmcli.lab.own_kernel import OwnKernel
     from llmcli.lab.verify import TimesAlone
-    from llmcli.measure.spread import Spread
+    from llmcli.measure.bench import Spread
     from llmcli.runners.base import Runner
 
 _MOST_LISTED = 3

@@ -32,8 +32,7 @@ from llmcli.lab import verify as own_checks
 from llmcli.lab.engine import CASES
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
-from llmcli.measure.bench import BenchReport, Comparison, DecodeFigures, EngineFigures, PromptFigures
-from llmcli.measure.spread import Spread
+from llmcli.measure.bench import BenchReport, Comparison, DecodeFigures, EngineFigures, PromptFigures, Spread
 from llmcli.receipt.receipt import load_receipt
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
