@@ -28,7 +28,7 @@ from llmcli.tokenizer.base import StreamDecoder
 
 if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts
-    from llmcli.measure.diff import DiffToken, Verdict
+    from llmcli.measure.evaluate import DiffToken, Verdict
 
 # From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
 # black and with white.

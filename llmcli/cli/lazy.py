@@ -84,7 +84,7 @@ PLACES = {
     "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
     "describe_run": "receipt.describe:describe_run",
     "describe_samples": "receipt.describe:describe_samples",
-    "diff": "measure.diff:diff",
+    "diff": "measure.evaluate:diff",
     "discard_typed_keys": "cli.chat_session.key_echo:discard_typed_keys",
     "distant_card": "cli.card_target:distant_card",
     "draw_bar": "cli.bar:draw_bar",
@@ -165,7 +165,7 @@ PLACES = {
     "study_names": "lab.study:study_names",
     "time_own_kernel": "lab.verify:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
-    "verdict": "measure.diff:verdict",
+    "verdict": "measure.evaluate:verdict",
     "verify_kernels": "lab.verify:verify_kernels",
     "walk_model": "lab.walk:walk_model",
     "widens_prompts": "runners.torch.precision:widens_prompts",
@@ -223,10 +223,9 @@ if TYPE_CHECKING:
     from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import RATES, SPARE_TOKENS, BenchOptions, Comparison, measure_change
-    from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
     from llmcli.measure.energy import open_meter
-    from llmcli.measure.evaluate import compare, evaluate
+    from llmcli.measure.evaluate import compare, diff, evaluate, verdict
     from llmcli.measure.info import inspect_model
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject

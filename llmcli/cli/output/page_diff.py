@@ -14,7 +14,7 @@ from llmcli.engine.events import Finished, Timings, Token
 from llmcli.tokenizer.base import StreamDecoder, decode
 
 if TYPE_CHECKING:
-    from llmcli.measure.diff import DiffToken, Verdict
+    from llmcli.measure.evaluate import DiffToken, Verdict
     from llmcli.tokenizer.base import Tokenizer
 
 MOST_KL = 1e6  # JSON has no infinity
