@@ -14,7 +14,7 @@ from typing import Any
 from llmcli.checkpoint.layout import HEAD
 from llmcli.checkpoint.safetensors_file import TensorInfo, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import AWQ, GPTQ, Quantization, read_quantization, refuse_method
+from llmcli.quantization.config import AWQ, GPTQ, Quantization, read_quantization, refuse_method
 from llmcli.reading import CONFIG, COPIED_FILE, INDEX
 
 CONFIG_NAME = "config.json"

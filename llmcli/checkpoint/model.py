@@ -23,7 +23,7 @@ from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import Quantization, notes_of, refuse_method
+from llmcli.quantization.config import Quantization, notes_of, refuse_method
 
 # Names that a wrapper of the model has put itself into, before all tensors' names or within them.
 

@@ -15,8 +15,15 @@ from llmcli.checkpoint.formats import (
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, ExpectedTensor
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.config import INT_FORMAT, ConfigGroup, QuantizationConfig
-from llmcli.quantization.methods import AwqConfig, Fp8Config, GptqConfig, Quantization
+from llmcli.quantization.config import (
+    INT_FORMAT,
+    AwqConfig,
+    ConfigGroup,
+    Fp8Config,
+    GptqConfig,
+    Quantization,
+    QuantizationConfig,
+)
 from llmcli.quantization.schemes import Fp8Scheme
 
 # A module with one of these holds codes instead of a weight.

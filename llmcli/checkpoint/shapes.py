@@ -16,7 +16,7 @@ from llmcli.checkpoint.model import Model, match_tensors
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, TensorInfo
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError
-from llmcli.quantization.methods import AwqConfig, Fp8Config, Quantization
+from llmcli.quantization.config import AwqConfig, Fp8Config, Quantization
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import CONFIG
 from llmcli.resources import resource_folder
