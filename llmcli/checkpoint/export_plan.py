@@ -18,8 +18,7 @@ from llmcli.checkpoint.safetensors_file import OutputTensor, TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcli.patterns import match_names
 from llmcli.quantization.config import ConfigGroup, QuantizationConfig
-from llmcli.quantization.schemes import WeightScheme
-from llmcli.quantization.vllm import vllm_concerns
+from llmcli.quantization.schemes import WeightScheme, vllm_concerns
 
 # `PlannedWeight`: one tensor of an export, before it is written; `Shard`: those that share a file.
 
