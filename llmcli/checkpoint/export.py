@@ -28,8 +28,7 @@ from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import STORED_AS, Array, narrow
 from llmcli.quantization.packing import pack_rows, pack_zero_points
-from llmcli.quantization.quality import TensorQuality, measure_quality
-from llmcli.quantization.rounding import RowErrors, quantize_rows
+from llmcli.quantization.rounding import RowErrors, TensorQuality, measure_quality, quantize_rows
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
 

@@ -14,7 +14,7 @@ from llmcli.checkpoint.export_plan import ExportPlan, Shard
 from llmcli.checkpoint.folder import CONFIG_NAME
 from llmcli.errors import CheckpointError, OutputError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
-from llmcli.quantization.quality import TensorQuality
+from llmcli.quantization.rounding import TensorQuality
 from llmcli.reading import EXPORT_JOURNAL
 
 # Where an export may go: refuses a destination that must not be touched, and says what helps when one cannot be.
