@@ -146,7 +146,7 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
     refuse_unknown(values, OPENAI_KEYS)
     for key in OPENAI_KEYS:
         if key not in values:
-            raise UsageError(f"{key} is missing, expected {', '.join(KEYS)}")
+            raise UsageError(f"{key} is missing, expected {', '.join(OPENAI_KEYS)}")
     if values["method"] != "POST":
         raise UsageError(f"method is {shown(values['method'])}, expected 'POST'")
     form = URLS.get(values["url"]) if isinstance(values["url"], str) else None
