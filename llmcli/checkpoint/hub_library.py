@@ -186,7 +186,7 @@ def _is_endpoint(text: str) -> bool:
 
 # Writes huggingface_hub's cache as huggingface_hub does: the folder of one commit, its links into blobs, its ref.
 #
-# Every name that comes here has passed `hub_names`.
+# Every name that comes here has passed `hub_files`.
 
 _TAG_NAME = "CACHEDIR.TAG"  # of the cache directory tagging standard: backups leave the folder out
 _TAG = (

@@ -1,7 +1,7 @@
 """What can be profiled: launches of a model's step, or a rung of a study; and the process that makes them for ncu.
 
 For a step the process loads the model, runs the step once, notes what was launched, and makes the launches of one call
-again: each layer has its own weights, as in `step_times`. A rung runs on rotating copies of its arrays, as in `trial`.
+again: each layer has its own weights, as in `roofline`. A rung runs on rotating copies of its arrays, as in `trial`.
 """
 
 import json

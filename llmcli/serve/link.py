@@ -89,7 +89,7 @@ class Sender:
                 self._changed.notify_all()
 
 
-# `EngineEnd`: the engine's end of the link between two processes. The other, `front_end.py`, is where clients come
+# `EngineEnd`: the engine's end of the link between two processes. The other, `FrontEnd`, is where clients come
 # in.
 
 _STEP_SECONDS = 5.0  # for the step that runs to end

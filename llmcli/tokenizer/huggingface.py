@@ -31,7 +31,7 @@ from llmcli.tokenizer.settings import AddedToken, TokenizerSettings
 # replacements of a character by ten make gigabytes of a word. So the steps that a text takes before the model are
 # compared with a list of those that are known to be quick: the expressions of well-known models by their exact text,
 # and steps without one that cannot lengthen a text much. A file with any other step is not refused. It is run by a
-# child process with bounds on time and memory, which costs another load of the file (see encoding_process.py);
+# child process with bounds on time and memory, which costs another load of the file (see `EncodingProcess`);
 # decoding is this program's own and runs no expression.
 
 MAX_STEPS = 32
@@ -225,7 +225,7 @@ def _is_quick_processor(step: Any) -> bool:
 
 # The parent's side of the child process that encodes with a tokenizer.json whose steps are not known to be quick.
 #
-# document.py says which these are. The limits are far above what a tokenizer takes that ends at all.
+# `Document` says which these are. The limits are far above what a tokenizer takes that ends at all.
 
 LIMIT_SECONDS = 4
 # A busy machine loads ten million characters a second and encodes one million.

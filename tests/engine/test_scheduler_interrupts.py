@@ -24,7 +24,7 @@ from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
 FILES = (
-    *("choosing.py", "drafts.py", "ngram.py", "scheduler.py", "prompt_spans.py", "texts.py", "fill.py"),
+    *("drafts.py", "draft_sources.py", "scheduler.py", "steps.py", "texts.py"),
     *("stepping.py", "pages.py"),
 )
 TEXT = [*b"some words", EOS_ID]
