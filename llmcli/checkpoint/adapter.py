@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoint.folder import MLX_ADAPTER_NAME, SourceState, mlx_adapter_error
+from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, MLX_ADAPTER_NAME, SourceState, mlx_adapter_error
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.config.fields import Fields
@@ -19,7 +19,6 @@ from llmcli.reading import CONFIG
 #
 # Source: peft 0.21, `LoraConfig`; a key means here what it means there.
 
-ADAPTER_CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 BIASES = ("none", "all", "lora_only")
 

@@ -32,10 +32,10 @@ _OTHER_WEIGHTS = {
     ".h5": "TensorFlow",
     ".msgpack": "Flax",
 }
-_ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
 MLX_ADAPTER_NAME = "adapters.safetensors"
-_SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
+SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 # compressed-tensors wrote the second at first, MLX the third.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 # Where tools keep the method, some of them only there.
@@ -146,7 +146,7 @@ def refuse_adapter(where: object, names: Collection[str]) -> None:
     has_safetensors = any(name.endswith(".safetensors") for name in names)
     if MLX_ADAPTER_NAME in names and CONFIG_NAME not in names:
         raise mlx_adapter_error(where)
-    if _ADAPTER_WEIGHTS.intersection(names) or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
+    if _ADAPTER_WEIGHTS.intersection(names) or (ADAPTER_CONFIG_NAME in names and not has_safetensors):
         raise UnsupportedModelError(
             f"{where} holds a LoRA adapter, not a whole model; "
             "run its base model with `--adapter`, which takes this folder or hub id"
@@ -218,7 +218,7 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
         return _read_shards(folder, names)
     files = sorted(name for name in names if name.endswith(".safetensors"))
     candidates = [name for name in files if not name.startswith("consolidated")]
-    if any(_SHARD_NAME.search(name) for name in candidates):
+    if any(SHARD_NAME.search(name) for name in candidates):
         raise CheckpointError(f"{folder} holds shards ({_listed(candidates)}) but no {INDEX_NAME}; download it")
     if len(candidates) == 1:
         return read_header(folder / candidates[0])

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.adapter import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
-from llmcli.checkpoint.folder import CONFIG_NAME, quantization_of, refuse_quantization_files
+from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
+from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
 from llmcli.checkpoint.hub_client import FileMetadata, HubClient, hub_errors_explained, plan_transfer, run_transfer
 from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
 from llmcli.checkpoint.hub_id import HubId, find_hub_id

@@ -20,7 +20,8 @@ from urllib.parse import quote
 import httpx2
 
 from llmcli import __version__
-from llmcli.checkpoint.adapter import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME
+from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME
 from llmcli.checkpoint.hub_files import (
     check_content_range,
     checked_commit,

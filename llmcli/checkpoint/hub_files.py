@@ -6,7 +6,14 @@ from pathlib import Path
 
 import httpx2
 
-from llmcli.checkpoint.folder import CONFIG_NAME, GENERATION_CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, refuse_adapter
+from llmcli.checkpoint.folder import (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    INDEX_NAME,
+    SHARD_NAME,
+    WEIGHTS_NAME,
+    refuse_adapter,
+)
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.errors import CheckpointError, TokenizerError, UnsupportedModelError
 from llmcli.reading import CHAT_TEMPLATE, CONFIG, INDEX, TOKENIZER_MODEL, TOKENIZER_SETTINGS, SmallFile
@@ -134,7 +141,6 @@ SMALL_FILES: dict[str, SmallFile] = {
 }
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model"}
 _OTHER_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")
-_SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 _MAX_NAMED = 3  # files named in one message
 
 
@@ -150,7 +156,7 @@ def weight_files(names: Collection[str], folder: Path) -> list[str]:
     if INDEX_NAME in names:
         return _shards(folder / INDEX_NAME)
     others = [name for name in names if is_weights_name(name) and not name.startswith("consolidated")]
-    others = [name for name in others if not _SHARD_NAME.search(name)]
+    others = [name for name in others if not SHARD_NAME.search(name)]
     return others if len(others) == 1 else []
 
 

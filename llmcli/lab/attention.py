@@ -538,10 +538,10 @@ def _by_name(keys: Stored, values: Stored) -> dict[str, np.ndarray]:
         "key_scales": keys.scales,
         "value_scales": values.scales,
     }
-    return {name: _second_layer(array) for name, array in named.items() if array is not None}
+    return {name: second_layer(array) for name, array in named.items() if array is not None}
 
 
-def _second_layer(array: np.ndarray) -> np.ndarray:
-    """Behind a layer of NaN."""
+def second_layer(array: np.ndarray) -> np.ndarray:
+    """The array after a layer of NaN."""
     front = np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
     return np.stack([front, array])

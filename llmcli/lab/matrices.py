@@ -132,21 +132,8 @@ def random_matrix(
 def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     """The tiles by NumPy, on the host."""
     layout = stored.layout
-    row_bytes = layout.num_units * 64
-    padded: np.ndarray = np.full(
-        (layout.padded_rows, row_bytes), {"int8": 0x80, "int4": 0x88}.get(layout.weight_type, 0), np.uint8
-    )
-    if layout.weight_type == "int4":
-        codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
-        codes[: layout.num_rows, : layout.num_inputs] = stored.values
-        padded = codes[:, ::2] | codes[:, 1::2] << 4
-    else:
-        rows = np.ascontiguousarray(stored.values).view(np.uint8).reshape(layout.num_rows, -1)
-        padded[: layout.num_rows, : rows.shape[1]] = rows
-    # row = 16 tile + 8 v + g, byte = 64 unit + 16 t + b -> [tile][unit][v][g][t][b]
-    split = padded.reshape(layout.num_tiles, 2, 8, layout.num_units, 4, 16)
     matrix = layout.place(aligned_zeros(layout.arena_bytes))
-    matrix.tiles[...] = split.transpose(0, 3, 1, 2, 4, 5).reshape(matrix.tiles.shape)
+    matrix.tiles[...] = tile_rows(layout, stored.values).reshape(matrix.tiles.shape)
     if matrix.scales is not None:
         assert stored.scales is not None
         matrix.scales[...] = _grouped(layout, stored, stored.scales, layout.scale_rows)
@@ -193,14 +180,19 @@ _ZERO_CODE = 0x80  # of int8, where a tile has no weight
 
 
 def tile_rows(layout: TileLayout, weights: np.ndarray) -> np.ndarray:
-    """The tiles of a matrix of int8 codes (as uint8) or of floats, as kernels/common/tile.cuh tells them.
+    """The tiles of a matrix of codes (as uint8) or of floats, as kernels/common/tile.cuh tells them.
 
     Shapes: weights [num_rows, num_inputs]; the result uint8 [num_tiles, num_units, 1024]
     """
-    rows = np.ascontiguousarray(weights).view(np.uint8).reshape(layout.num_rows, -1)
-    filler = _ZERO_CODE if layout.has_codes else 0
-    padded = np.full((layout.padded_rows, layout.num_units * _ROW_BYTES), filler, np.uint8)
-    padded[: rows.shape[0], : rows.shape[1]] = rows
+    if layout.weight_type == "int4":
+        codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
+        codes[: layout.num_rows, : layout.num_inputs] = weights
+        padded: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
+    else:
+        rows = np.ascontiguousarray(weights).view(np.uint8).reshape(layout.num_rows, -1)
+        filler = _ZERO_CODE if layout.has_codes else 0
+        padded = np.full((layout.padded_rows, layout.num_units * _ROW_BYTES), filler, np.uint8)
+        padded[: rows.shape[0], : rows.shape[1]] = rows
     shape = (layout.num_tiles, 2, HALF_ROWS, layout.num_units, _ROW_BYTES // _LANE_BYTES, _LANE_BYTES)
     # [tile][v][g][unit][t][byte] -> [tile][unit][v][g][t][byte]
     tiles = padded.reshape(shape).transpose(0, 3, 1, 2, 4, 5)

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope
 from llmcli.engine.request import Request
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.held_to import HeldTo
-from llmcli.serve.bodies import Body, ChatBody, CompletionBody, parse_body
+from llmcli.serve.bodies import ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.desk import Desk
 from llmcli.serve.link import EngineState
 from llmcli.serve.refusal import Refusal
@@ -232,7 +232,6 @@ _SMALL_BODY_BYTES = 64 * 1024  # such a body is parsed at once, in a millisecond
 _HELD_BODIES = 4  # bodies of the longest kind that may be in memory together
 _BROWSERS_HEADERS = ("origin", "sec-fetch-site")
 
-Kind = TypeVar("Kind", bound=Body)
 Result = TypeVar("Result")
 
 
