@@ -1,4 +1,4 @@
-"""The loop of a batch: feeds a scheduler line by line and passes on each result as it comes."""
+"""The loop of a batch: feeds a scheduler line by line, passes results on, and says how long it takes."""
 
 from __future__ import annotations
 

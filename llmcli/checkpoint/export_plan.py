@@ -1,4 +1,4 @@
-"""Decides what a quantized export holds, before a byte is read: the scheme of each tensor, the shards, the sizes."""
+"""Decides what an export or a conversion holds, before a byte is read: schemes of tensors, shards, sizes."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Opens a Hugging Face model folder: its JSON files and the place of every tensor, checked before weights are read.
+"""Opens a Hugging Face model folder: its JSON files, the place of every tensor, and whether a file changes.
 
 Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters, unknown quantization, half a download.
 """

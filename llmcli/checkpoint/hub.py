@@ -1,4 +1,4 @@
-"""Finds a model by folder or by hub id: in huggingface_hub's cache first, else downloaded into it.
+"""Models on the hub and in huggingface_hub's cache: found by folder or hub id, downloaded, listed, removed.
 
 No code is ever downloaded, nor anything else that `hub_files` does not name.
 """

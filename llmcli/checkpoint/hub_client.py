@@ -1,4 +1,4 @@
-"""Asks the hub over HTTP, and bounds what it may answer: redirects, names, sizes.
+"""Asks the hub over HTTP, bounds what it may answer, brings its files into the cache, and says what fails in a line.
 
 The token goes to the hub's own scheme, host and port, and nowhere else. Redirects are followed to http and https only,
 never from https to http, and ten times at most. huggingface_hub's own client is not used: it reads bodies of any

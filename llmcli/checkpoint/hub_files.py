@@ -1,4 +1,4 @@
-"""Which files of a repository a model needs: JSON files, tokenizer, safetensors; no code, no second copies."""
+"""Which files of a repository a model needs, no code among them; and what names from outside may look like."""
 
 import re
 from collections.abc import Collection

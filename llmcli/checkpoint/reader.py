@@ -1,4 +1,4 @@
-"""Fills the caller's buffers with tensors from disk, by large sequential reads.
+"""Reads tensors from disk by large sequential reads, into buffers or arrays, and adds to them what adapters add.
 
 Never maps a file: on network disks, WSL and Windows page-sized faults make loading many times slower.
 """

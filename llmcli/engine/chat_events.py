@@ -1,4 +1,4 @@
-"""What a turn of a conversation reports while it runs, beside `PrefillProgress` and `Piece`."""
+"""What a turn of a conversation reports while it runs, reasoning told from the answer."""
 
 from dataclasses import dataclass
 from typing import Literal

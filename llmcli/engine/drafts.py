@@ -1,4 +1,6 @@
-"""`Drafting`: what a run guesses of its texts, so that a step can choose several tokens. A guess changes no text."""
+"""`Drafting`: what a run guesses of its texts, and how much, so that a step can choose several tokens.
+
+A guess changes no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's records: each text with its row, queued steps, and the usage so far."""
+"""The scheduler's records: each text with its row, its tokens, its end and its turn; and the usage so far."""
 
 import time
 from collections import Counter, deque

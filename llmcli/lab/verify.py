@@ -1,4 +1,4 @@
-"""Every kernel of the engine on a card, against its cases."""
+"""Kernels on a card, against their cases: every kernel of the engine, and those of a user."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

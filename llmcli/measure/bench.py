@@ -1,4 +1,4 @@
-"""Measures a runner: prompts of several lengths, decoding at several depths, each beside what was predicted.
+"""Measures a loaded model: prompts of several lengths, decoding at several depths, drafts, and kernels of a user's own.
 
 What is timed is what `generate` does, which is checked first. Medians over a few runs, after one that warms up.
 """

@@ -1,4 +1,4 @@
-"""`Receipt`: everything that a text depended on, and the text. Refuses values that no run can have had.
+"""`Receipt`: everything that a text depended on, and the text; its file, and how a run differs from one.
 
 Two runs with the same settings on the same machine have equal receipts, so there is no time in one.
 """

@@ -1,4 +1,4 @@
-"""`Schema`: what texts are held to, in the tokens of a model; `HeldText`: how far one text has come in it."""
+"""`Schema`: what texts are held to, in the tokens of a model's `Vocabulary`; `HeldText`: how far a text has come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ASGI application: routes behind the gate, and CORS where it is asked for."""
+"""The ASGI application: its routes, the gate before them, and CORS where it is asked for."""
 
 from __future__ import annotations
 

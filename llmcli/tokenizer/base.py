@@ -1,4 +1,4 @@
-"""What every tokenizer can do, and the one rule for the beginning-of-sequence (BOS) token.
+"""What every tokenizer can do, the one rule for the beginning-of-sequence (BOS) token, and text as a stream.
 
 Refuses text that has no UTF-8 form. How text is cut into tokens is left to the two libraries behind it.
 """

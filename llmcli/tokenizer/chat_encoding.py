@@ -1,4 +1,4 @@
-"""Token ids of a conversation, and the tokens that end an assistant's turn.
+"""Token ids of a conversation: from text, or with the ids that the model generated; and the tokens that end a turn.
 
 A special token is one only where the template writes it: its string inside a message is ordinary text, so what
 somebody types, or a file that is pasted, cannot end a turn or begin one.

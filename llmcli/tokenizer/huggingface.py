@@ -1,4 +1,4 @@
-"""tokenizer.json, read by the `tokenizers` library.
+"""tokenizer.json: whether the `tokenizers` library may be trusted with it, and what it reads; a child process if not.
 
 Owns the byte form of each token, which follows from the decoder that the file declares; refuses unknown decoders.
 """
