@@ -26,8 +26,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 CONFIG = {
     "model_type": "llama",

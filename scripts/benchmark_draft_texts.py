@@ -21,17 +21,16 @@ from pathlib import Path
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
+from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource
 from llmcli.engine.events import Token
-from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
-from llmcli.measure.draft_steps import measure_draft_steps
+from llmcli.measure.bench import measure_draft_steps
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.no_text import NoText
+from llmcli.sampling.params import Sampler, SamplingParams
+from llmcli.tokenizer.base import NoText
 
 CHANCE = 0.8
 ROUNDS = 3

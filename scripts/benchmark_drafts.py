@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from llmcli.runners.base import Runner, Span
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from scripts.benchmark_cpu_decode import SCHEMES, clock, open_runner, quantize, write_model
 
 PROMPT = tuple(range(16))

@@ -11,8 +11,7 @@ import numpy as np
 from llmcli.kernels.device import Device
 from llmcli.runners.cuda.arena import Mailbox
 from llmcli.runners.cuda.sampling import DeviceSampler
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 LAUNCHES_PER_GRAPH = 16
 NUM_HISTORY_TOKENS = 1000

@@ -54,11 +54,10 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.serve.bodies import CompletionBody
-from llmcli.serve.engine_end import Hold
 from llmcli.serve.front import FrontWork, ServerOptions
-from llmcli.serve.model import ServedModel
+from llmcli.serve.link import Hold
 from llmcli.serve.server import Server
-from llmcli.serve.service import Limits
+from llmcli.serve.service import Limits, ServedModel
 from scripts.core_halves import core_halves
 from scripts.steady_device import SteadyDevice
 

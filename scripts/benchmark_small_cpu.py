@@ -20,8 +20,7 @@ from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.runners.torch.load import load as load_on_torch
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 ROUNDS = 7
 NEW_TOKENS = 50

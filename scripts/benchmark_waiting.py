@@ -21,9 +21,8 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.no_text import NoText
+from llmcli.sampling.params import Sampler, SamplingParams
+from llmcli.tokenizer.base import NoText
 
 NEW_TOKENS = 8
 DEPTH, STEPS_ALONE = 128, 200

@@ -10,7 +10,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 class SteadyDevice:

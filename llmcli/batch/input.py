@@ -4,28 +4,196 @@ Refuses a key that it does not know, or that is there twice, by name; a null cou
 every problem of the file.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
-from llmcli.batch.lines import LineReader
-from llmcli.batch.openai import is_openai, parse_openai
-from llmcli.batch.values import (
-    Line,
-    LineId,
-    integer_of,
-    seed_of,
-    stop_of,
-    text_of,
-)
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
-from llmcli.openai_body import read_messages
+from llmcli.openai_body import drop_idle, read_messages
 from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
-from llmcli.sampling.params import SPECS, check_param
-from llmcli.schema.held_to import HELD_KEYS, held_to_of
+from llmcli.sampling.params import SPECS, check_param, read_logit_bias
+from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_format
+
+# Reads JSON Lines as a stream of bounded lines, so that a file of gigabytes takes the memory of one line.
+#
+# Keeps a digest of everything read. What a line means is decided below.
+
+MAX_LINE_BYTES = 64 * 1024**2  # far beyond any context; ends what has no line breaks
+_BOM = b"\xef\xbb\xbf"
+
+
+class LineReader:
+    """The lines of a file; iterate once. `name` is the file for messages.
+
+    `num_bytes` and `digest` are of what has been read so far.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, max_line_bytes: int = MAX_LINE_BYTES):
+        self.name = name
+        self.num_bytes = 0
+        self._file = file
+        self._max_line_bytes = max_line_bytes
+        self._hash = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what has been read, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Each line's number, from 1, and its bytes without line end and, at the start, byte order mark.
+
+        Raises: UsageError for a line that is too long, or if the file cannot be read.
+        """
+        number = 0
+        while line := self._read_line():
+            number += 1
+            if len(line) > self._max_line_bytes:
+                raise UsageError(
+                    f"{self.name} line {number} is longer than {self._max_line_bytes // 1024**2} MiB; "
+                    "write one prompt per line"
+                )
+            self.num_bytes += len(line)
+            self._hash.update(line)
+            content = line.removesuffix(b"\n").removesuffix(b"\r")
+            yield number, content.removeprefix(_BOM) if number == 1 else content
+
+    def _read_line(self) -> bytes:
+        try:
+            return self._file.readline(self._max_line_bytes + 1)
+        except OSError as error:
+            raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
+
+
+# `Line`, one prompt of a batch, and the checks of single values that every form of a line shares.
+
+Form = Literal["native", "chat", "completion"]  # the last two are OpenAI's
+LineId = str | int | float
+
+_MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One prompt. `number` counts the lines of the file from 1. Of `prompt` and `messages` one is there.
+
+    What is None or empty was not given, and the run's settings hold. `form` is that of the answer.
+    """
+
+    number: int
+    id: LineId
+    prompt: str | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, int | float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    form: Form = "native"
+    held_to: HeldTo | None = None
+
+
+def text_of(key: str, value: Any) -> str:
+    """The value, which must be a text."""
+    if not isinstance(value, str):
+        raise UsageError(f"{key} is {shown(value)}, expected a string")
+    return value
+
+
+def integer_of(key: str, value: Any, minimum: int, maximum: int | None = None) -> int:
+    """The value, which must be an integer in the range."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+        upper = "" if maximum is None else f" and <= {maximum}"
+        raise UsageError(f"{key} is {shown(value)}, expected an integer >= {minimum}{upper}")
+    return int(value)
+
+
+def seed_of(key: str, value: Any) -> int:
+    """The value, which must be a seed."""
+    return integer_of(key, value, 0, _MAX_SEED)
+
+
+def stop_of(key: str, value: Any) -> tuple[str, ...]:
+    """The value, which must be a text or a list of texts, none of them empty."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise UsageError(f"{key} is {shown(value)}, expected a string or a list of strings, none of them empty")
+    return tuple(texts)
+
+
+# Lines in the form of OpenAI's batch files. Refuses what this program does not do, by the key's name.
+
+URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+OPENAI_KEYS = ("custom_id", "method", "url", "body")
+BODY_KEYS = ("model", "max_tokens", "max_completion_tokens", "seed", "stop", "logit_bias", "n", "response_format")
+
+
+def is_openai(values: Mapping[str, Any]) -> bool:
+    """Whether a line is meant in this form."""
+    return not values.keys().isdisjoint(OPENAI_KEYS)
+
+
+def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ...]) -> Line:
+    """One line; a null in the body counts as a key that is not there.
+
+    Raises: UsageError that names the key and what is expected.
+    """
+    refuse_unknown(values, OPENAI_KEYS)
+    for key in OPENAI_KEYS:
+        if key not in values:
+            raise UsageError(f"{key} is missing, expected {', '.join(OPENAI_KEYS)}")
+    if values["method"] != "POST":
+        raise UsageError(f"method is {shown(values['method'])}, expected 'POST'")
+    form = URLS.get(values["url"]) if isinstance(values["url"], str) else None
+    if form is None:
+        raise UsageError(f"url is {shown(values['url'])}, expected {' or '.join(URLS)}")
+    if not isinstance(values["body"], dict):
+        raise UsageError(f"body is {shown(values['body'])}, expected an object")
+    prompt_key = "messages" if form == "chat" else "prompt"
+    asked = drop_idle(values["body"], (prompt_key, *BODY_KEYS, *SPECS), "body.")
+    body = {f"body.{key}": value for key, value in asked.items()}
+    if f"body.{prompt_key}" not in body:
+        raise UsageError(f"body.{prompt_key} is missing, and {values['url']} needs it")
+    if (model := body.get("body.model")) is not None and model not in model_names:
+        raise UsageError(
+            f"body.model is {shown(model)}, expected {' or '.join(map(repr, dict.fromkeys(model_names)))}; "
+            "name this run's model, or leave the key out"
+        )
+    if body.get("body.n", 1) != 1 or isinstance(body.get("body.n"), bool):
+        raise UsageError(f"body.n is {shown(body['body.n'])}, expected 1; write one line for each text")
+    return Line(
+        number,
+        text_of("custom_id", values["custom_id"]),
+        prompt=text_of("body.prompt", body["body.prompt"]) if form == "completion" else None,
+        messages=read_messages("body.messages", body["body.messages"]) if form == "chat" else None,
+        seed=seed_of("body.seed", body["body.seed"]) if "body.seed" in body else None,
+        max_new_tokens=_max_new_tokens(body),
+        stop=stop_of("body.stop", body["body.stop"]) if body.get("body.stop", []) != [] else (),
+        sampling={name: check_param(name, body[f"body.{name}"]) for name in SPECS if f"body.{name}" in body},
+        logit_bias=_logit_bias(body.get("body.logit_bias", {})),
+        form=form,
+        held_to=held_to_of_format("body.response_format", body.get("body.response_format")),
+    )
+
+
+def _max_new_tokens(body: Mapping[str, Any]) -> int | None:
+    given = [key for key in ("body.max_tokens", "body.max_completion_tokens") if key in body]
+    if len(given) == 2:
+        raise UsageError(f"{given[0]} and {given[1]} set the same limit; give one of them")
+    return integer_of(given[0], body[given[0]], 1) if given else None
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    try:
+        return read_logit_bias(value)
+    except ValueError as error:
+        raise UsageError(f"body.logit_bias is {error}") from None
+
 
 KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *HELD_KEYS, *SPECS)
 NUM_SHOWN_PROBLEMS = 10

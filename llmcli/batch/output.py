@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmcli.batch.lines import LineReader
-from llmcli.batch.values import LineId
+from llmcli.batch.input import LineId, LineReader
 from llmcli.differences import shown
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import parse_json

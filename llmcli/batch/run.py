@@ -1,16 +1,20 @@
-"""The loop of a batch: feeds a scheduler line by line and passes on each result as it comes."""
+"""The loop of a batch: feeds a scheduler line by line, passes results on, and says how long it takes."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.errors import LLMCliError
+from llmcli.measure.plan import Predictor
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
+
 
 Task = TypeVar("Task")
 
@@ -101,3 +105,59 @@ def run_batch(
         on_step()
     if running:
         raise RuntimeError(f"the scheduler is idle and {len(running)} prompts have no result")
+
+
+# How long a batch takes, by what `plan` predicts of prompts and decode steps.
+
+
+def estimate_seconds(predictor: Predictor, prompts: Sequence[tuple[int, int]], num_rows: int) -> float | None:
+    """The time of a run in which every text gets as long as it may; None where prompts cannot be predicted.
+
+    `prompts` are the tokens of each prompt and of its text. The sum of the prompts' times, and of the decode steps of
+    `num_rows` rows at the mean depth: what rows wait for each other is left out.
+    """
+    total = 0.0
+    for length, count in Counter(length for length, _ in prompts).items():
+        seconds = predictor.prefill_seconds(length)
+        if seconds is None:
+            return None
+        total += count * seconds
+    num_decoded = sum(new - 1 for _, new in prompts)  # prefill gives the first
+    if not num_decoded:
+        return total
+    depth = sum((new - 1) * (length + new / 2) for length, new in prompts) / num_decoded
+    steps = max(num_decoded / num_rows, max(new - 1 for _, new in prompts))
+    return total + steps * predictor.decode_seconds(round(depth), num_rows)
+
+
+# How many rows a batch used, from the beginning of a run to its end.
+
+_MOST_SAMPLES = 2000
+
+
+class RowsOverTime:
+    """Counts of steps and rows at some times of a run. However long the run, it keeps a few thousand."""
+
+    def __init__(self) -> None:
+        self._seconds, self._steps, self._row_steps = [0.0], [0], [0]
+        self._interval = 0.0  # between two samples, at least
+
+    def note(self, seconds: float, steps: int, row_steps: int) -> None:
+        """Take in the counts so far; `row_steps` is the sum over steps of the rows in use."""
+        if seconds - self._seconds[-1] < self._interval:
+            return
+        self._seconds.append(seconds)
+        self._steps.append(steps)
+        self._row_steps.append(row_steps)
+        if len(self._seconds) > _MOST_SAMPLES:
+            del self._seconds[1::2], self._steps[1::2], self._row_steps[1::2]
+            self._interval = 2 * seconds / _MOST_SAMPLES
+
+    def means(self, num_parts: int) -> list[float]:
+        """The mean number of rows in each of so many equal parts of the run; 0 where no step ended."""
+        ends = [self._seconds[-1] * part / num_parts for part in range(num_parts + 1)]
+        places = [bisect_right(self._seconds, end) - 1 for end in ends]
+        steps, row_steps = ([counts[place] for place in places] for counts in (self._steps, self._row_steps))
+        return [
+            (row_steps[part + 1] - row_steps[part]) / max(steps[part + 1] - steps[part], 1) for part in range(num_parts)
+        ]

@@ -1,36 +1,133 @@
 """Writes an export as a stream: one thread reads and writes, a quantizer works, no tensor is held whole."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 
-from llmcli.checkpoint.export_destination import (
+from llmcli.checkpoint.export_files import small_files
+from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
+from llmcli.checkpoint.export_workspace import (
+    ExportWorkspace,
     destination_errors_explained,
     refuse_overlap,
     resolve_destination,
 )
-from llmcli.checkpoint.export_files import small_files
-from llmcli.checkpoint.export_lock import DestinationLock
-from llmcli.checkpoint.export_plan import ExportPlan
-from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
-from llmcli.checkpoint.export_source import files_to_copy
-from llmcli.checkpoint.export_workspace import ExportWorkspace
-from llmcli.checkpoint.formats.base import PackedLayer, read_stored
-from llmcli.checkpoint.planned_weight import PlannedWeight
+from llmcli.checkpoint.folder import files_to_copy
+from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_header import printable
-from llmcli.checkpoint.writer import SafetensorsWriter
+from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
+from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import Array, narrow
-from llmcli.quantization.packing import pack_zero_points
-from llmcli.quantization.quality import TensorQuality, measure_quality
-from llmcli.quantization.rounding import RowErrors
+from llmcli.quantization.floats import STORED_AS, Array, narrow
+from llmcli.quantization.packing import pack_rows, pack_zero_points
+from llmcli.quantization.rounding import RowErrors, TensorQuality, measure_quality, quantize_rows
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
+
+# What turns blocks of a weight's rows into packed codes while an export is written; here by threads of the CPU.
+
+# Long against a hand-over between threads, short enough that the floats it makes stay in a core's cache and that few
+# threads run dry while a weight comes to its end.
+WEIGHTS_PER_TASK = 1 << 18
+MAX_THREADS = 8  # beyond that, one reading and writing thread has nothing left to hand out
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A block of rows as it goes into the export.
+
+    Shapes: packed int32 [rows, words]; scales float32 [rows, groups], representable in the dtype they are stored in;
+    zero_points uint8 [rows, groups], None if symmetric.
+    """
+
+    packed: Array
+    scales: Array
+    zero_points: Array | None
+    errors: RowErrors
+
+
+class PendingRows(Protocol):
+    """A block on its way."""
+
+    def result(self) -> PackedRows | None:
+        """The block, waited for; None if a weight is NaN or infinite, or too large for its scale's dtype.
+
+        `packed` is the caller's until `capacity` more buffers have been asked for.
+        """
+        ...
+
+
+class RowQuantizer(Protocol):
+    """Quantizes blocks of rows, up to `capacity` of them at a time. Results are asked for in order.
+
+    The one on the CPU and the one on a card give the same bytes.
+    """
+
+    capacity: int
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def block_rows(self, input_size: int) -> int:
+        """How many rows of `input_size` weights make a block."""
+        ...
+
+    def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
+        """Where the next block is to be read to. Shapes: as asked for, as floats.STORED_AS[dtype]."""
+        ...
+
+    def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+        """Begin with the block in the latest buffer; the scheme's group size must divide its rows."""
+        ...
+
+
+class ThreadedQuantizer:
+    """The CPU's: a few threads, a block each."""
+
+    def __init__(self) -> None:
+        num_threads = min(os.cpu_count() or 1, MAX_THREADS)
+        self.capacity = 2 * num_threads + 1  # a block waits for each thread that works on another
+        self._pool = ThreadPoolExecutor(num_threads)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+    def block_rows(self, input_size: int) -> int:
+        """How many rows of `input_size` weights make a block."""
+        return max(1, WEIGHTS_PER_TASK // input_size)
+
+    def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
+        """Where the next block is to be read to."""
+        return np.empty(shape, STORED_AS[dtype])
+
+    def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+        """Begin with the block in the latest buffer."""
+        return self._pool.submit(quantize_and_pack, stored, dtype, scheme, scale_dtype)
+
+
+def quantize_and_pack(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PackedRows | None:
+    """`quantize_rows`, and the codes packed."""
+    block = quantize_rows(stored, dtype, scheme, scale_dtype)
+    if block is None:
+        return None
+    return PackedRows(pack_rows(block.codes, scheme.num_bits), block.scales, block.zero_points, block.errors)
+
 
 OnProgress = Callable[[int, int], None]
 OnTensor = Callable[[str, TensorQuality], None]

@@ -10,10 +10,9 @@ from typing import Any
 from llmcli import __version__
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import ExportPlan
-from llmcli.checkpoint.export_source import CARD_NAME, MODEL_CARD_NAME
-from llmcli.checkpoint.folder import CONFIG_NAME, INDEX_NAME
+from llmcli.checkpoint.folder import CARD_NAME, CONFIG_NAME, INDEX_NAME, MODEL_CARD_NAME
 from llmcli.errors import CheckpointError
-from llmcli.quantization.quality import TensorQuality
+from llmcli.quantization.rounding import TensorQuality
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import QUALITY_CARD
 

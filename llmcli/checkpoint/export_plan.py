@@ -1,25 +1,109 @@
-"""Decides what a quantized export holds, before a byte is read: the scheme of each tensor, the shards, the sizes."""
+"""Decides what an export or a conversion holds, before a byte is read: schemes of tensors, shards, sizes."""
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from typing import Any
 
 from llmcli import __version__
-from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.checkpoint.export_source import SourceState
-from llmcli.checkpoint.folder import WEIGHTS_NAME
-from llmcli.checkpoint.layout import EMBEDDING, HEAD
+from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
+from llmcli.checkpoint.folder import WEIGHTS_NAME, SourceState
+from llmcli.checkpoint.formats import PackedLayer, PackQuantized
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, WEIGHT_SUFFIX, PlannedWeight, Shard
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.checkpoint.safetensors_file import OutputTensor, TensorInfo
+from llmcli.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcli.patterns import match_names
 from llmcli.quantization.config import ConfigGroup, QuantizationConfig
-from llmcli.quantization.schemes import WeightScheme
-from llmcli.quantization.vllm import vllm_concerns
+from llmcli.quantization.schemes import WeightScheme, vllm_concerns
+
+# `PlannedWeight`: one tensor of an export, before it is written; `Shard`: those that share a file.
+
+LINEAR_SUFFIX = "_proj.weight"
+
+
+@dataclass(frozen=True)
+class PlannedWeight:
+    """A tensor of the export by its name there, where it comes from, and how it is quantized: None is byte by byte.
+
+    With a `layer` it is quantized in the source already: `parts` are its tensors there, `info` the first of them.
+    With `stores_order` the group of each input is written, too.
+    """
+
+    name: str
+    info: TensorInfo
+    scheme: WeightScheme | None
+    scale_dtype: str
+    layer: PackedLayer | None = None
+    parts: tuple[TensorInfo, ...] = ()
+    stores_order: bool = False
+
+    @property
+    def module(self) -> str:
+        """The module's name, as config.json lists it."""
+        return self.name.removesuffix(WEIGHT_SUFFIX)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[output_size, input_size] of a linear weight."""
+        if self.layer is not None:
+            return self.layer.shape
+        output_size, input_size = self.info.shape
+        return output_size, input_size
+
+    @property
+    def kind(self) -> str:
+        """The row of the table of sizes it counts in."""
+        if self.name == EMBEDDING:
+            return "embedding"
+        if self.name == HEAD:
+            return "output head"
+        if self.name.endswith(LINEAR_SUFFIX):
+            return "attention" if ".self_attn." in self.name else "MLP"
+        return "norms and biases"
+
+    @cached_property
+    def outputs(self) -> tuple[OutputTensor, ...]:
+        """The tensors written for it."""
+        if self.scheme is None:
+            return (OutputTensor(self.name, self.info.dtype, self.info.shape),)
+        tensors = [
+            OutputTensor(f"{self.name}_packed", "I32", self.scheme.packed_shape(self.shape)),
+            OutputTensor(f"{self.name}_scale", self.scale_dtype, self.scheme.scale_shape(self.shape)),
+            OutputTensor(f"{self.name}_shape", "I64", (2,)),
+        ]
+        if not self.scheme.is_symmetric:
+            tensors.append(OutputTensor(f"{self.name}_zero_point", "I32", self.scheme.zero_point_shape(self.shape)))
+        if self.stores_order:
+            tensors.append(OutputTensor(f"{self.name}_g_idx", "I32", (self.shape[1],)))
+        return tuple(tensors)
+
+    @property
+    def source_bytes(self) -> int:
+        """What it takes in the source."""
+        return sum(info.num_bytes for info in self.parts) if self.parts else self.info.num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in the export."""
+        return sum(tensor.num_bytes for tensor in self.outputs)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One weight file of the export."""
+
+    file_name: str
+    weights: tuple[PlannedWeight, ...]
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the source that are read for it."""
+        return sum(weight.source_bytes for weight in self.weights)
+
 
 CONFIG_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _MAX_NAMED = 3
@@ -268,4 +352,67 @@ def fill_shards(weights: Sequence[PlannedWeight], shard_bytes: int) -> tuple[Sha
     count = len(shards)
     return tuple(
         Shard(f"model-{number:05}-of-{count:05}.safetensors", tuple(shard)) for number, shard in enumerate(shards, 1)
+    )
+
+
+# Decides what a conversion holds: a quantized model written as compressed-tensors `pack-quantized`, code for code.
+
+_ORDER_CONCERN = (
+    "inputs have an order of their own (desc_act): transformers loads the model with compressed-tensors 0.15.0 and "
+    "without dequantize=True, which drops the order; from 0.19 on compressed-tensors refuses the model, in vLLM too"
+)
+
+
+def plan_conversion(
+    model: Model, source: SourceState | None = None, shard_bytes: int = DEFAULT_SHARD_BYTES
+) -> ExportPlan:
+    """Plan the conversion of a model whose folder has been checked.
+
+    `source` is the folder as it was before the model was opened; without it, as it is now.
+    Raises: UsageError for a model that is not quantized, or in that form already; UnsupportedModelError for 8-bit
+    floats, which are no codes; CheckpointError for an order of inputs that cannot be read, or contradicts something.
+    """
+    tensors, folder = model.tensors, model.checkpoint.folder
+    if tensors.scaled:
+        raise UnsupportedModelError(
+            f"{folder} holds 8-bit floats, which have no integer codes; quantize the original model with "
+            "`llmcli quantize`"
+        )
+    if not tensors.packed:
+        raise UsageError(f"{folder} is not quantized, so there is nothing to convert; `llmcli quantize` quantizes it")
+    if all(isinstance(layer.format, PackQuantized) for layer in tensors.packed.values()):
+        raise UsageError(f"{folder} is compressed-tensors pack-quantized already; use it as it is")
+    has_orders = bool(model.input_orders)
+    # Where one layer has an order, all store theirs: loaders want one form of a scheme.
+    weights = [_planned(model, name, parts, stores_order=has_orders) for name, parts in tensors.sources.items()]
+    schemes = Counter(layer.scheme for layer in tensors.packed.values())
+    kept = tuple(weight.module for weight in weights if weight.scheme is None and weight.name.endswith(LINEAR_SUFFIX))
+    config_json = {key: value for key, value in model.checkpoint.config_json.items() if key != "compression_config"}
+    declared = quantization_config_of(weights, schemes.most_common(1)[0][0], kept)
+    return ExportPlan(
+        model=model,
+        source=source or SourceState.record(folder),
+        options=None,
+        shards=fill_shards(weights, shard_bytes),
+        config_json={**config_json, "quantization_config": declared.to_dict()},
+        channel_layers=(),
+        skipped=kept,
+        concerns=(*vllm_concerns_of(weights), *([_ORDER_CONCERN] if has_orders else [])),
+    )
+
+
+def _planned(model: Model, source: str, parts: tuple[TensorInfo, ...], *, stores_order: bool) -> PlannedWeight:
+    layer = model.tensors.packed.get(source)
+    if layer is None:
+        (info,) = parts
+        return PlannedWeight(source, info, None, info.dtype)
+    scale_dtype = next(info.dtype for info in parts if info.dtype in WEIGHT_DTYPES)
+    return PlannedWeight(
+        source + WEIGHT_SUFFIX,
+        parts[0],
+        layer.scheme,
+        scale_dtype,
+        layer,
+        parts,
+        stores_order=stores_order and layer.scheme.group_size is not None,
     )

@@ -1,4 +1,4 @@
-"""Opens a Hugging Face model folder: its JSON files and the place of every tensor, checked before weights are read.
+"""Opens a Hugging Face model folder: its JSON files, the place of every tensor, and whether a file changes.
 
 Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters, unknown quantization, half a download.
 """
@@ -6,17 +6,16 @@ Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters,
 import gc
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.layout import HEAD
-from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import AWQ, GPTQ, Quantization, read_quantization, refuse_method
-from llmcli.reading import CONFIG, INDEX
+from llmcli.quantization.config import AWQ, GPTQ, Quantization, read_quantization, refuse_method
+from llmcli.reading import CONFIG, COPIED_FILE, INDEX
 
 CONFIG_NAME = "config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
@@ -33,10 +32,10 @@ _OTHER_WEIGHTS = {
     ".h5": "TensorFlow",
     ".msgpack": "Flax",
 }
-_ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
 MLX_ADAPTER_NAME = "adapters.safetensors"
-_SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
+SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 # compressed-tensors wrote the second at first, MLX the third.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 # Where tools keep the method, some of them only there.
@@ -147,7 +146,7 @@ def refuse_adapter(where: object, names: Collection[str]) -> None:
     has_safetensors = any(name.endswith(".safetensors") for name in names)
     if MLX_ADAPTER_NAME in names and CONFIG_NAME not in names:
         raise mlx_adapter_error(where)
-    if _ADAPTER_WEIGHTS.intersection(names) or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
+    if _ADAPTER_WEIGHTS.intersection(names) or (ADAPTER_CONFIG_NAME in names and not has_safetensors):
         raise UnsupportedModelError(
             f"{where} holds a LoRA adapter, not a whole model; "
             "run its base model with `--adapter`, which takes this folder or hub id"
@@ -219,7 +218,7 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
         return _read_shards(folder, names)
     files = sorted(name for name in names if name.endswith(".safetensors"))
     candidates = [name for name in files if not name.startswith("consolidated")]
-    if any(_SHARD_NAME.search(name) for name in candidates):
+    if any(SHARD_NAME.search(name) for name in candidates):
         raise CheckpointError(f"{folder} holds shards ({_listed(candidates)}) but no {INDEX_NAME}; download it")
     if len(candidates) == 1:
         return read_header(folder / candidates[0])
@@ -308,3 +307,108 @@ def _no_garbage_collection() -> Iterator[None]:
 def _listed(names: list[str], limit: int = _MAX_NAMED) -> str:
     shown = ", ".join(map(printable, names[:limit]))
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+# The files of a source that an export reads: which they are, and that none changes while it is at work.
+#
+# A change is seen by size, time and inode. What sets the old time again on a file of the same size is not.
+
+CARD_NAME = "quantization.json"
+MODEL_CARD_NAME = "README.md"
+SOURCE_MODEL_CARD_NAME = "README.source.md"
+
+# Where tools note how they quantized; the export says it in config.json.
+_QUANTIZATION_NAMES = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"}
+_SUFFIXES = {".json", ".jinja", ".model", ".txt", ".md"}
+_OWN_NAMES = {CONFIG_NAME, CARD_NAME, *_QUANTIZATION_NAMES}
+_LEGAL_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "USE_POLICY")
+_TEMPLATES_FOLDER = "additional_chat_templates"
+_WEIGHTS_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What tells a file from what it was or will be. Units: size in bytes, mtime in nanoseconds."""
+
+    size: int
+    mtime: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """A source's folder as it was when `record` looked. `files` holds config, index, weights and what is taken over."""
+
+    folder: Path
+    files: Mapping[str, FileState]
+
+    @classmethod
+    def record(cls, folder: Path) -> "SourceState":
+        """The folder as it is now; to be called before anything in it is opened.
+
+        A folder that cannot be read has no files: opening the model says why.
+        Raises: CheckpointError for what would be taken over and is not a regular file.
+        """
+        wanted = [path for path in _entries(folder) if _is_of_model(path)] + list(files_to_copy(folder).values())
+        states = {}
+        for path in wanted:
+            with suppress(OSError):  # a link to nothing, or just gone
+                info = path.stat()
+                states[path.relative_to(folder).as_posix()] = FileState(info.st_size, info.st_mtime_ns, info.st_ino)
+        return cls(folder, states)
+
+    @property
+    def weight_files(self) -> dict[str, FileState]:
+        """Those of `files` that hold weights."""
+        return {name: state for name, state in self.files.items() if name.endswith(_WEIGHTS_SUFFIX)}
+
+    def check(self) -> None:
+        """Refuse a folder that is not as it was.
+
+        Raises: CheckpointError naming a file that has changed, appeared or vanished.
+        """
+        now = SourceState.record(self.folder).files
+        for name in sorted(self.files.keys() | now.keys()):
+            if self.files.get(name) != now.get(name):
+                what = "appeared" if name not in self.files else "vanished" if name not in now else "changed"
+                raise CheckpointError(
+                    f"{self.folder / name} has {what} while the model was being read, so nothing was written; "
+                    "run the same command again once the model no longer changes"
+                )
+
+
+def files_to_copy(folder: Path) -> dict[str, Path]:
+    """Files of the source that an export takes over, by their name there: tokenizer, templates, settings, licences.
+
+    Weights, hidden files, files too long to be any of these, and what this program writes itself stay behind.
+    Raises: CheckpointError for what has such a name and is not a regular file.
+    """
+    files = {}
+    for path in [*_entries(folder), *_templates(folder)]:
+        name = path.relative_to(folder).as_posix()
+        is_index = name.endswith(".index.json")
+        is_wanted = path.suffix in _SUFFIXES or path.name.upper().startswith(_LEGAL_NAMES)
+        if not is_wanted or is_index or name.startswith(".") or name in _OWN_NAMES or path.is_dir():
+            continue
+        if not path.is_file():
+            raise CheckpointError(f"{path} is not a regular file and cannot be copied; move it out of the model folder")
+        with suppress(FileNotFoundError):  # just gone
+            if path.stat().st_size > COPIED_FILE.max_bytes:
+                continue
+            files[SOURCE_MODEL_CARD_NAME if name == MODEL_CARD_NAME else name] = path
+    return files
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # whoever opens the model says why
+        return []
+
+
+def _templates(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_TEMPLATES_FOLDER}/*.jinja"))
+
+
+def _is_of_model(path: Path) -> bool:
+    return path.name in (CONFIG_NAME, INDEX_NAME) or path.suffix == _WEIGHTS_SUFFIX

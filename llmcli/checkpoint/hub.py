@@ -1,30 +1,42 @@
-"""Finds a model by folder or by hub id: in huggingface_hub's cache first, else downloaded into it.
+"""Models on the hub and in huggingface_hub's cache: found by folder or hub id, downloaded, listed, removed.
 
 No code is ever downloaded, nor anything else that `hub_files` does not name.
 """
 
+from __future__ import annotations
+
 import shutil
+import stat
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME, LoraConfig
-from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, require_adapter_files
-from llmcli.checkpoint.folder import CONFIG_NAME, quantization_of, refuse_quantization_files
-from llmcli.checkpoint.hub_client import FileMetadata, HubClient
-from llmcli.checkpoint.hub_errors import hub_errors_explained
-from llmcli.checkpoint.hub_files import SMALL_FILES, is_complete, refuse_repository, weight_files
+from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
+from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
+from llmcli.checkpoint.hub_client import FileMetadata, HubClient, hub_errors_explained, plan_transfer, run_transfer
+from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
-from llmcli.checkpoint.hub_library import cached_file, hub_settings, repository_folder
-from llmcli.checkpoint.hub_names import checked_revision
-from llmcli.checkpoint.hub_snapshot import create_snapshot, link_file
-from llmcli.checkpoint.hub_transfer import plan_transfer, run_transfer
-from llmcli.checkpoint.safetensors_header import printable
+from llmcli.checkpoint.hub_library import (
+    cached_file,
+    create_snapshot,
+    hub_settings,
+    link_file,
+    repository_folder,
+    scan_cache,
+)
+from llmcli.checkpoint.safetensors_file import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
+from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.reading import CONFIG
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy, HFCacheInfo
+
 
 _MAIN = "main"
 _MAX_NAMED = 3  # files named in one message
@@ -188,3 +200,138 @@ def _listed(names: list[str]) -> str:
         return "model.safetensors or its index"
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(map(printable, names[:_MAX_NAMED])) + more
+
+
+# Lists and removes the models in huggingface_hub's cache, whichever tool downloaded them.
+
+_LAST_SECOND = 253_402_214_400  # of the year 9999, less a day for the time zone
+_MAX_REF_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """One revision of a model in the cache.
+
+    Units: `last_used` seconds since 1970, by the file system, of all revisions together; `size_bytes` counts a file
+    that two revisions share in both, and what is there of unfinished files.
+    """
+
+    repo_id: str
+    commit: str
+    refs: tuple[str, ...]  # the branches and tags that were asked for by name
+    size_bytes: int
+    last_used: float
+    is_complete: bool
+    model_type: str | None  # None without a readable config.json
+    folder: Path
+
+
+@dataclass(frozen=True)
+class CachedModels:
+    """What the cache holds; `unreadable` says for each folder that is not as it should be what is wrong with it."""
+
+    cache: Path
+    models: tuple[CachedModel, ...]
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Revisions that are about to be removed; nothing happens before `execute`."""
+
+    commits: tuple[str, ...]
+    freed_bytes: int
+    _strategy: DeleteCacheStrategy
+
+    def execute(self) -> None:
+        """Remove them. Files that a remaining revision uses stay.
+
+        Raises: CheckpointError if a folder cannot be removed, of which huggingface_hub only writes a log line.
+        """
+        with foreign_errors_explained(f"{hub_cache_folder()} cannot be changed", CheckpointError):
+            self._strategy.execute()
+        for folder in (*self._strategy.repos, *self._strategy.snapshots):
+            if folder.exists():
+                raise CheckpointError(f"{folder} cannot be removed completely; check its permissions")
+
+
+def hub_cache_folder() -> Path:
+    """Where huggingface_hub keeps models, by its environment variables; the folder may not exist yet."""
+    return hub_settings().cache
+
+
+def list_cached_models() -> CachedModels:
+    """Every revision of every model in the cache, by id."""
+    cache = _scan()
+    if cache is None:
+        return CachedModels(hub_cache_folder(), (), ())
+    with foreign_errors_explained(f"the cache {hub_cache_folder()} cannot be read", CheckpointError):
+        models = [
+            _describe(repo, revision, _unfinished_bytes(cache, repo))
+            for repo in cache.repos
+            if repo.repo_type == "model"
+            for revision in repo.revisions
+        ]
+    models.sort(key=lambda model: (model.repo_id.lower(), model.refs, model.commit))
+    return CachedModels(hub_cache_folder(), tuple(models), tuple(map(str, cache.warnings)))
+
+
+def plan_removal(hub_id: HubId) -> Removal:
+    """Find what removing a model, or the one revision that `hub_id` names, would remove.
+
+    Raises: CheckpointError if the cache does not hold it.
+    """
+    cache = _scan()
+    repos = [repo for repo in cache.repos if repo.repo_type == "model"] if cache else []
+    for repo in repos:
+        if cache and repo.repo_id == hub_id.repo_id:
+            chosen = [item for item in repo.revisions if hub_id.revision in (None, item.commit_hash, *item.refs)]
+            if chosen:
+                strategy = cache.delete_revisions(*(item.commit_hash for item in chosen))
+                unfinished = _unfinished_bytes(cache, repo) if repo.repo_path in strategy.repos else 0
+                commits = tuple(item.commit_hash for item in chosen)
+                return Removal(commits, strategy.expected_freed_size + unfinished, strategy)
+    raise CheckpointError(f"{hub_id} is not in the cache {hub_cache_folder()}; `llmcli models list` shows what is")
+
+
+def _scan() -> HFCacheInfo | None:
+    cache = hub_cache_folder()
+    with foreign_errors_explained(f"the cache {cache} cannot be read", CheckpointError):
+        if not cache.exists():
+            return None
+        if not cache.is_dir():
+            raise CheckpointError(f"the cache {cache} is not a folder; set HF_HOME to another one")
+        for ref in cache.glob("*/refs/**/*"):
+            _check_ref(ref)
+        return scan_cache(cache)
+
+
+def _check_ref(ref: Path) -> None:
+    """Refuse what the scan would wait for, or could not take for text."""
+    mode = ref.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return
+    if not stat.S_ISREG(mode) or ref.stat().st_size > _MAX_REF_BYTES or not ref.read_bytes().isascii():
+        raise CheckpointError(f"{ref} is not the name of a commit, as every file in refs must be; remove it")
+
+
+def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_bytes: int) -> CachedModel:
+    complete = is_complete(revision.snapshot_path)
+    try:
+        model_type = CONFIG.read_json_object(revision.snapshot_path / CONFIG_NAME).get("model_type")
+    except CheckpointError:
+        model_type = None
+    return CachedModel(
+        repo_id=repo.repo_id,
+        commit=revision.commit_hash,
+        refs=tuple(sorted(revision.refs)),
+        size_bytes=revision.size_on_disk + (0 if complete else unfinished_bytes),
+        last_used=min(max(repo.last_accessed, 0), _LAST_SECOND),
+        is_complete=complete,
+        model_type=model_type if isinstance(model_type, str) else None,
+        folder=revision.snapshot_path,
+    )
+
+
+def _unfinished_bytes(cache: HFCacheInfo, repo: CachedRepoInfo) -> int:
+    return sum(file.size_on_disk for file in cache.incomplete_files if repo.repo_path in file.file_path.parents)

@@ -1,27 +1,142 @@
-"""Asks the hub over HTTP, and bounds what it may answer: redirects, names, sizes.
+"""Asks the hub over HTTP, bounds what it may answer, brings its files into the cache, and says what fails in a line.
 
 The token goes to the hub's own scheme, host and port, and nowhere else. Redirects are followed to http and https only,
 never from https to http, and ten times at most. huggingface_hub's own client is not used: it reads bodies of any
 length, follows redirects to anywhere, and takes what an answer says as the name of a file.
 """
 
+import errno
+import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2
 
 from llmcli import __version__
-from llmcli.checkpoint.hub_errors import HubBusyError, offline_error, refuse_status
+from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME
+from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME
+from llmcli.checkpoint.hub_files import (
+    check_content_range,
+    checked_commit,
+    checked_etag,
+    checked_size,
+    is_complete,
+    redirect_target,
+)
 from llmcli.checkpoint.hub_id import HubId
-from llmcli.checkpoint.hub_library import hub_settings, hub_token
-from llmcli.checkpoint.hub_names import checked_commit, checked_etag, checked_size, redirect_target
+from llmcli.checkpoint.hub_library import file_lock, hub_settings, hub_token, repository_folder
 from llmcli.errors import CheckpointError
+from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
 from llmcli.reading import parse_json
+
+# Turns what fails on the way to the hub, and what the hub answers, into one line with the next step.
+
+_AGAIN = "try again; partial downloads resume"
+_BAD_TOKEN = "Invalid credentials in Authorization header"
+_BUSY = (408, 429, 500, 502, 503, 504)
+_MAX_COMMITS = 3  # named in one message
+_MAX_REASON = 200  # characters of a message of the HTTP client, which may quote what it got
+
+
+class HubBusyError(CheckpointError):
+    """The hub answers that it cannot answer now: worth another attempt."""
+
+
+@contextmanager
+def hub_errors_explained(hub_id: HubId) -> Iterator[None]:
+    """Raise CheckpointError in place of what fails on the way to the hub and into its cache."""
+    with foreign_errors_explained(f"{hub_id} cannot be downloaded", CheckpointError):
+        try:
+            yield
+        except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            if is_memory_error(error):
+                raise
+            raise CheckpointError(_explain(error, hub_id)) from error
+
+
+def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
+    """Refuse every answer that is not the content asked for; the body, which anyone may have written, is not read.
+
+    Raises: CheckpointError; HubBusyError where waiting may help.
+    """
+    if response.is_success:
+        return
+    status, code = response.status_code, response.headers.get("X-Error-Code")
+    hub = hub_settings().endpoint
+    page = f"{hub}/{hub_id.repo_id}"
+    if code == "GatedRepo":
+        raise _no_access(status, hub_id, page, "it is gated")
+    if code == "RevisionNotFound":
+        raise CheckpointError(
+            f"{hub_id.repo_id} has no revision {hub_id.revision or 'main'}; {page}/commits/main lists them"
+        )
+    # A hub that says no more means a private model, or none, for which it has the same answer.
+    if code == "RepoNotFound" or (status == 401 and response.headers.get("X-Error-Message") != _BAD_TOKEN):
+        raise CheckpointError(
+            f"{hub_id.repo_id} is neither a local folder nor a model on {hub}; check the spelling, "
+            "or set HF_TOKEN or run `hf auth login` if it is private"
+        )
+    if status in (401, 403):
+        raise _no_access(status, hub_id, page, "gated or private, or the token is not valid")
+    kind = HubBusyError if status in _BUSY else CheckpointError
+    phrase = httpx2.codes.get_reason_phrase(status)
+    raise kind(f"{hub} answers {' '.join(f'{status} {phrase}'.split())} for {hub_id}; wait, then {_AGAIN}")
+
+
+def offline_error(hub_id: HubId) -> CheckpointError:
+    """What there is to say where a download is needed and forbidden."""
+    return CheckpointError(
+        f"{hub_id} is neither a local folder nor complete in the cache {hub_settings().cache}, "
+        f"and HF_HUB_OFFLINE forbids downloads; {_complete_snapshots(hub_id)}unset HF_HUB_OFFLINE"
+    )
+
+
+def _complete_snapshots(hub_id: HubId) -> str:
+    """Names the commits that are complete in the cache, where none is known as the revision that is asked for."""
+    snapshots = sorted((repository_folder(hub_id.repo_id) / "snapshots").glob("*"))
+    whole = [folder for folder in snapshots if folder.name.isalnum() and (is_complete(folder) or _has_adapter(folder))]
+    ids = " or ".join(f"{hub_id.repo_id}@{folder.name}" for folder in whole[:_MAX_COMMITS])
+    return f"give {ids}, which is complete there, or " if ids else ""
+
+
+def _has_adapter(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME))
+
+
+def _explain(error: BaseException, hub_id: HubId) -> str:
+    """One line for the user; the order of the cases is that of the classes, the special before the general."""
+    settings = hub_settings()
+    hub = settings.endpoint
+    if isinstance(error, httpx2.TimeoutException):
+        return f"{hub} did not answer in time for {hub_id}; check the network, then {_AGAIN}"
+    if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
+        reason = str(error)[:_MAX_REASON]
+        if isinstance(error, httpx2.ConnectError):  # what a folder's misspelt name comes to without a network
+            return (
+                f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); "
+                f"{_complete_snapshots(hub_id)}check the spelling, or the network (or HF_ENDPOINT), then {_AGAIN}"
+            )
+        return f"cannot reach {hub} for {hub_id} ({reason}); check the network (or HF_ENDPOINT), then {_AGAIN}"
+    assert isinstance(error, OSError)
+    if error.errno == errno.ENOSPC:
+        return f"the disk of {settings.cache} is full; free some space, then {_AGAIN}"
+    where = error.filename or settings.cache
+    return f"{hub_id} cannot be stored: {where}: {error.strerror or error}; set HF_HOME to another folder"
+
+
+def _no_access(status: int, hub_id: HubId, page: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"no access to {hub_id.repo_id} ({status}, {why}): accept its licence on {page}, then set "
+        "HF_TOKEN to a token of that account, or run `hf auth login`"
+    )
+
 
 _MAX_REDIRECTS = 10
 _MAX_FAILURES = 4
@@ -201,3 +316,99 @@ def _read_list(description: Any, url: str) -> FileList:
             f"{url} answers with JSON that is not a list of files; is HF_ENDPOINT a Hugging Face hub?"
         )
     return FileList(checked_commit(fields.get("sha"), url), frozenset(texts))
+
+
+# Brings one file into huggingface_hub's cache, and continues where an earlier attempt stopped.
+#
+# huggingface_hub itself deletes a file that was interrupted, so five gigabytes would begin anew. What this leaves
+# behind, `blobs/ETAG`, is what huggingface_hub writes. Refused is content of another length than the hub told before.
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A file of the hub and its place in the cache, which the ETag names: the SHA-256 of a large file's content."""
+
+    url: str
+    size: int
+    blob: Path
+
+    @property
+    def partial(self) -> Path:
+        """Where the bytes are while some are missing."""
+        return self.blob.with_name(f"{self.blob.name}.incomplete")
+
+    @property
+    def num_present_bytes(self) -> int:
+        """How many bytes an earlier attempt has brought."""
+        if self.blob.exists():
+            return self.size
+        return min(self.size, self.partial.stat().st_size) if self.partial.exists() else 0
+
+
+def plan_transfer(repository: Path, metadata: FileMetadata) -> Transfer:
+    """The transfer of a file into its repository's folder in the cache."""
+    return Transfer(metadata.url, metadata.size, repository / "blobs" / metadata.etag)
+
+
+def run_transfer(client: HubClient, transfer: Transfer, on_position: Callable[[int], None]) -> None:
+    """Download what is missing of the file; `on_position` is called with the number of bytes there are.
+
+    A connection that breaks is opened again. Another process that downloads the same file is waited for.
+    Raises: CheckpointError if the content is not what size and ETag say; OSError and httpx2.HTTPError, after which the
+    next call continues.
+    """
+    repository = transfer.blob.parents[1]
+    lock = repository.parent / ".locks" / repository.name / f"{transfer.blob.name}.lock"
+    for folder in (lock.parent, transfer.blob.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(lock):
+        if transfer.blob.exists():
+            _check_present(transfer)
+            return
+        with transfer.partial.open("ab") as file:
+            if file.tell() < transfer.size:
+                repeat(lambda: _append_rest(client, transfer, file, on_position), file.tell)
+        _check_content(transfer)
+        transfer.partial.replace(transfer.blob)
+
+
+def _append_rest(client: HubClient, transfer: Transfer, file: BinaryIO, on_position: Callable[[int], None]) -> None:
+    with client.open_file(transfer.url, file.tell()) as response:
+        if response.status_code == httpx2.codes.PARTIAL_CONTENT:
+            check_content_range(response.headers.get("Content-Range"), file.tell(), transfer.size, transfer.url)
+        else:  # the server knows no ranges and sends all of it
+            file.seek(0)
+            file.truncate()
+        on_position(file.tell())
+        for chunk in response.iter_raw():
+            if file.tell() + len(chunk) > transfer.size:
+                file.truncate(0)  # what came before is not to be trusted either
+                raise CheckpointError(
+                    f"{transfer.url} sends more than the {transfer.size} bytes that the hub announced; try again later"
+                )
+            file.write(chunk)
+            on_position(file.tell())
+    if file.tell() < transfer.size:
+        raise CheckpointError(
+            f"{transfer.url} ends after {file.tell()} bytes of {transfer.size}; run the command again"
+        )
+
+
+def _check_present(transfer: Transfer) -> None:
+    size = transfer.blob.stat().st_size
+    if size != transfer.size:
+        raise CheckpointError(
+            f"{transfer.blob} has {size} bytes, but the hub's file {transfer.size}; remove the model "
+            "(`llmcli models rm`) and download it again"
+        )
+
+
+def _check_content(transfer: Transfer) -> None:
+    with transfer.partial.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    expected = transfer.blob.name
+    if transfer.partial.stat().st_size != transfer.size or (_SHA256.fullmatch(expected) and digest != expected):
+        transfer.partial.unlink()
+        raise CheckpointError(f"{transfer.url} arrived damaged, its SHA-256 is {digest}; run the command again")

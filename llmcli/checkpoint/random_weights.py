@@ -19,11 +19,10 @@ from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_file import OutputTensor, SafetensorsWriter, TensorInfo
 from llmcli.checkpoint.shapes import FORMATS, shape_source
-from llmcli.checkpoint.writer import OutputTensor, SafetensorsWriter
 from llmcli.errors import OutputError
-from llmcli.quantization.floats import BF16_SHIFT, STORED_AS, Array
+from llmcli.quantization.floats import STORED_AS, Array, narrow
 from llmcli.quantization.schemes import WeightScheme
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -63,7 +62,7 @@ class RandomReader(TensorReader):
             target[:] = _code_scale(info)
             return
         if info.name.endswith("norm.weight"):
-            target[:] = _stored(np.ones(1, np.float32), info.dtype)
+            target[:] = narrow(np.ones(1, np.float32), info.dtype)
             return
         pool = self._pool(info.dtype, _scale(info))
         place = (zlib.crc32(info.name.encode()) + begin // target.itemsize) % POOL_SIZE
@@ -75,7 +74,7 @@ class RandomReader(TensorReader):
 
     def _pool(self, dtype: str, scale: float) -> Array:
         if (dtype, scale) not in self._pools:
-            self._pools[dtype, scale] = _stored(self._normal * np.float32(scale), dtype)
+            self._pools[dtype, scale] = narrow(self._normal * np.float32(scale), dtype)  # cut off
         return self._pools[dtype, scale]
 
 
@@ -148,10 +147,3 @@ def _code_scale(info: TensorInfo) -> float:
     num_inputs = 128 * info.shape[1 if is_fp8 else 0]
     size = 0.6 if is_fp8 else 6.5  # of random 8-bit floats below 2; of differences of two codes of 4 bits
     return float(num_inputs**-0.5 / size)
-
-
-def _stored(values: Array, dtype: str) -> Array:
-    """Float32 values in a float type, bf16 cut off."""
-    if dtype == "BF16":
-        return (values.view(np.uint32) >> BF16_SHIFT).astype(np.uint16)
-    return values.astype(STORED_AS[dtype])

@@ -10,18 +10,13 @@ from typing import Any
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
 from llmcli.checkpoint.folder import Checkpoint, quantization_of
-from llmcli.checkpoint.formats.awq import Awq
-from llmcli.checkpoint.formats.base import PackedLayer
-from llmcli.checkpoint.formats.fp8 import Fp8Layer
+from llmcli.checkpoint.formats import Awq, Fp8Layer, PackedLayer
 from llmcli.checkpoint.layout import HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
-from llmcli.checkpoint.matching import match_tensors
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
-from llmcli.checkpoint.writer import OutputTensor
+from llmcli.checkpoint.model import Model, match_tensors
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, TensorInfo
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError
-from llmcli.quantization.methods import AwqConfig, Fp8Config, Quantization
+from llmcli.quantization.config import AwqConfig, Fp8Config, Quantization
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import CONFIG
 from llmcli.resources import resource_folder

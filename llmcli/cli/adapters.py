@@ -19,7 +19,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.checkpoint.adapters.folder import Adapter
+    from llmcli.checkpoint.adapter import Adapter
     from llmcli.checkpoint.model import Model
 
 AdapterOption = Annotated[

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
-from llmcli.batch.input import Problems
-from llmcli.batch.lines import LineReader
+from llmcli.batch.input import LineReader, Problems
 from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
-from llmcli.checkpoint.export_lock import DestinationLock
 from llmcli.cli import lazy
 from llmcli.cli.batch_options import PIPE, BatchOptions
 from llmcli.cli.batch_prompts import Prompts, Task
@@ -26,6 +24,7 @@ from llmcli.cli.progress import progress
 from llmcli.cli.run import RunRequest, open_run
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
+from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llmcli.batch.input import Problems, read_input
-from llmcli.batch.lines import LineReader
-from llmcli.batch.values import Line
+from llmcli.batch.input import Line, LineReader, Problems, read_input
 from llmcli.cli import lazy
 from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.held_texts import Schemas

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from llmcli.batch.estimate import estimate_seconds
-from llmcli.batch.rows_over_time import RowsOverTime
-from llmcli.batch.run import Progress, Usage
+from llmcli.batch.run import Progress, RowsOverTime, Usage, estimate_seconds
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
 from llmcli.cli.facts import fact_lines

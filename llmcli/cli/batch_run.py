@@ -8,11 +8,10 @@ from functools import partial
 
 import typer
 
+from llmcli.batch.input import LineId
 from llmcli.batch.output import InOrder, Journal
 from llmcli.batch.record import Record, refuse_other_settings, save_record
-from llmcli.batch.rows_over_time import RowsOverTime
-from llmcli.batch.run import Progress, run_batch
-from llmcli.batch.values import LineId
+from llmcli.batch.run import Progress, RowsOverTime, run_batch
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
 from llmcli.cli.batch_prompts import Task

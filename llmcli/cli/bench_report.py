@@ -16,9 +16,7 @@ from llmcli.cli.tables import format_table
 from llmcli.cli.units import duration, rate
 
 if TYPE_CHECKING:
-    from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures
-    from llmcli.measure.draft_steps import DraftFigures
-    from llmcli.measure.spread import Spread
+    from llmcli.measure.bench import BenchReport, DecodeFigures, DraftFigures, PromptFigures, Spread
 
 _NOTE = "A change in parentheses may be chance: the runs of both overlap."
 

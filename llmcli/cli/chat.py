@@ -50,8 +50,7 @@ from llmcli.cli.schema_options import SchemaOptions
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, load_conversation
+from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import chat_folder
 

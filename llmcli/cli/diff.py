@@ -24,11 +24,11 @@ from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.cli.units import divergence
 from llmcli.errors import UsageError
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder
 
 if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts
-    from llmcli.measure.diff import DiffToken, Verdict
+    from llmcli.measure.evaluate import DiffToken, Verdict
 
 # From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
 # black and with white.

@@ -22,9 +22,9 @@ from llmcli.resources import resource_folder
 if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_options import ExportOptions
-    from llmcli.checkpoint.export_source import SourceState
+    from llmcli.checkpoint.export_plan import PlannedWeight
+    from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.model import Model
-    from llmcli.checkpoint.planned_weight import PlannedWeight
     from llmcli.runners.cuda.quantizer import CardQuantizer
 
 BUILTIN_TEXT = "builtin"

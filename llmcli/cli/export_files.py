@@ -19,7 +19,7 @@ from llmcli.errors import EXIT_INTERRUPTED
 if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_workspace import ExportWorkspace
-    from llmcli.quantization.quality import TensorQuality
+    from llmcli.quantization.rounding import TensorQuality
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from llmcli.engine.request import Request
     from llmcli.lab.own_kernel import OwnKernel
     from llmcli.receipt.receipt import PromptFacts
-    from llmcli.sampling.sampler import Sampler
+    from llmcli.sampling.params import Sampler
 
 
 @dataclass(frozen=True)

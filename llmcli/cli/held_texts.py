@@ -16,10 +16,9 @@ from llmcli.errors import UnfinishedTextError, UsageError
 if TYPE_CHECKING:
     from llmcli.cli.session import Session
     from llmcli.engine.request import Request
-    from llmcli.sampling.sampler import Sampler
+    from llmcli.sampling.params import Sampler
     from llmcli.schema.grammar import Grammar
-    from llmcli.schema.schema import Schema
-    from llmcli.schema.vocabulary import Vocabulary
+    from llmcli.schema.schema import Schema, Vocabulary
 
 KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, may each have their own
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcli.checkpoint.layout import EMBEDDING
-from llmcli.checkpoint.widening import widened
+from llmcli.checkpoint.translation import widened
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.cuda.regions import STORED_DTYPES

@@ -16,8 +16,7 @@ from llmcli.cli.units import size
 
 if TYPE_CHECKING:
     from llmcli.kernels.spec import KernelSpec
-    from llmcli.lab.roofline import Ceilings
-    from llmcli.lab.step_times import StepTimes
+    from llmcli.lab.roofline import Ceilings, StepTimes
     from llmcli.lab.walk import Call, Walk
 
 LIBRARY = "cublas"

@@ -25,8 +25,7 @@ from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.lab.compare import Measured
-    from llmcli.lab.ladder import Source
-    from llmcli.lab.study_file import Rung, Study
+    from llmcli.lab.study import Rung, Source, Study
 
 kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, side by side, on this machine's card.")
 

@@ -22,8 +22,7 @@ from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.kernels.device import Device
-    from llmcli.lab.roofline import Ceilings
-    from llmcli.lab.step_times import StepTimes
+    from llmcli.lab.roofline import Ceilings, StepTimes
     from llmcli.lab.walk import Lengths
     from llmcli.measure.subject import Subject
 

@@ -22,7 +22,7 @@ from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.kernels.device import Device
-    from llmcli.lab.counters import Counters
+    from llmcli.lab.nsight import Counters
     from llmcli.lab.walk import Call, Lengths
     from llmcli.measure.subject import Subject
 

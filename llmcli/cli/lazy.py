@@ -20,7 +20,7 @@ PLACES = {
     "Comparison": "measure.bench:Comparison",
     "Device": "kernels.device:Device",
     "DiffFacts": "cli.output.page_diff:DiffFacts",
-    "DraftModel": "engine.draft_model:DraftModel",
+    "DraftModel": "engine.draft_sources:DraftModel",
     "Drafting": "engine.drafts:Drafting",
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
@@ -28,7 +28,7 @@ PLACES = {
     "FrontWork": "serve.front:FrontWork",
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
-    "GrammarProcess": "schema.grammar_process:GrammarProcess",
+    "GrammarProcess": "schema.grammar:GrammarProcess",
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
@@ -36,73 +36,73 @@ PLACES = {
     "Lengths": "lab.walk:Lengths",
     "Limits": "serve.service:Limits",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
-    "LogWriter": "serve.log_writer:LogWriter",
+    "LogWriter": "serve.server:LogWriter",
     "MAX_DRAFT_ROWS": "engine.drafts:MAX_DRAFT_ROWS",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
-    "NgramSource": "engine.ngram:NgramSource",
+    "NgramSource": "engine.draft_sources:NgramSource",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
     "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
-    "RATES": "measure.draft_steps:RATES",
-    "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
+    "RATES": "measure.bench:RATES",
+    "RECEIPT_FILE": "receipt.receipt:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
     "RungRequest": "lab.profile:RungRequest",
     "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
-    "Sampler": "sampling.sampler:Sampler",
+    "Sampler": "sampling.params:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
     "Server": "serve.server:Server",
     "ServerClient": "cli.server_client:ServerClient",
     "ServerOptions": "serve.front:ServerOptions",
-    "SourceState": "checkpoint.export_source:SourceState",
+    "SourceState": "checkpoint.folder:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
     "TokenPieces": "tokenizer.pieces:TokenPieces",
     "Tokens": "schema.library:Tokens",
     "TorchProbes": "runners.torch.probes:TorchProbes",
-    "Vocabulary": "schema.vocabulary:Vocabulary",
+    "Vocabulary": "schema.schema:Vocabulary",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "any_json_grammar": "schema.grammar:any_json_grammar",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
-    "check_own_kernel": "lab.own_checks:check_own_kernel",
+    "check_own_kernel": "lab.verify:check_own_kernel",
     "choice_grammar": "schema.grammar:choice_grammar",
     "choose_call": "lab.profile:choose_call",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_layers": "measure.verify:compare_layers",
     "compare_logits": "measure.verify:compare_logits",
-    "compare_receipts": "receipt.comparison:compare_receipts",
+    "compare_receipts": "receipt.receipt:compare_receipts",
     "compare_rungs": "lab.compare:compare_rungs",
-    "compare_samples": "receipt.comparison:compare_samples",
+    "compare_samples": "receipt.receipt:compare_samples",
     "describe_on_host": "runners.host.description:describe",
     "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
     "describe_run": "receipt.describe:describe_run",
     "describe_samples": "receipt.describe:describe_samples",
-    "diff": "measure.diff:diff",
+    "diff": "measure.evaluate:diff",
     "discard_typed_keys": "cli.chat_session.key_echo:discard_typed_keys",
     "distant_card": "cli.card_target:distant_card",
     "draw_bar": "cli.bar:draw_bar",
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
-    "excerpt": "lab.excerpt:excerpt",
+    "excerpt": "lab.study:excerpt",
     "find_cached": "checkpoint.hub:find_cached",
     "find_cached_adapter": "checkpoint.hub:find_cached_adapter",
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
     "find_kept_pieces": "tokenizer.pieces:find_kept_pieces",
-    "find_limit": "lab.limit:find_limit",
+    "find_limit": "lab.nsight:find_limit",
     "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
-    "find_rung": "lab.ladder:find_rung",
-    "find_studies": "lab.ladder:find_studies",
+    "find_rung": "lab.study:find_rung",
+    "find_studies": "lab.study:find_studies",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "grammar_of": "schema.grammar:grammar_of",
     "inspect_model": "measure.info:inspect_model",
@@ -111,77 +111,82 @@ PLACES = {
     "keep_pieces": "tokenizer.pieces:keep_pieces",
     "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
     "lark_grammar": "schema.grammar:lark_grammar",
-    "list_cached_models": "checkpoint.hub_cache:list_cached_models",
+    "list_cached_models": "checkpoint.hub:list_cached_models",
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
     "load_on_card": "runners.cuda.load:load",
     "load_on_numpy": "runners.numpy.load:load",
     "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
-    "load_receipt": "receipt.file:load_receipt",
-    "load_study": "lab.ladder:load_study",
+    "load_receipt": "receipt.receipt:load_receipt",
+    "load_study": "lab.study:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
-    "measure_change": "measure.kernel_change:measure_change",
+    "measure_change": "measure.bench:measure_change",
     "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
-    "measure_steps": "lab.step_times:measure_steps",
+    "measure_steps": "lab.roofline:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
-    "merge_adapters": "checkpoint.adapters.merge:merge_adapters",
+    "merge_adapters": "checkpoint.adapter_merge:merge_adapters",
     "num_parameters": "checkpoint.model:num_parameters",
-    "open_adapter": "checkpoint.adapters.folder:open_adapter",
+    "open_adapter": "checkpoint.adapter:open_adapter",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
-    "own_sources": "lab.ladder:own_sources",
+    "own_sources": "lab.study:own_sources",
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
-    "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
+    "plan_conversion": "checkpoint.export_plan:plan_conversion",
     "plan_draft": "measure.subject:plan_draft",
     "plan_export": "checkpoint.export_plan:plan_export",
-    "plan_removal": "checkpoint.hub_cache:plan_removal",
+    "plan_removal": "checkpoint.hub:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
-    "prepare_own_kernels": "lab.own_checks:prepare_own_kernels",
+    "prepare_own_kernels": "lab.verify:prepare_own_kernels",
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "profile": "lab.profile:profile",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "read_own_kernels": "lab.own_kernel:read_own_kernels",
-    "read_rung": "lab.ladder:read_rung",
-    "refuse_existing": "checkpoint.export_destination:refuse_existing",
+    "read_rung": "lab.study:read_rung",
+    "refuse_existing": "checkpoint.export_workspace:refuse_existing",
     "regex_grammar": "schema.grammar:regex_grammar",
     "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
-    "require_text": "checkpoint.export_destination:require_text",
+    "require_text": "checkpoint.export_workspace:require_text",
     "resolve_adapter": "checkpoint.hub:resolve_adapter",
-    "resolve_destination": "checkpoint.export_destination:resolve_destination",
+    "resolve_destination": "checkpoint.export_workspace:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
     "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
-    "save_receipt": "receipt.file:save_receipt",
+    "save_receipt": "receipt.receipt:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
-    "study_names": "lab.ladder:study_names",
-    "time_own_kernel": "lab.own_checks:time_own_kernel",
+    "study_names": "lab.study:study_names",
+    "time_own_kernel": "lab.verify:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
-    "verdict": "measure.diff:verdict",
+    "verdict": "measure.evaluate:verdict",
     "verify_kernels": "lab.verify:verify_kernels",
     "walk_model": "lab.walk:walk_model",
     "widens_prompts": "runners.torch.precision:widens_prompts",
 }
 
 if TYPE_CHECKING:
-    from llmcli.checkpoint.adapters.folder import open_adapter
-    from llmcli.checkpoint.adapters.merge import merge_adapters
-    from llmcli.checkpoint.conversion_plan import plan_conversion
+    from llmcli.checkpoint.adapter import open_adapter
+    from llmcli.checkpoint.adapter_merge import merge_adapters
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation
-    from llmcli.checkpoint.export_plan import plan_export
-    from llmcli.checkpoint.export_source import SourceState
-    from llmcli.checkpoint.hub import find_cached, find_cached_adapter, resolve_adapter, resolve_model
-    from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
+    from llmcli.checkpoint.export_plan import plan_conversion, plan_export
+    from llmcli.checkpoint.export_workspace import refuse_existing, require_text, resolve_destination
+    from llmcli.checkpoint.folder import SourceState
+    from llmcli.checkpoint.hub import (
+        find_cached,
+        find_cached_adapter,
+        list_cached_models,
+        plan_removal,
+        resolve_adapter,
+        resolve_model,
+    )
     from llmcli.checkpoint.hub_library import cached_repo_ids
     from llmcli.checkpoint.model import num_parameters, open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
@@ -201,42 +206,39 @@ if TYPE_CHECKING:
     from llmcli.config.generation import read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset, preset_names
     from llmcli.engine.chat import Chat, ChatSettings
-    from llmcli.engine.draft_model import DraftModel
+    from llmcli.engine.draft_sources import DraftModel, NgramSource
     from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting
     from llmcli.engine.generation import Generation
-    from llmcli.engine.ngram import NgramSource
     from llmcli.engine.request import Request
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
-    from llmcli.lab.excerpt import excerpt
-    from llmcli.lab.ladder import find_rung, find_studies, load_study, own_sources, read_rung, study_names
-    from llmcli.lab.limit import find_limit
-    from llmcli.lab.nsight import find_ncu
-    from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
+    from llmcli.lab.nsight import find_limit, find_ncu
     from llmcli.lab.own_kernel import read_own_kernels
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
-    from llmcli.lab.roofline import Ceilings, find_gap, place_calls
-    from llmcli.lab.step_times import measure_steps
-    from llmcli.lab.verify import verify_kernels
+    from llmcli.lab.roofline import Ceilings, find_gap, measure_steps, place_calls
+    from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
+    from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
-    from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
-    from llmcli.measure.diff import diff, verdict
+    from llmcli.measure.bench import RATES, SPARE_TOKENS, BenchOptions, Comparison, measure_change
     from llmcli.measure.doctor import examine
-    from llmcli.measure.draft_steps import RATES
     from llmcli.measure.energy import open_meter
-    from llmcli.measure.evaluate import compare, evaluate
+    from llmcli.measure.evaluate import compare, diff, evaluate, verdict
     from llmcli.measure.info import inspect_model
-    from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject
     from llmcli.measure.verify import compare_layers, compare_logits
-    from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
-    from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
-    from llmcli.receipt.receipt import PromptFacts
+    from llmcli.receipt.receipt import (
+        RECEIPT_FILE,
+        PromptFacts,
+        compare_receipts,
+        compare_samples,
+        load_receipt,
+        save_receipt,
+    )
     from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card
@@ -250,9 +252,10 @@ if TYPE_CHECKING:
     from llmcli.runners.torch.load import load as load_on_torch
     from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
     from llmcli.runners.torch.probes import TorchProbes
-    from llmcli.sampling.sampler import Sampler
+    from llmcli.sampling.params import Sampler
     from llmcli.schema.grammar import (
         Grammar,
+        GrammarProcess,
         any_json_grammar,
         choice_grammar,
         grammar_of,
@@ -260,14 +263,11 @@ if TYPE_CHECKING:
         lark_grammar,
         regex_grammar,
     )
-    from llmcli.schema.grammar_process import GrammarProcess
     from llmcli.schema.library import Tokens
-    from llmcli.schema.schema import Schema
-    from llmcli.schema.vocabulary import Vocabulary
+    from llmcli.schema.schema import Schema, Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
-    from llmcli.serve.log_writer import LogWriter
-    from llmcli.serve.server import Server
+    from llmcli.serve.server import LogWriter, Server
     from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template

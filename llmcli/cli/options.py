@@ -17,8 +17,7 @@ from llmcli.cli.groups import OptionEach
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
-from llmcli.sampling.order import DEFAULT_ORDER
-from llmcli.sampling.params import SPECS
+from llmcli.sampling.params import DEFAULT_ORDER, SPECS
 
 MODEL_PANEL = "Model"
 PROMPT_PANEL = "Prompt"

@@ -18,9 +18,9 @@ from llmcli.errors import DeviceError
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
     from llmcli.kernels.device import Device
-    from llmcli.lab.own_checks import TimesAlone
     from llmcli.lab.own_kernel import OwnKernel
-    from llmcli.measure.spread import Spread
+    from llmcli.lab.verify import TimesAlone
+    from llmcli.measure.bench import Spread
     from llmcli.runners.base import Runner
 
 _MOST_LISTED = 3

@@ -15,8 +15,7 @@ from llmcli.cli.terminal import visible
 from llmcli.cli.units import size
 
 if TYPE_CHECKING:
-    from llmcli.lab.counters import Counters
-    from llmcli.lab.limit import Limit
+    from llmcli.lab.nsight import Counters, Limit
     from llmcli.lab.roofline import Ceilings
     from llmcli.lab.walk import Call
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_plan import ExportPlan
     from llmcli.checkpoint.export_workspace import ExportWorkspace
-    from llmcli.quantization.quality import TensorQuality
+    from llmcli.quantization.rounding import TensorQuality
 
 BITS = (8, 4)
 GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from llmcli.cli.run import LoadedRunner
     from llmcli.differences import Difference
     from llmcli.engine.request import Request
-    from llmcli.receipt.comparison import SampleComparison
-    from llmcli.receipt.receipt import PromptFacts, Receipt
+    from llmcli.receipt.receipt import PromptFacts, Receipt, SampleComparison
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from llmcli.cli.tables import format_table
 from llmcli.cli.terminal import visible
 
 if TYPE_CHECKING:
-    from llmcli.lab.roofline import Ceilings, Gap, Point
-    from llmcli.lab.step_times import StepTimes
+    from llmcli.lab.roofline import Ceilings, Gap, Point, StepTimes
 
 _CHARACTERS = string.ascii_letters + string.digits
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from llmcli.engine.drafts import Drafting, DraftUsage
     from llmcli.measure.energy import EnergyMeter
     from llmcli.runners.base import Runner
-    from llmcli.sampling.params import ResolvedSampling
-    from llmcli.sampling.sampler import Sampler
+    from llmcli.sampling.params import ResolvedSampling, Sampler
 
 _OBJECTS_BETWEEN_LOOKS = 50_000  # of Python's collector; usually 700
 

@@ -23,8 +23,7 @@ from llmcli.serve.refusal import Refusal
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
-    from llmcli.schema.grammar import Grammar
-    from llmcli.schema.grammar_process import GrammarProcess
+    from llmcli.schema.grammar import Grammar, GrammarProcess
     from llmcli.schema.held_to import HeldTo
     from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
     from llmcli.tokenizer.base import Tokenizer

@@ -13,8 +13,8 @@ from llmcli.cli.units import size
 
 if TYPE_CHECKING:
     from llmcli.lab.compare import Finding, Measured
-    from llmcli.lab.kernel_use import KernelUse
-    from llmcli.lab.study_file import Study
+    from llmcli.lab.study import Study
+    from llmcli.lab.walk import KernelUse
 
 
 _USE = ("BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS", "OCCUPANCY", "LIMITED BY")

@@ -11,7 +11,7 @@ from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import model_folder
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
-from llmcli.tokenizer.stream import decode as decode_text
+from llmcli.tokenizer.base import decode as decode_text
 
 MAX_DIGITS = 20
 

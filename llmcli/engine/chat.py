@@ -3,33 +3,228 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from llmcli.engine.chat_events import ChatEvent, OfAnswer, SeveralEvent, TurnStarted
-from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_prompt
-from llmcli.engine.conversation import Answer, Conversation
+from llmcli.engine.chat_events import (
+    CLOSING,
+    OPENING,
+    ChatEvent,
+    OfAnswer,
+    Piece,
+    ReasoningSplitter,
+    SeveralEvent,
+    TurnFinished,
+    TurnStarted,
+    split_reasoning,
+)
+from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
-from llmcli.engine.generation import Generation
-from llmcli.engine.reasoning import CLOSING
+from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
+from llmcli.engine.generation import Generation, scores
 from llmcli.engine.request import KeptRow, Request
-from llmcli.engine.running_answer import RunningAnswer, SeveralAnswers, starts_inside
-from llmcli.engine.scores import scores
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.chain import log_probabilities
 from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
-from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.chat_splice import ChatPrompt
+from llmcli.sampling.params import Sampler
+from llmcli.tokenizer.base import Tokenizer, decode
+from llmcli.tokenizer.chat_encoding import ChatPrompt, Generated, encode_history, num_agreeing_tokens
 from llmcli.tokenizer.chat_template import ChatTemplate
-from llmcli.tokenizer.stream import decode
 
 if TYPE_CHECKING:
     from llmcli.schema.schema import Schema
+
+
+# The prompt of a conversation, and what gives way when it no longer fits into the context.
+
+Overflow = Literal["stop", "drop-oldest"]
+
+# Turns are dropped when less than an eighth of the context is left for the answer, and then until a quarter is: what
+# follows a dropped turn is computed anew, and that should not happen at every turn.
+MIN_FREE, FREE_AFTER_DROP = 1 / 8, 1 / 4
+
+
+@dataclass(frozen=True)
+class FittedPrompt:
+    """The prompt for the last turn's answer, as far as it is said already, and the turns it was made of."""
+
+    prompt: ChatPrompt
+    token_ids: tuple[int, ...]  # the prompt's, and those of an answer that goes on
+    conversation: Conversation
+
+
+def build_prompt(tokenizer: Tokenizer, template: ChatTemplate, conversation: Conversation) -> ChatPrompt:
+    """The prompt for the next answer, without the last turn's own if it has one.
+
+    Raises: TokenizerError if the template refuses the conversation, UsageError for text that is not valid Unicode.
+    """
+    if conversation.turns:
+        conversation = conversation.with_answer(None)
+    messages = conversation.messages()
+    answers = [turn.answer for turn in conversation.seen_turns if turn.answer is not None]
+    places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    generated = {index: Generated(answer.text, answer.token_ids) for index, answer in zip(places, answers, strict=True)}
+    return encode_history(tokenizer, template, messages, generated)
+
+
+def fit_prompt(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    conversation: Conversation,
+    *,
+    context: int,
+    max_new_tokens: int | None,
+    overflow: Overflow,
+) -> FittedPrompt:
+    """The prompt, which leaves room for an answer; with `drop-oldest`, of as few turns less as it takes.
+
+    Whoever continues an answer asks for more than was said, so turns are dropped for it with `stop` too, once not a
+    single token more has room.
+
+    Raises: UsageError if it does not fit; TokenizerError if the template refuses the conversation.
+    """
+
+    def fit_without(num_dropped: int) -> FittedPrompt:
+        shorter = replace(conversation, num_dropped=num_dropped)
+        return _join(build_prompt(tokenizer, template, shorter), shorter)
+
+    fitted = fit_without(conversation.num_dropped)
+    wanted = context if max_new_tokens is None else max_new_tokens
+    needed = min(wanted, _part(context, MIN_FREE)) if overflow == "drop-oldest" else 1
+    may_drop = overflow == "drop-oldest" or conversation.last.answer is not None
+    if may_drop and len(fitted.token_ids) + needed > context:
+        free = min(wanted, _part(context, FREE_AFTER_DROP))
+        counts = range(conversation.num_dropped + 1, len(conversation.turns))  # the last turn stays
+        if counts:
+            # By halves, as each look renders and encodes a whole prompt, and fewer turns make a shorter one.
+            index = bisect_left(counts[:-1], True, key=lambda num: len(fit_without(num).token_ids) + free <= context)
+            fitted = fit_without(counts[index])
+    if (num_tokens := len(fitted.token_ids)) < context:
+        return fitted
+    if len(fitted.conversation.seen_turns) > 1:
+        raise UsageError(
+            f"the conversation has {num_tokens} tokens; the context holds {context}; remove turns with /undo, start "
+            "over with /reset, or use --overflow drop-oldest or, if the model allows it, a larger --context"
+        )
+    raise UsageError(
+        f"the message has {num_tokens} tokens with system prompt and chat template; the context holds {context}, with "
+        "the answer; use a shorter message or system prompt or, if the model allows it, a larger --context"
+    )
+
+
+def _part(context: int, share: float) -> int:
+    return max(1, int(context * share))
+
+
+def _join(prompt: ChatPrompt, conversation: Conversation) -> FittedPrompt:
+    said = conversation.last.answer
+    return FittedPrompt(prompt, prompt.token_ids + (said.token_ids if said else ()), conversation)
+
+
+# Answers while they are generated, one or several to a message: what they began with, and what has come since.
+
+
+class RunningAnswer:
+    """An answer while it is generated: what it began with, and what has come since."""
+
+    def __init__(self, tokenizer: Tokenizer, generation: Generation, begun: Answer, starts_inside: bool):
+        self.generation = generation
+        self.begun = begun
+        self.starts_inside = starts_inside
+        self.splitter = ReasoningSplitter(starts_inside)
+        self.splitter.push(begun.text)
+        self.token_ids: list[int] = []
+        self.new_text = ""
+        self.prefill_tokens = 0
+        self._tokenizer = tokenizer
+
+    def push(self, token: Token) -> list[Piece]:
+        """Take the next token; return what is certain."""
+        self.token_ids.append(token.token_id)
+        self.new_text += token.text
+        return self.splitter.push(token.text)
+
+    def finish(self, finished: Finished) -> tuple[list[Piece], TurnFinished]:
+        """Take the end; return what was held back, and the answer."""
+        answer = self.answer(finished.text, finished.token_ids, finished.finish_reason)
+        is_cut = finished.finish_reason in UNFINISHED
+        tail = finished.tail.removesuffix("\ufffd") if is_cut else finished.tail
+        pieces = [*self.splitter.push(tail), *self.splitter.flush()]
+        return pieces, TurnFinished(answer, finished.token_ids, finished.timings, finished.is_complete)
+
+    def answer(self, new_text: str, token_ids: tuple[int, ...], reason: FinishReason) -> Answer:
+        """The answer in all, if that is what has been generated.
+
+        One that was cut off within a character ends before it: going on, the model writes it again.
+        """
+        all_ids = self.begun.token_ids + token_ids
+        text = self.begun.text + new_text
+        if reason in UNFINISHED:
+            all_ids = _without_partial_character(self._tokenizer, all_ids)
+            text = decode(self._tokenizer, all_ids, at_start=True)
+        else:  # the end of the turn and a stop string are no part of the answer
+            space = " " if self._tokenizer.strips_leading_space else ""
+            count = max(num_agreeing_tokens(self._tokenizer, all_ids, start + text) for start in ("", space))
+            all_ids = all_ids[:count]
+        reasoning, content = split_reasoning(text, self.starts_inside)
+        return Answer(text, content, reasoning, all_ids, reason, self.begun.sample)
+
+
+class SeveralAnswers:
+    """Answers to one message while they are generated, by sample index, and those that have ended."""
+
+    def __init__(self, generation: Generation, conversation: Conversation, running: dict[int, RunningAnswer]):
+        self.generation = generation
+        self.conversation = conversation
+        self.answers: dict[int, Answer] = {}
+        self._running = running
+
+    def take(self, event: Event) -> list[PrefillProgress | OfAnswer]:
+        """What an event of the engine means here."""
+        if isinstance(event, PrefillProgress):
+            return [event]
+        if not isinstance(event, Token | Finished):
+            return []
+        running, number = self._running[event.sample], list(self._running).index(event.sample) + 1
+        if isinstance(event, Token):
+            return [OfAnswer(number, piece) for piece in running.push(event)]
+        pieces, ended = running.finish(event)
+        self.answers[event.sample] = ended.answer
+        return [*(OfAnswer(number, piece) for piece in pieces), OfAnswer(number, ended)]
+
+    @property
+    def in_order(self) -> tuple[Answer, ...]:
+        """The answers that have ended, in the order of their samples."""
+        return tuple(self.answers[sample] for sample in self._running if sample in self.answers)
+
+
+def starts_inside(fitted: FittedPrompt) -> bool:
+    """Whether the template has opened the reasoning already."""
+    return fitted.prompt.text.rstrip().endswith(OPENING)
+
+
+def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the last tokens, if they begin a character that does not end."""
+    for num_left in range(len(token_ids), max(len(token_ids) - 4, -1), -1):
+        tail = b"".join(tokenizer.token_bytes(token_id) for token_id in token_ids[:num_left][-8:])
+        if not _ends_within_character(tail):
+            return token_ids[:num_left]
+    return token_ids
+
+
+def _ends_within_character(text: bytes) -> bool:
+    """Whether the last bytes begin a UTF-8 character and lack its end."""
+    for length in range(1, min(4, len(text)) + 1):
+        byte = text[-length]
+        if byte & 0xC0 != 0x80:  # no continuation byte
+            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return needed > length
+    return False
+
 
 NUM_SAMPLES = 2**32  # what the counter of the draws has room for
 

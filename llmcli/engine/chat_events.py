@@ -1,10 +1,106 @@
-"""What a turn of a conversation reports while it runs, beside `PrefillProgress` and `Piece`."""
+"""What a turn of a conversation reports while it runs, reasoning told from the answer."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from llmcli.engine.conversation import Answer
 from llmcli.engine.events import PrefillProgress, Timings
-from llmcli.engine.reasoning import Piece
+
+# Tells the reasoning of a model, between `<think>` and `</think>`, from its answer.
+
+OPENING, CLOSING = "<think>", "</think>"
+
+Part = Literal["reasoning", "answer"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of what the model says, and which part it belongs to."""
+
+    part: Part
+    text: str
+
+
+def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
+    """Reasoning, None if there is none, and answer; the answer is an end of the text, all of it if nothing is thought.
+
+    `starts_inside` says that the prompt has opened the reasoning already, as some templates do. White
+    space around the reasoning belongs to neither.
+    """
+    rest = text.lstrip()
+    if rest.startswith(OPENING):
+        rest = rest.removeprefix(OPENING)
+    elif not starts_inside:
+        return None, text
+    reasoning, closing, answer = rest.partition(CLOSING)
+    return reasoning.strip(), answer.lstrip() if closing else ""
+
+
+class ReasoningSplitter:
+    """Does the same with text as it comes; what could still become a tag is held back."""
+
+    def __init__(self, starts_inside: bool):
+        self._state: Literal["undecided", "reasoning", "after", "answer"] = (
+            "reasoning" if starts_inside else "undecided"
+        )
+        self._held = ""
+        self._is_at_start = True  # of the reasoning
+        self._may_open = starts_inside  # the model may write the opening tag though the prompt has one
+
+    def push(self, text: str) -> list[Piece]:
+        """Take new text; return what is certain."""
+        self._held += text
+        pieces: list[Piece] = []
+        if self._state == "undecided":
+            self._decide()
+        if self._state == "reasoning":
+            pieces += self._take_reasoning()
+        if self._state == "after":
+            self._held = self._held.lstrip()
+            if self._held:
+                self._state = "answer"
+        if self._state == "answer" and self._held:
+            pieces.append(Piece("answer", self._take(len(self._held))))
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """What was held back, when nothing more will come."""
+        if not self._held or self._state == "after":
+            return []
+        part: Part = "reasoning" if self._state == "reasoning" else "answer"
+        return [Piece(part, self._take(len(self._held)))]
+
+    def _decide(self) -> None:
+        start = self._held.lstrip()
+        if start.startswith(OPENING):
+            self._held = start.removeprefix(OPENING)
+            self._state = "reasoning"
+        elif not OPENING.startswith(start):
+            self._state = "answer"
+
+    def _take_reasoning(self) -> list[Piece]:
+        if self._is_at_start:
+            self._held = self._held.lstrip()
+            if self._may_open and OPENING.startswith(self._held) and self._held != OPENING:
+                return []
+            if self._may_open:
+                self._held, self._may_open = self._held.removeprefix(OPENING).lstrip(), False
+            self._is_at_start = not self._held
+        end = self._held.find(CLOSING)
+        if end >= 0:
+            reasoning = self._take(end).rstrip()
+            self._held = self._held.removeprefix(CLOSING)
+            self._state = "after"
+        else:
+            # What may begin the closing tag is held, and the white space before it, which is not shown then.
+            lengths = range(min(len(CLOSING) - 1, len(self._held)), 0, -1)
+            num_open = next((length for length in lengths if CLOSING.startswith(self._held[-length:])), 0)
+            reasoning = self._take(len(self._held[: len(self._held) - num_open].rstrip()))
+        return [Piece("reasoning", reasoning)] if reasoning else []
+
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,17 @@
-"""A conversation as a value: what was said, and the ids of what the model said. It knows no model and no file."""
+"""Conversations: as values, which know no model, and as JSON files that people can read."""
 
+import json
+import re
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from llmcli.engine.events import FinishReason
 from llmcli.errors import UsageError
+from llmcli.reading import CONVERSATION
+from llmcli.writing import OutputFile
+
+# A conversation as a value: what was said, and the ids of what the model said. It knows no model and no file.
 
 # The reasons for which an answer may go on: the model had not ended it.
 UNFINISHED: tuple[FinishReason, ...] = ("length", "context", "interrupted")
@@ -97,3 +104,144 @@ class Conversation:
                     message["reasoning_content"] = turn.answer.reasoning
                 messages.append(message)
         return messages
+
+
+# Conversations as JSON files that people can read. Refuses to replace, and to load, what is not one of them.
+
+FORMAT = "llmcli conversation"
+VERSION = 1
+MAX_TOKEN_ID = 2**31 - 1  # what the tokenizer libraries count in
+
+_MARK = re.compile(rb'"format"\s*:\s*"llmcli conversation"')
+CONVERSATION_FILE = OutputFile(
+    "a saved conversation",
+    lambda head: _MARK.search(head) is not None,
+    "replace it with /save --force FILE, or name another file",
+    mode=0o600,
+)
+
+
+@dataclass(frozen=True)
+class SavedConversation:
+    """A conversation, and the model and the adapters it was held with, as the command line named them."""
+
+    model: str
+    conversation: Conversation
+    adapters: tuple[str, ...] = ()
+
+
+def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) -> None:
+    """Write a file that only its owner can read. A kill at any moment leaves the old file or the new one.
+
+    Raises: UsageError for a path that cannot be written, holds anything but a saved conversation, or, unless
+    `replace`, exists; OutputError if the disk is full or fails.
+    """
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "model": saved.model}
+    if saved.adapters:
+        content["adapters"] = list(saved.adapters)
+    content |= _conversation_json(saved.conversation)
+    text = json.dumps(content, ensure_ascii=False, indent=2)
+    # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
+    text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+    # Not strict: the path of a model may hold bytes that are not UTF-8. Such a model has to be named again.
+    CONVERSATION_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
+
+
+def load_conversation(path: Path) -> SavedConversation:
+    """Read a saved conversation.
+
+    Raises: UsageError if the file cannot be read, is not a saved conversation, or has a version that this program does
+    not know.
+    """
+    content = CONVERSATION.read_json_object(path)
+    if content.get("format") != FORMAT:
+        raise UsageError(f'{path} is not a saved conversation: it lacks the line "format": "{FORMAT}"')
+    if content.get("version") != VERSION:
+        raise UsageError(
+            f"{path} has version {content.get('version')!r:.60} of the format, "
+            f"but this llmcli reads version {VERSION}; use the llmcli that wrote it"
+        )
+    try:
+        model = _take(content, "model", str)
+        adapters = _take(content, "adapters", list) if "adapters" in content else []
+        if not all(isinstance(adapter, str) for adapter in adapters):
+            raise _MalformedError("adapters holds something other than names")
+        for key, names in (("model", [model]), ("adapters", adapters)):
+            if any("\0" in name for name in names):
+                raise _MalformedError(f"{key} holds a NUL character, expected a folder or a hub id")
+        return SavedConversation(model, _conversation(content), tuple(adapters))
+    except _MalformedError as error:
+        raise UsageError(f"{path} is not a saved conversation: {error}") from error
+
+
+class _MalformedError(Exception):
+    """What a file has instead of what it should have."""
+
+
+def _conversation_json(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "system": conversation.system,
+        "num_dropped": conversation.num_dropped,
+        "turns": [
+            {"user": turn.user, "answer": None if turn.answer is None else _answer_json(turn.answer)}
+            for turn in conversation.turns
+        ],
+    }
+
+
+def _answer_json(answer: Answer) -> dict[str, Any]:
+    values: dict[str, Any] = {"content": answer.content}
+    if answer.reasoning is not None:
+        values |= {"reasoning": answer.reasoning, "text": answer.text}
+    return values | {
+        "finish_reason": answer.finish_reason,
+        "sample": answer.sample,
+        "token_ids": list(answer.token_ids),
+    }
+
+
+def _conversation(content: dict[str, Any]) -> Conversation:
+    system = None if content.get("system") is None else _take(content, "system", str)
+    turns = tuple(_turn(turn, number) for number, turn in enumerate(_take(content, "turns", list), start=1))
+    num_dropped = _take(content, "num_dropped", int)
+    if not 0 <= num_dropped <= len(turns):
+        raise _MalformedError(f"num_dropped is {num_dropped}, expected 0 to {len(turns)}")
+    return Conversation(system, turns, num_dropped)
+
+
+def _turn(turn: Any, number: int) -> Turn:
+    where = f"turn {number}: "
+    if not isinstance(turn, dict):
+        raise _MalformedError(f"{where}expected an object")
+    answer = turn.get("answer")
+    if answer is not None and not isinstance(answer, dict):
+        raise _MalformedError(f"{where}answer is not an object")
+    return Turn(_take(turn, "user", str, where), None if answer is None else _answer(answer, where))
+
+
+def _answer(values: dict[str, Any], where: str) -> Answer:
+    content = _take(values, "content", str, where)
+    reasoning = None if values.get("reasoning") is None else _take(values, "reasoning", str, where)
+    text = content if reasoning is None else _take(values, "text", str, where)
+    token_ids = _take(values, "token_ids", list, where)
+    finish_reason = _take(values, "finish_reason", str, where)
+    sample = _take(values, "sample", int, where)
+    if not all(type(token_id) is int and 0 <= token_id <= MAX_TOKEN_ID for token_id in token_ids):
+        raise _MalformedError(f"{where}token_ids holds something other than token ids")
+    if finish_reason not in get_args(FinishReason):
+        raise _MalformedError(
+            f"{where}finish_reason is {finish_reason!r:.60}, expected one of {', '.join(get_args(FinishReason))}"
+        )
+    if not text.endswith(content):
+        raise _MalformedError(f"{where}text does not end with content")
+    if not 0 <= sample < 2**32:
+        raise _MalformedError(f"{where}sample is {sample}, expected 0 to 2^32 - 1")
+    return Answer(text, content, reasoning, tuple(token_ids), finish_reason, sample)
+
+
+def _take(values: dict[str, Any], key: str, kind: type, where: str = "") -> Any:
+    value = values.get(key)
+    if type(value) is not kind:
+        found = "missing" if key not in values else f"{value!r:.60}"
+        raise _MalformedError(f"{where}{key} is {found}, expected {'an' if kind is int else 'a'} {kind.__name__}")
+    return value

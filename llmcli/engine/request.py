@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 if TYPE_CHECKING:
     from llmcli.schema.schema import Schema

@@ -14,10 +14,9 @@ from llmcli.engine.events import Failed, Finished, FinishReason, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
+from llmcli.sampling.filters import mu_behind
 from llmcli.sampling.inspect import Inspection
-from llmcli.sampling.mirostat import mu_behind
-from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 
 # A road ends with the first sentence that ends behind ENOUGH_TOKENS tokens, and after MOST_TOKENS at the latest.
 ENOUGH_TOKENS, MOST_TOKENS = 12, 40

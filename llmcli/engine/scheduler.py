@@ -15,15 +15,36 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 
-from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress
-from llmcli.engine.fair_order import FairOrder, is_worth_a_row
-from llmcli.engine.fill import Fill, FillBudget
-from llmcli.engine.prompt_spans import AnyFill, FillSpan, may_join, num_tokens, prompt_spans
 from llmcli.engine.request import Request, ScoreRequest, prompt_scores
-from llmcli.engine.sample import Sample
-from llmcli.engine.texts import Queued, Score, Shared, SharedPrompts, Text, Usage, client_of, number_of, open_row
+from llmcli.engine.steps import (
+    AnyFill,
+    Fill,
+    FillBudget,
+    FillSpan,
+    learn_drafts,
+    may_join,
+    next_spans,
+    num_tokens,
+    prompt_spans,
+    take_choices,
+    wait_for_choices,
+)
+from llmcli.engine.texts import (
+    FairOrder,
+    Queued,
+    Sample,
+    Score,
+    Shared,
+    SharedPrompts,
+    Text,
+    Usage,
+    client_of,
+    is_worth_a_row,
+    number_of,
+    open_row,
+)
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back

@@ -1,18 +1,243 @@
-"""The scheduler's records: each text with its row, queued steps, and the usage so far."""
+"""The scheduler's records: each text with its row, its tokens, its end and its turn; and the usage so far."""
 
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
 
 from llmcli.engine.drafts import TextDrafts
-from llmcli.engine.events import Failed, PromptScored, Scored
-from llmcli.engine.fair_order import Order
+from llmcli.engine.events import Failed, Finished, FinishReason, PromptScored, Scored, Timings
 from llmcli.engine.request import Request, ScoreRequest
-from llmcli.engine.sample import Sample
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import AllLogits, Logits, Runner, Step
 from llmcli.runners.interrupts import interrupts_held_back
-from llmcli.sampling.inspect import inspect_given
+from llmcli.sampling.inspect import Inspection, inspect_choice, inspect_given
+from llmcli.tokenizer.base import StreamDecoder, Tokenizer
+
+# Stop strings, matched on decoded text however the tokens cut it; a match is never shown, not even in part.
+#
+# The strings of special tokens are part of the text that is matched, though never shown.
+
+
+class StopStrings:
+    """Passes text through until one of the stop strings appears in it.
+
+    Text that could still turn out to be the start of a stop string is held back until it is decided. Where several
+    match, the one that begins first counts.
+    """
+
+    def __init__(self, stop_strings: Sequence[str]):
+        self._stop_strings = [stop for stop in stop_strings if stop]
+        self._held = ""
+        self._hidden: list[tuple[int, int]] = []  # where special tokens begin and end in it
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is none, so that nothing is held back."""
+        return not self._stop_strings
+
+    def is_completed_by(self, special: str) -> bool:
+        """Whether the string of a special token completes a stop string that begins in the text held back."""
+        return any(0 <= (self._held + special).find(stop) < len(self._held) for stop in self._stop_strings)
+
+    def push(self, text: str, special: str = "") -> tuple[str, bool]:
+        """Take new text, and the string of a special token that follows it.
+
+        Return what is safe to show, and whether a stop string was found (nothing follows then).
+        """
+        if self.is_empty:
+            return text, False
+        self._held += text
+        if special:
+            self._hidden.append((len(self._held), len(self._held) + len(special)))
+            self._held += special
+        starts = [start for stop in self._stop_strings if (start := self._held.find(stop)) >= 0]
+        if starts:
+            shown, self._held, self._hidden = self._take(min(starts)), "", []
+            return shown, True
+        return self._take(len(self._held) - self._longest_open_suffix()), False
+
+    def flush(self) -> str:
+        """The text still held back, when nothing more will come."""
+        return self._take(len(self._held))
+
+    def _take(self, count: int) -> str:
+        """Cut the first characters off what is held; return them without those of special tokens."""
+        taken, self._held = self._held[:count], self._held[count:]
+        if not self._hidden:
+            return taken
+        shown, position = "", 0
+        for start, end in self._hidden:
+            shown += taken[position:start]
+            position = end
+        self._hidden = [(max(start - count, 0), end - count) for start, end in self._hidden if end > count]
+        return shown + taken[position:]
+
+    def _longest_open_suffix(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = min(len(self._held), max((len(stop) - 1 for stop in self._stop_strings), default=0))
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop_strings):
+                return length
+        return 0
+
+
+# `Sample`: one text while it is generated: its tokens, the text that is certain so far, and how it ends.
+
+
+class Sample:
+    """A sample of a request, with the tokens that the request gives it. It knows nothing of rows and steps.
+
+    Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have;
+    held_text: how far it has come in its schema, None without one
+    """
+
+    def __init__(self, number: int, request: Request, index: int, tokenizer: Tokenizer, max_seq_len: int):
+        """`number` is the request's, `index` the sample's."""
+        room = max_seq_len - len(request.prompt_token_ids)
+        limit = request.max_new_tokens
+        self.number = number
+        self.request = request
+        self.index = index
+        self.max_tokens = room if limit is None else min(limit, room)
+        self.sampler = replace(
+            request.sampler,
+            sample_index=index,
+            # A text held to a schema ends only where the schema lets it.
+            forced_eos_position=None if request.schema else len(request.prompt_token_ids) + self.max_tokens - 1,
+        )
+        self.held_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = "length" if limit == 0 else None
+        self.start_time = 0.0  # of the request's prompt
+        self.prefill_tokens = 0
+        self.prefill_seconds = 0.0
+        self._first_token_time = 0.0
+        self._last_token_time = 0.0
+        self._tokenizer = tokenizer
+        self._decoder = StreamDecoder(tokenizer, at_start=request.at_start)
+        self._stop_strings = StopStrings(request.stop_strings)
+        for token_id in request.said:
+            self.push(token_id, None)
+        self._first_token_time = 0.0
+
+    def push(self, token_id: int, mirostat_mu: float | None) -> str:
+        """Take the next token; return the text that it makes certain. Set `finish_reason` if the sample is over."""
+        self._last_token_time = time.perf_counter()
+        self._first_token_time = self._first_token_time or self._last_token_time
+        self.token_ids.append(token_id)
+        if self.held_text is not None:
+            self.held_text.push(token_id)
+        if mirostat_mu is not None:
+            self.sampler = replace(self.sampler, mirostat_mu=mirostat_mu)
+        is_end = token_id in self.sampler.eos_token_ids
+        text = "" if is_end else self._decoder.push(token_id)
+        special = "" if text or self._stop_strings.is_empty else self._tokenizer.special_text(token_id)
+        if is_end and not self._stop_strings.is_completed_by(special):
+            self.finish_reason = "eos"
+            return ""
+        text, is_stopped = self._stop_strings.push(text, special)
+        self.text += text
+        if is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self.max_tokens:
+            self.finish_reason = "length" if self.max_tokens == self.request.max_new_tokens else "context"
+        return text
+
+    def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """The first drafts, as far as the text can go on with them."""
+        return drafts if self.held_text is None else drafts[: self.held_text.num_fitting(drafts)]
+
+    def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
+        """A function that inspects the choice made from these logits; None if the request wants no alternatives."""
+        count = self.request.num_alternatives
+        if count is None:
+            return None
+        history, sampler = [*self.request.prompt_token_ids, *self.token_ids], self.sampler
+        mask = None if self.held_text is None else self.held_text.mask()
+        return lambda token_id: inspect_choice(logits, history, sampler, token_id, count, mask)
+
+    def finish(self, reason: FinishReason) -> Finished:
+        """End the sample; flush held-back text: an unfinished character, or a possible start of a stop string.
+
+        Of a text held to a schema an unfinished character is dropped: a replacement character may not be allowed there.
+        """
+        self.finish_reason = reason
+        tail = ""
+        if reason != "stop":
+            text, is_stopped = self._stop_strings.push("" if self.held_text is not None else self._decoder.flush())
+            tail = text if is_stopped else text + self._stop_strings.flush()
+            self.text += tail
+        num_chosen = len(self.token_ids) - len(self.request.said)
+        timings = Timings(
+            prefill_tokens=self.prefill_tokens,
+            prefill_seconds=self.prefill_seconds,
+            time_to_first_token_seconds=self._first_token_time - self.start_time if num_chosen else 0.0,
+            decode_tokens=max(num_chosen - 1, 0),
+            decode_seconds=self._last_token_time - self._first_token_time,
+        )
+        is_complete = None
+        if self.held_text is not None:
+            is_complete = reason != "stop" and self.held_text.is_complete
+        return Finished(self.index, tail, self.text, tuple(self.token_ids), reason, timings, self.number, is_complete)
+
+
+# `FairOrder`: the order in which the texts of several clients get rows: weighted fair queueing.
+#
+# Each text is ordered by the time at which it would end if all clients shared the steps equally [Demers, Keshav and
+# Shenker 1989, Analysis and simulation of a fair queueing algorithm]. So who asks for little does not wait for who
+# asks for much, and everybody's turn comes: time goes on for those who wait, too. The texts of one client keep their
+# order.
+
+_PROMPT_SHARE = 1 / 16  # of a new token's time that a token of a prompt takes; a rough figure
+_WORTH = 4  # a row changes hands for a text that needs this many times fewer tokens than the other
+
+
+class Order(NamedTuple):
+    """A text's place: the one that ends earlier goes first, then the one that was asked for earlier."""
+
+    end: float
+    number: int
+
+
+class FairOrder:
+    """See the module. Time is in new tokens of each client. A client is known while a text of its own is open."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ends: dict[Hashable, float] = {}  # of the latest text of each client
+        self._num_open: Counter[Hashable] = Counter()
+        self._numbers = count(1)
+
+    def enter(self, client: Hashable, num_prompt_tokens: int, num_new_tokens: int) -> Order:
+        """The place of a text that is asked for now."""
+        self._num_open[client] += 1
+        begin = max(self._now, self._ends.get(client, 0.0))
+        end = self._ends[client] = begin + num_prompt_tokens * _PROMPT_SHARE + num_new_tokens
+        return Order(end, next(self._numbers))
+
+    def leave(self, client: Hashable, num_unused: int) -> None:
+        """A text is over; what it has not used of its new tokens is the client's again."""
+        self._num_open[client] -= 1
+        if self._num_open[client]:
+            self._ends[client] -= num_unused
+        else:
+            del self._num_open[client], self._ends[client]
+
+    def pass_time(self, num_tokens: int) -> None:
+        """Count a step's new tokens, of which each client has had its share."""
+        self._now += num_tokens / max(1, len(self._num_open))
+
+
+def is_worth_a_row(num_wanted: int, num_left: int, rows_of_wanting: int, rows_of_holder: int) -> bool:
+    """Whether a running text should give its row to one of another client that goes first.
+
+    `num_wanted` and `num_left` are the new tokens that each needs still; rows are those that each one's client holds.
+    """
+    return rows_of_wanting + 1 < rows_of_holder or num_wanted * _WORTH <= num_left
 
 
 @dataclass

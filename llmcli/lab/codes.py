@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.matrices import tile_rows
 from llmcli.lab.problem import Arrays
 from llmcli.lab.problems.gemv_codes import by_tile, input_error, sum_error
-from llmcli.lab.tiling import tiles_of
 
 _ROUNDING = 2.0**-24
 _ZERO_CODE = 128
@@ -44,7 +44,7 @@ class Codes:
     def tiled(self, name: str) -> dict[str, np.ndarray]:
         """The same in tiles, as a problem's inputs."""
         layout = self.layout
-        return {f"{name}_tiles": tiles_of(layout, self.codes), f"{name}_tile_scales": by_tile(layout, self.scales)}
+        return {f"{name}_tiles": tile_rows(layout, self.codes), f"{name}_tile_scales": by_tile(layout, self.scales)}
 
 
 def random_codes(generator: np.random.Generator, num_rows: int, num_inputs: int) -> Codes:

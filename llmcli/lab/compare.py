@@ -12,12 +12,11 @@ from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.device import Device
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.kernel_use import KernelUse, require_architecture, use_of
-from llmcli.lab.ladder import Source, own_sources, solve
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
-from llmcli.lab.study_file import Claim, Rung, Study
+from llmcli.lab.study import Claim, Rung, Source, Study, own_sources, solve
 from llmcli.lab.trial import Times, measure, run_once
+from llmcli.lab.walk import KernelUse, require_architecture, use_of
 
 _SAME = 0.03  # times closer than this are equal
 

@@ -1,6 +1,7 @@
 """Matrices for cases of kernels: as a checkpoint stores them, as tiles by a NumPy reference, and exactly in float64."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,15 +11,38 @@ from llmcli.kernels.tiles import (
     HALF_ROWS,
     SCALE_DTYPES,
     TILE_ROWS,
+    UNIT_BYTES,
     WEIGHT_BITS,
     TiledMatrix,
     TileLayout,
     tile_layout,
 )
 from llmcli.lab.problem import Arrays, stored_values
-from llmcli.lab.storage import to_storage
 from llmcli.quantization.floats import E4M3_VALUES
 from llmcli.quantization.packing import pack_rows, pack_zero_points
+
+# Values as arrays store them: float32, float16, and bfloat16 in uint16.
+
+STORAGE: tuple[Any, ...] = (np.float32, np.float16, np.uint16)
+STORAGE_NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}
+EPSILON = 2.0**-24  # unit roundoff of fp32 arithmetic
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Finite values rounded to nearest even bfloat16, as uint16."""
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_storage(values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Values rounded to a storage type; uint16 means bfloat16."""
+    return to_bfloat16(values) if np.dtype(dtype) == np.uint16 else values.astype(dtype)
+
+
+def storage_name(dtype: Any) -> str:
+    """What a storage type is called."""
+    return STORAGE_NAMES[np.dtype(dtype)]
+
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
@@ -108,21 +132,8 @@ def random_matrix(
 def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     """The tiles by NumPy, on the host."""
     layout = stored.layout
-    row_bytes = layout.num_units * 64
-    padded: np.ndarray = np.full(
-        (layout.padded_rows, row_bytes), {"int8": 0x80, "int4": 0x88}.get(layout.weight_type, 0), np.uint8
-    )
-    if layout.weight_type == "int4":
-        codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
-        codes[: layout.num_rows, : layout.num_inputs] = stored.values
-        padded = codes[:, ::2] | codes[:, 1::2] << 4
-    else:
-        rows = np.ascontiguousarray(stored.values).view(np.uint8).reshape(layout.num_rows, -1)
-        padded[: layout.num_rows, : rows.shape[1]] = rows
-    # row = 16 tile + 8 v + g, byte = 64 unit + 16 t + b -> [tile][unit][v][g][t][b]
-    split = padded.reshape(layout.num_tiles, 2, 8, layout.num_units, 4, 16)
     matrix = layout.place(aligned_zeros(layout.arena_bytes))
-    matrix.tiles[...] = split.transpose(0, 3, 1, 2, 4, 5).reshape(matrix.tiles.shape)
+    matrix.tiles[...] = tile_rows(layout, stored.values).reshape(matrix.tiles.shape)
     if matrix.scales is not None:
         assert stored.scales is not None
         matrix.scales[...] = _grouped(layout, stored, stored.scales, layout.scale_rows)
@@ -159,3 +170,30 @@ def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray, rows:
         if source_group < values.shape[1]:
             result[: len(values), group] = values[:, source_group]
     return result.reshape(layout.num_tiles, TILE_ROWS // rows, layout.num_groups).transpose(0, 2, 1)
+
+
+# Weights in the engine's tiles, made on the host, so that a problem's inputs hold them.
+
+_ROW_BYTES = UNIT_BYTES // TILE_ROWS  # of a unit
+_LANE_BYTES = 16
+_ZERO_CODE = 0x80  # of int8, where a tile has no weight
+
+
+def tile_rows(layout: TileLayout, weights: np.ndarray) -> np.ndarray:
+    """The tiles of a matrix of codes (as uint8) or of floats, as kernels/common/tile.cuh tells them.
+
+    Shapes: weights [num_rows, num_inputs]; the result uint8 [num_tiles, num_units, 1024]
+    """
+    if layout.weight_type == "int4":
+        codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
+        codes[: layout.num_rows, : layout.num_inputs] = weights
+        padded: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
+    else:
+        rows = np.ascontiguousarray(weights).view(np.uint8).reshape(layout.num_rows, -1)
+        filler = _ZERO_CODE if layout.has_codes else 0
+        padded = np.full((layout.padded_rows, layout.num_units * _ROW_BYTES), filler, np.uint8)
+        padded[: rows.shape[0], : rows.shape[1]] = rows
+    shape = (layout.num_tiles, 2, HALF_ROWS, layout.num_units, _ROW_BYTES // _LANE_BYTES, _LANE_BYTES)
+    # [tile][v][g][unit][t][byte] -> [tile][unit][v][g][t][byte]
+    tiles = padded.reshape(shape).transpose(0, 3, 1, 2, 4, 5)
+    return np.ascontiguousarray(tiles).reshape(layout.num_tiles, layout.num_units, UNIT_BYTES)

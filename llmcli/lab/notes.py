@@ -1,11 +1,14 @@
 """A device that takes notes: which kernels a rung would launch, with which blocks. Needs no card."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.cublas import Cublas, DryCublas
+from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.phantom import Phantom
 from llmcli.lab.problem import Problem
@@ -38,3 +41,20 @@ def phantoms_of(problem: Problem) -> dict[str, Phantom]:
         phantoms[name] = Phantom(shape, dtype, address)
         address += -(-max(phantoms[name].nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
     return phantoms
+
+
+# The matrix library as a solver: one handle for each device.
+
+
+def matmul(device: Device, *, x: Any, weight: Any, out: Any) -> None:
+    """out = x @ weight.T by the library, as the engine asks it: no algorithm that splits sums, no workspace.
+
+    Shapes: x [num_tokens, num_inputs], weight [num_rows, num_inputs], alike; out float32 [num_tokens, num_rows]
+    Raises: ValueError; DeviceError
+    """
+    _library(device).matmul(x=x, weight=weight, out=out)
+
+
+@lru_cache(maxsize=2)
+def _library(device: Device) -> Cublas:
+    return DryCublas(device) if isinstance(device, Notes) else Cublas(device)

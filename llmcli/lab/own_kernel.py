@@ -13,8 +13,7 @@ from llmcli.errors import UsageError
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten
 from llmcli.lab.engine import CASES
-from llmcli.lab.ladder import Source, own_sources
-from llmcli.lab.signatures import Parameter, kernel_parameters
+from llmcli.lab.study import Parameter, Source, kernel_parameters, own_sources
 from llmcli.reading import CUDA_SOURCE
 
 _EXAMPLE = "such as rms_norm=mine.cu"

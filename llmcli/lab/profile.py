@@ -1,7 +1,7 @@
 """What can be profiled: launches of a model's step, or a rung of a study; and the process that makes them for ncu.
 
 For a step the process loads the model, runs the step once, notes what was launched, and makes the launches of one call
-again: each layer has its own weights, as in `step_times`. A rung runs on rotating copies of its arrays, as in `trial`.
+again: each layer has its own weights, as in `roofline`. A rung runs on rotating copies of its arrays, as in `trial`.
 """
 
 import json
@@ -16,14 +16,11 @@ from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.launches import Launch
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.counters import Counters
-from llmcli.lab.kernel_use import use_of
-from llmcli.lab.ladder import find_rung, load_study, solve
 from llmcli.lab.notes import Notes, phantoms_of
-from llmcli.lab.nsight import count
+from llmcli.lab.nsight import Counters, count
 from llmcli.lab.problem import Problem
-from llmcli.lab.study_file import Study
-from llmcli.lab.walk import Call, Lengths, Walk
+from llmcli.lab.study import Study, find_rung, load_study, solve
+from llmcli.lab.walk import Call, Lengths, Walk, use_of
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # CuPy is imported, with the worker, after `find_problem` has found it a folder.

@@ -13,9 +13,9 @@ from llmcli.errors import LLMCliError
 from llmcli.kernels.cache import say_nothing
 from llmcli.kernels.device import Device
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.ladder import find_rung, load_study, solve
 from llmcli.lab.profile import ProfileRequest, RungRequest, StepRequest, read_request
-from llmcli.lab.step_times import load_to_note, note_decode, note_prompt, starts_of
+from llmcli.lab.roofline import load_to_note, note_decode, note_prompt, starts_of
+from llmcli.lab.study import find_rung, load_study, solve
 from llmcli.lab.trial import run_marked, upload_copies
 from llmcli.lab.walk import walk_model
 

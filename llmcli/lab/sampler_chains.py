@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.sampling.params import SPECS, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 NUM_PROMPT_TOKENS = 40
 OFF = {"top_p": 1.0, "temperature": 1.0}

@@ -3,24 +3,68 @@
 The launches are those of a dry run. Launches of one kernel that move and compute the same are one `Call`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.checkpoint.model import Model
 from llmcli.errors import UsageError
-from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
+from llmcli.kernels.cache import CachedKernels, KernelCache, OnCompile, say_nothing
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.embedding import SPEC as EMBEDDING
 from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.occupancy import MULTIPROCESSORS
+from llmcli.kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 from llmcli.kernels.spec import KernelCost
-from llmcli.lab.kernel_use import KernelUse, require_architecture, use_of
 from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.dry_run import PRODUCT, DryModel
 from llmcli.runners.cuda.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weight_layout import Projection
+
+# What one launch of a kernel takes of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What one launch of a kernel takes of a multiprocessor. `shared_bytes` of a block are static and dynamic ones."""
+
+    name: str
+    num_blocks: int
+    block: int
+    shared_bytes: int
+    resources: KernelResources
+    occupancy: Occupancy
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes that a thread writes to memory and reads again for lack of registers."""
+        return self.resources.spill_store_bytes + self.resources.spill_load_bytes
+
+
+def require_architecture(arch: str) -> None:
+    """Refuse an architecture whose multiprocessors are not known.
+
+    Raises: UsageError
+    """
+    if arch not in MULTIPROCESSORS:
+        raise UsageError(f"the architecture {arch!r} is not known; known are {', '.join(MULTIPROCESSORS)}")
+
+
+def use_of(launch: Launch, kernels: CachedKernels, arch: str) -> KernelUse:
+    """What a launch takes of a multiprocessor, as compiled for an architecture."""
+    resources, block = kernels.resources[launch.name], math.prod(launch.block_shape)
+    shared_bytes = resources.shared_bytes + launch.shared_bytes
+    return KernelUse(
+        launch.name,
+        math.prod(launch.grid),
+        block,
+        shared_bytes,
+        resources,
+        occupancy(arch, block=block, registers=resources.registers, shared_bytes=shared_bytes),
+    )
+
 
 MAX_PROMPT = PREFILL_CHUNKS[0]  # tokens that run together
 DEFAULT_LENGTH = 512

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from llmcli.checkpoint.hub_cache import hub_cache_folder
+from llmcli.checkpoint.hub import hub_cache_folder
 from llmcli.kernels import environment
 from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
 from llmcli.private_folder import folder_problem

@@ -1,8 +1,4 @@
-"""Quality on a text: perplexity of one model, and how far a second one is from it.
-
-Source: the strided window of Hugging Face's perplexity guide; Kullback-Leibler divergence and top-1 agreement as
-llama.cpp's perplexity program reports them.
-"""
+"""Quality on a text: perplexity of one model, how far a second one is from it, and where two part on one prompt."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.engine.scores import scores_side_by_side
+from llmcli.engine.events import Token
+from llmcli.engine.generation import Generation, scores_side_by_side
+from llmcli.engine.request import Request
 from llmcli.errors import UsageError
 from llmcli.runners.base import AllLogits, Runner
+from llmcli.sampling.candidates import gather_candidates
+from llmcli.sampling.params import Sampler, SamplingParams
+from llmcli.tokenizer.base import Tokenizer
+
+# Quality on a text: perplexity of one model, and how far a second one is from it.
+#
+# Source: the strided window of Hugging Face's perplexity guide; Kullback-Leibler divergence and top-1 agreement as
+# llama.cpp's perplexity program reports them.
 
 Probabilities = npt.NDArray[np.float64]  # [num_tokens, vocab_size] natural logarithms
 
@@ -146,3 +152,122 @@ def _scored(
             logprobs = [log_softmax(chunk) for chunk in logits]
             yield targets[: len(logprobs[0])], logprobs
             targets = targets[len(logprobs[0]) :]
+
+
+# Two models on one prompt: where they part, and how sure each is of every token.
+
+Logprobs = npt.NDArray[np.float64]  # [vocab_size]
+
+NUM_ALTERNATIVES = 5  # of each model
+
+# What a mean KL divergence below the number says of two models. docs/guide/quantization.md has the table.
+VERDICTS = (
+    (0.002, "practically the same model"),
+    (0.02, "nearly the same model"),
+    (0.1, "a close relative"),
+    (0.5, "a clearly different model"),
+)
+LAST_VERDICT = "another model"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that could have stood in a place, and what each model gives it."""
+
+    token_id: int
+    first_probability: float
+    second_probability: float
+
+
+@dataclass(frozen=True)
+class DiffToken:
+    """One token of the first model's greedy text. The second model reads the first one's text, not its own.
+
+    `first_probability` and `second_probability` are what each gives this token; `second_choice` is the token the
+    second would have taken; `kl` is the divergence of the second's distribution from the first's; `alternatives` are
+    the likeliest tokens of both, the likeliest of either first.
+    Units: `kl` in nats
+    """
+
+    token_id: int
+    first_probability: float
+    second_probability: float
+    second_choice: int
+    kl: float
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both models take this token."""
+        return self.token_id == self.second_choice
+
+
+def diff(
+    first: Runner,
+    second: Runner,
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    max_new_tokens: int,
+    eos_token_ids: frozenset[int],
+) -> Iterator[DiffToken]:
+    """Generate greedily with the first model, then ask both about every token of that text.
+
+    Raises: CheckpointError for logits that are not numbers
+    """
+    prompt = tuple(prompt_token_ids)
+    sampler = Sampler(SamplingParams(temperature=0.0), 0, num_prompt_tokens=len(prompt), eos_token_ids=eos_token_ids)
+    request = Request(prompt, sampler, samples=(0,), max_new_tokens=max_new_tokens)
+    events = Generation(first, tokenizer, request).events()
+    said = [event.token_id for event in events if isinstance(event, Token)]
+    place = 0
+    for logits in scores_side_by_side((first, second), (*prompt, *said), len(prompt)):
+        for row, of_second in enumerate(logits[1], len(prompt) + place):
+            gather_candidates(of_second, row)  # refuses what no sound model computes, as the first one's choices did
+        for p, q in zip(*(log_softmax(chunk) for chunk in logits), strict=True):
+            token_id = said[place]
+            with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both exclude a token
+                kl = float(np.nansum(np.exp(p) * (p - q)))
+            probabilities = float(np.exp(p[token_id])), float(np.exp(q[token_id]))
+            yield DiffToken(token_id, *probabilities, int(q.argmax()), kl, _alternatives(p, q))
+            place += 1
+
+
+def _alternatives(p: Logprobs, q: Logprobs) -> tuple[Alternative, ...]:
+    count = min(NUM_ALTERNATIVES, len(p))
+    likeliest = {int(index) for each in (p, q) for index in np.argpartition(-each, count - 1)[:count]}
+    found = [Alternative(index, float(np.exp(p[index])), float(np.exp(q[index]))) for index in likeliest]
+    return tuple(sorted(found, key=lambda one: (-max(one.first_probability, one.second_probability), one.token_id)))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A diff in a few numbers; `num_agreeing` tokens stand before the first divergence, all of them if there is none.
+
+    `divergent_probability` is what the second model gives the first one's token where it would take another, on
+    average; None if there is no such place. `kinship` says in words what the mean divergence means.
+    Units: `mean_kl` in nats a token; `mean_change` the mean absolute change of the chosen token's probability
+    """
+
+    num_tokens: int
+    num_agreeing: int
+    num_divergences: int
+    mean_kl: float
+    mean_change: float
+    divergent_probability: float | None
+    kinship: str
+
+
+def verdict(tokens: Sequence[DiffToken]) -> Verdict:
+    """The numbers of a finished diff of at least one token."""
+    agrees = [token.agrees for token in tokens]
+    mean_kl = sum(token.kl for token in tokens) / len(tokens)
+    elsewhere = [token.second_probability for token in tokens if not token.agrees]
+    return Verdict(
+        num_tokens=len(tokens),
+        num_agreeing=agrees.index(False) if False in agrees else len(tokens),
+        num_divergences=agrees.count(False),
+        mean_kl=mean_kl,
+        mean_change=sum(abs(token.first_probability - token.second_probability) for token in tokens) / len(tokens),
+        divergent_probability=sum(elsewhere) / len(elsewhere) if elsewhere else None,
+        kinship=next((words for limit, words in VERDICTS if mean_kl < limit), LAST_VERDICT),
+    )

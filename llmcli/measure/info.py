@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.checkpoint.export_files import read_card
-from llmcli.checkpoint.formats.base import PackedLayer
-from llmcli.checkpoint.formats.find import Layer
-from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.formats import PackedLayer, PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.quantized_layers import Layer
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.tokenizer.base import Tokenizer
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import platform
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.errors import UsageError
+from llmcli import __version__
+from llmcli.checkpoint.folder import CONFIG_NAME, GENERATION_CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, FileState
+from llmcli.checkpoint.model import Model
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.kernels.environment import card_libraries, driver_version, find_driver
+from llmcli.kernels.sources import sources_digest
 from llmcli.reading import CHAT_TEMPLATE
-from llmcli.receipt.digests import FileDigests
-from llmcli.receipt.machine import describe_machine, describe_program
-from llmcli.receipt.model_files import commit_of, model_files
 from llmcli.receipt.receipt import (
     AdapterFacts,
     FileFacts,
@@ -24,14 +32,218 @@ from llmcli.receipt.receipt import (
     SchemaFacts,
     StoppingFacts,
 )
-from llmcli.sampling.params import SPECS, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.runners.base import Arithmetic
+from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 if TYPE_CHECKING:
-    from llmcli.checkpoint.model import Model
     from llmcli.engine.events import Finished
     from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
+
+
+# What computes a text on this machine: versions of the program and its libraries, processor, system and card.
+
+# By which libraries choose their code: it rounds otherwise with other instructions.
+_INSTRUCTIONS = frozenset(
+    {"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"}
+    | {"avx_vnni", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"}
+)
+# What overrules that choice, or changes how products are rounded.
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+_CPU_INFO = Path("/proc/cpuinfo")
+_CUPY = "cupy"
+
+
+def describe_program(arithmetic: Arithmetic, others: Iterable[str]) -> dict[str, str]:
+    """Versions of llmcli, Python, the packages that compute and `others`, and digests of sources that compute.
+
+    `kernels` stands for the files of llmcli; a kernel of the user's has a line of its own, so that a replay names it.
+    """
+    versions = {"llmcli": __version__, "Python": f"{platform.python_implementation()} {platform.python_version()}"}
+    for name in sorted({"numpy", *arithmetic.libraries, *others}):
+        if name == _CUPY:  # whose packages have other names, and which brings others
+            versions |= card_libraries() | {"kernels": f"sha256 {sources_digest()}"}
+        else:
+            versions[name] = _version(name)
+    versions |= {f"kernels/cpu/{stem}.cpp": f"sha256 {digest}" for stem, digest in arithmetic.cpu_sources.items()}
+    return versions | {f"kernel {stem}": f"sha256 {digest}" for stem, digest in arithmetic.own_kernels.items()}
+
+
+def describe_machine(card: int | None) -> dict[str, str]:
+    """The system, the processor, variables that change how libraries round; and a card, by the driver's number."""
+    processor, instructions = _processor()
+    described = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor,
+        "instructions": " ".join(instructions),
+        **{f"variable {name}": os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+    driver = None if card is None else find_driver()
+    if card is not None and driver is not None and card < len(driver.cards):
+        found = driver.cards[card]
+        described |= {
+            "card": found.name,
+            "compute capability": "{}.{}".format(*found.compute_capability),
+            "driver": driver_version() or "unknown",
+            "driver's CUDA": "{}.{}".format(*driver.cuda_version),
+        }
+    return described
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _processor() -> tuple[str, list[str]]:
+    """The processor's name, and those of its instruction sets that matter; as far as the system tells."""
+    try:
+        text = _CPU_INFO.read_text(errors="replace")
+    except OSError:
+        text = ""
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    known = _INSTRUCTIONS.intersection(flags[1].split()) if flags else frozenset()
+    return name[1].strip() if name else platform.processor() or "unknown", sorted(known)
+
+
+# Which files of a model a text depends on.
+
+TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")  # the first that is there is read
+_SETTINGS_NAMES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_TEMPLATE_NAME = "chat_template.jinja"
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def model_files(model: Model, *, with_template: bool) -> dict[str, Path]:
+    """The files by name: config, weights and their index, tokenizer, the chat template if it is used, adapters."""
+    folder = model.checkpoint.folder
+    weights = sorted({info.path for info in model.checkpoint.tensors.values()})
+    names = [CONFIG_NAME, GENERATION_CONFIG_NAME]
+    if not (folder / WEIGHTS_NAME).exists():
+        names.append(INDEX_NAME)
+    names += [name for name in TOKENIZER_NAMES if (folder / name).exists()][:1]
+    names += _SETTINGS_NAMES
+    if with_template:
+        names.append(_TEMPLATE_NAME)
+    files = {name: folder / name for name in names if (folder / name).exists()}
+    files |= {path.name: path for path in weights}
+    for number, adapter in enumerate(model.adapters, 1):
+        files |= {f"adapter {number} {path.name}": path for path in adapter.files}
+    return files
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the hub's cache holds, None for any other folder."""
+    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    return folder.name if is_snapshot and _COMMIT.fullmatch(folder.name) else None
+
+
+# The SHA-256 of a model's files, computed by threads of its own while other work goes on.
+#
+# Always from the content: the name of a file in the hub's cache says what was downloaded, not what lies there now. A
+# file that changes between the first look and the end is refused.
+
+_CHUNK_BYTES = 2**20
+_MOST_THREADS = 4
+_PATIENCE_SECONDS = 0.1  # between two looks at how far they are
+
+OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+
+class FileDigests:
+    """The files by name. They are looked at when this is made, which should be before anybody reads them.
+
+    Raises: CheckpointError for a file that is gone.
+    """
+
+    def __init__(self, files: Mapping[str, Path]):
+        self._files = files
+        self._states = {name: _state(path) for name, path in files.items()}
+        self._total = sum(state.size for state in self._states.values())
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[str, str | CheckpointError]] = queue.SimpleQueue()
+        self._num_read = 0
+        self._lock = threading.Lock()
+        self._has_ended = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        # The largest first, so that none begins late.
+        for name in sorted(self._states, key=lambda name: -self._states[name].size):
+            self._waiting.put(name)
+        for _ in range(min(_MOST_THREADS, len(self._files), os.cpu_count() or 1)):
+            # Daemons: a program that ends early does not wait for them.
+            threading.Thread(target=self._work, name="digests", daemon=True).start()
+
+    def stop(self) -> None:
+        """End without a result."""
+        self._has_ended = True
+
+    def wait(self, on_progress: OnProgress) -> dict[str, FileFacts]:
+        """Wait for the end.
+
+        Raises: CheckpointError for a file that cannot be read, or has changed since this was made.
+        """
+        found: dict[str, str] = {}
+        while len(found) < len(self._files):
+            on_progress(self._num_read, self._total)
+            try:
+                name, result = self._results.get(timeout=_PATIENCE_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(result, CheckpointError):
+                self.stop()
+                raise result
+            found[name] = result
+        for name, path in self._files.items():
+            if _state(path) != self._states[name]:
+                raise CheckpointError(f"{path} changed while the model ran; run again once it no longer changes")
+        return {name: FileFacts(self._states[name].size, found[name]) for name in self._files}
+
+    def _work(self) -> None:
+        while not self._has_ended:
+            try:
+                name = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._results.put((name, self._digest(self._files[name])))
+            except OSError as error:
+                self._results.put((name, CheckpointError(f"{self._files[name]} cannot be read: {error.strerror}")))
+
+    def _digest(self, path: Path) -> str:
+        """Reading and hashing both let other threads run."""
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+        # Not blocking: a pipe may have taken the file's place since.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb", buffering=0) as file:
+            while not self._has_ended and (count := file.readinto(buffer)):
+                digest.update(buffer[:count])
+                with self._lock:
+                    self._num_read += count
+        return digest.hexdigest()
+
+
+def _state(path: Path) -> FileState:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return FileState(info.st_size, info.st_mtime_ns, info.st_ino)
+
 
 TEMPLATE_FILE = "--chat-template"  # the name of such a file among those of the model
 

@@ -1,15 +1,23 @@
-"""`Receipt`: everything that a text depended on, and the text. Refuses values that no run can have had.
+"""`Receipt`: everything that a text depended on, and the text; its file, and how a run differs from one.
 
 Two runs with the same settings on the same machine have equal receipts, so there is no time in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from llmcli.receipt.codec import Form, MalformedError, Range
+from llmcli.differences import Difference, find_differences, first_difference
+from llmcli.errors import UsageError
+from llmcli.reading import RECEIPT
+from llmcli.receipt.codec import Form, MalformedError, Range, from_json, to_json
+from llmcli.writing import OutputFile
 
 MAX_SAMPLES = 10_000
 
@@ -145,3 +153,143 @@ class Receipt:
             raise MalformedError(f"samples holds {len(numbers)}, expected 1 to {MAX_SAMPLES}")
         if len(set(numbers)) < len(numbers):
             raise MalformedError("samples holds the same sample twice")
+
+
+# Receipts as JSON files that people can read. Refuses to replace, and to load, what is not one of them.
+#
+# A receipt holds the SHA-256 of its own content, so that a change made by hand or by a disk is seen. It proves
+# nothing about who wrote it.
+
+FORMAT = "llmcli receipt"
+VERSION = 1
+
+_MARK = re.compile(rb'"format"\s*:\s*"llmcli receipt"')
+# Only its owner may read it: it holds the prompt.
+RECEIPT_FILE = OutputFile(
+    "a receipt of llmcli",
+    lambda head: _MARK.search(head) is not None,
+    "replace it with --force, or name another file",
+    mode=0o600,
+)
+_NUMBERS = re.compile(r"\[\n\s*(-?\d[\d,\s]*?)\s*\]")
+
+
+@dataclass(frozen=True)
+class LoadedReceipt:
+    """A receipt, and whether its file holds what was written into it."""
+
+    receipt: Receipt
+    is_unchanged: bool
+
+
+def save_receipt(path: Path, receipt: Receipt, *, replace: bool) -> None:
+    """Write a receipt, whole or not at all.
+
+    Raises: UsageError for a path that cannot be written, holds anything but a receipt, or, unless `replace`, exists;
+    OutputError if the disk is full or fails.
+    """
+    # The path of a model may hold bytes that are not UTF-8. Such a model has to be named again.
+    content = json.loads(json.dumps(to_json(receipt), ensure_ascii=False).encode(errors="replace"))
+    values = {"format": FORMAT, "version": VERSION, **content, "sha256": _digest(content)}
+    text = json.dumps(values, ensure_ascii=False, indent=2)
+    # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
+    text = _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
+    RECEIPT_FILE.write(path, f"{text}\n".encode(), replace=replace)
+
+
+def load_receipt(path: Path) -> LoadedReceipt:
+    """Read a receipt.
+
+    Raises: UsageError if the file cannot be read, is not a receipt, or has a version that this program does not know.
+    """
+    content = RECEIPT.read_json_object(path)
+    if content.pop("format", None) != FORMAT:
+        raise UsageError(f'{path} is not a receipt: it lacks the line "format": "{FORMAT}"')
+    version = content.pop("version", None)
+    if type(version) is not int or version != VERSION:
+        raise UsageError(
+            f"{path} has version {version!r:.60} of the format, but this llmcli reads version {VERSION}; "
+            "use the llmcli that wrote it"
+        )
+    digest = content.pop("sha256", None)
+    try:
+        receipt: Receipt = from_json(Receipt, content)
+        receipt.check()
+        return LoadedReceipt(receipt, digest == _digest(content))
+    except MalformedError as error:
+        raise UsageError(f"{path} is not a valid receipt: {error}") from error
+
+
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# How a run differs from a receipt: what the text depends on, and the text.
+
+
+@dataclass(frozen=True)
+class SampleComparison:
+    """A sample of a receipt and the same sample now. `first` is the index of the first token that differs, None if
+    all are the same; one text may be the beginning of the other.
+    """
+
+    then: SampleFacts
+    now: SampleFacts
+    first: int | None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether tokens, text and end are the same."""
+        return self.then == self.now
+
+    def tokens_at_first(self) -> tuple[int | None, int | None]:
+        """The first tokens that differ, then and now; None where a text has ended."""
+        assert self.first is not None
+        then, now = (ids[self.first : self.first + 1] for ids in (self.then.token_ids, self.now.token_ids))
+        return (then[0] if then else None, now[0] if now else None)
+
+
+def compare_receipts(then: Receipt, now: Receipt) -> list[Difference]:
+    """What differs of all that a text depends on; files and versions are compared, names of models are not."""
+    return find_differences(_settings(then), _settings(now))
+
+
+def compare_samples(then: Iterable[SampleFacts], now: Iterable[SampleFacts]) -> list[SampleComparison]:
+    """The samples that are in both, in the order of their numbers."""
+    found = {item.sample: item for item in now}
+    pairs = [(item, found[item.sample]) for item in sorted(then, key=lambda item: item.sample) if item.sample in found]
+    return [SampleComparison(old, new, _first_token(old, new)) for old, new in pairs]
+
+
+def _first_token(then: SampleFacts, now: SampleFacts) -> int | None:
+    return None if then.token_ids == now.token_ids else first_difference(then.token_ids, now.token_ids)
+
+
+def _settings(receipt: Receipt) -> dict[str, Any]:
+    """Everything but the model's name and the texts, by a name for people."""
+    return {
+        "commit": receipt.model.commit,
+        **{
+            f"adapter {number}": f"commit {adapter.commit}, weight {adapter.weight:g}"
+            for number, adapter in enumerate(receipt.model.adapters, 1)
+        },
+        **{f"file {name}": f"sha256 {facts.sha256}" for name, facts in receipt.model.files.items()},
+        **receipt.program,
+        **receipt.machine,
+        **_flat("runner ", to_json(receipt.runner)),
+        **_flat("prompt ", to_json(receipt.prompt)),
+        **_flat("", to_json(receipt.sampling)),
+        **_flat("", to_json(receipt.stopping)),
+        "schema": None if receipt.schema is None else receipt.schema.lark,
+    }
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= value
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

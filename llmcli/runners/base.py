@@ -17,12 +17,12 @@ import numpy.typing as npt
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import LLMCliError
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
 # What a text held to a schema may go on with: a mask for each choice of a span, uint32 [num_choices, words], see
-# `llmcli.sampling.mask`. A runner calls it once for a step, as late as it can, so that masks are made while it works.
+# `llmcli.sampling.candidates`. A runner calls it once for a step, as late as it can: masks are made while it works.
 Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 

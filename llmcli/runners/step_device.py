@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Masks, Step
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 # The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
 SINGLE = 0

@@ -15,7 +15,7 @@ from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Hidden
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.pages import PagePool, PromptIndex
 from llmcli.runners.step_device import SINGLE, StepDevice, Work
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 @dataclass(eq=False)

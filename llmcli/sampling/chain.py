@@ -46,10 +46,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.sampling.candidates import Candidates, History, gather_candidates
-from llmcli.sampling.filters import min_p, temperature, top_k, top_n_sigma, top_p, typical_p, xtc
-from llmcli.sampling.mask import TokenMask, schema
-from llmcli.sampling.mirostat import mirostat, next_mu
+from llmcli.sampling.candidates import Candidates, History, TokenMask, gather_candidates, schema
+from llmcli.sampling.filters import min_p, mirostat, next_mu, temperature, top_k, top_n_sigma, top_p, typical_p, xtc
+from llmcli.sampling.params import Sampler
 from llmcli.sampling.penalties import (
     begin_suppress,
     dry,
@@ -63,7 +62,6 @@ from llmcli.sampling.penalties import (
     sequence_bias,
 )
 from llmcli.sampling.philox import gumbel
-from llmcli.sampling.sampler import Sampler
 
 
 class Choice(NamedTuple):

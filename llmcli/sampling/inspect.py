@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.sampling.candidates import Candidates, History, check_logits
+from llmcli.sampling.candidates import Candidates, History, TokenMask, check_logits
 from llmcli.sampling.chain import log_probabilities, run_steps
-from llmcli.sampling.mask import TokenMask
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
-"""Sampling parameters, each declared once with default, range and help, and where each value of a run comes from.
-
-Order of precedence: flag, preset, the model's generation_config.json, default.
-"""
+"""Sampling parameters, the order of the filters, and `Sampler`, the value that they become."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from llmcli.differences import shown
 from llmcli.errors import CheckpointError, UsageError
+
+# Sampling parameters, each declared once with default, range and help, and where each value of a run comes from.
+#
+# Order of precedence: flag, preset, the model's generation_config.json, default.
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -242,3 +244,148 @@ def resolve(
         values[name] = check_param(name, value, source)
         sources[name] = source
     return ResolvedSampling(SamplingParams(**values), sources)
+
+
+# The order of the filters: the usual one, and which others are allowed.
+
+# The filters in their usual order, each with the values of its parameters at which it does nothing.
+OFF_VALUES: Mapping[str, Mapping[str, float]] = {
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
+    "top_n_sigma": {"top_n_sigma": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "typical_p": {"typical_p": 1.0},
+    "xtc": {"xtc_probability": 0.0},
+    "mirostat": {"mirostat_tau": 0.0},
+}
+DEFAULT_ORDER = tuple(OFF_VALUES)
+
+
+def check_order(order: Sequence[str], params: SamplingParams) -> None:
+    """Refuse an order that names a filter twice or an unknown one, or leaves out one that the parameters switch on.
+
+    mirostat comes last where it is named: it measures the surprise of what is drawn from its own candidates. At
+    temperature 0 no filter runs, so that any may be missing.
+
+    Raises: UsageError
+    """
+    for name in order:
+        if name not in OFF_VALUES:
+            raise UsageError(f"the sampler order names {name!r}, expected some of {', '.join(DEFAULT_ORDER)}")
+        if order.count(name) > 1:
+            raise UsageError(f"the sampler order names {name} {order.count(name)} times, expected once")
+    if "mirostat" in order[:-1]:
+        raise UsageError(f"the sampler order has mirostat before {order[-1]}, expected it at the end")
+    if params.temperature == 0:
+        return
+    for step, values in OFF_VALUES.items():
+        for name, off in values.items():
+            value = getattr(params, name)
+            if step not in order and value != off:
+                raise UsageError(
+                    f"the sampler order leaves out {step}, but {name} is {value}; name it too, or set {name} to {off}"
+                )
+
+
+def leave_out(resolved: ResolvedSampling, order: Sequence[str]) -> ResolvedSampling:
+    """Switch off the filters that an order of the user's leaves out, as far as only our defaults had them on.
+
+    What somebody has set stays, so that `check_order` refuses it.
+    """
+    values: dict[str, Any] = {
+        name: off
+        for step, params in OFF_VALUES.items()
+        for name, off in params.items()
+        if step not in order and resolved.sources[name] == "default" and getattr(resolved.params, name) != off
+    }
+    return replace(
+        resolved,
+        params=replace(resolved.params, **values),
+        sources={**resolved.sources, **dict.fromkeys(values, "not in the sampler order")},
+        others={**resolved.others, "sampler_order": (", ".join(order), "flag")},
+    )
+
+
+# `Sampler`: everything that decides a draw apart from logits and history, as one plain value.
+
+SEED_BITS = 64
+SAMPLE_INDEX_BITS = 32
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The parameters, the seed, which sample this is, and what the chain must know of prompt and tokenizer.
+
+    - `num_prompt_tokens`: how much of the history is prompt. The presence and frequency penalties and min_new_tokens
+      count from there.
+    - `eos_token_ids`: the tokens that end a text. min_new_tokens bans them for a while, `ignore_eos` always, as
+      llama.cpp's flag does: vLLM's lets the model choose one and goes on behind it, but what a model writes after
+      reading the end of a text is no continuation of that text. XTC spares them.
+    - `logit_bias`: added to a token's logit; -inf bans it. Ids outside the vocabulary change nothing.
+    - `sequence_bias`: sequences of token ids, each with what is added to the logit of its last token where the text
+      ends in the others; -inf bans it there. What several sequences add to one token adds up.
+    - `begin_suppress_token_ids`: tokens that are banned as the first of the generated ones.
+    - `forced_eos_token_ids`: at position `forced_eos_position` one of these is chosen, whatever the logits say.
+    - `dry_breaker_token_ids`: no repetition that DRY sees reaches across these tokens. Right for a string such as a
+      newline are all tokens whose text contains it, as in llama.cpp.
+    - `order`: the filters that run, in their order, named as in `chain.FILTERS`.
+    - `mirostat_mu`: mirostat's state before this draw, in bits; None at the first token of a text, for 2 * tau.
+
+    Raises: UsageError for a seed outside [0, 2^64), a sample index outside [0, 2^32), a bias that is NaN
+    or +inf, or of a negative token id, a sequence without tokens; for an order as `check_order`.
+    """
+
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    num_prompt_tokens: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    begin_suppress_token_ids: frozenset[int] = frozenset()
+    forced_eos_token_ids: frozenset[int] = frozenset()
+    forced_eos_position: int | None = None
+    dry_breaker_token_ids: frozenset[int] = frozenset()
+    order: tuple[str, ...] = DEFAULT_ORDER
+    mirostat_mu: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bits in (("seed", SEED_BITS), ("sample_index", SAMPLE_INDEX_BITS)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**bits:
+                raise UsageError(f"{name} is {value!r}, expected an integer >= 0 and < 2^{bits}")
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or math.isnan(bias) or bias == math.inf:
+                raise UsageError(
+                    f"the logit bias of token {token_id} is {bias}, "
+                    "expected a token id >= 0 and a finite number or -inf"
+                )
+        for token_ids, bias in self.sequence_bias:
+            if not token_ids or min(token_ids) < 0 or math.isnan(bias) or bias == math.inf:
+                raise UsageError(
+                    f"the bias of the sequence {list(token_ids)} is {bias}, "
+                    "expected token ids >= 0 and a finite number or -inf"
+                )
+        check_order(self.order, self.params)
+
+
+# `logit_bias` as OpenAI's bodies have it.
+
+
+def read_logit_bias(value: Any) -> dict[int, float]:
+    """Token ids and what is added to their logits. JSON's keys are texts, so ids come as such.
+
+    Raises: ValueError, whose text goes on behind the key's name
+    """
+    problem = ValueError(f'{shown(value)}, expected token ids and numbers, such as {{"50256": -100}}')
+    if not isinstance(value, dict):
+        raise problem
+    biases = {}
+    for key, bias in value.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias)
+        if not (key.isascii() and key.isdecimal() and len(key) < 19 and is_number):
+            raise problem
+        biases[int(key)] = float(bias)
+    return biases

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
 from llmcli.sampling.candidates import LARGEST_SCORE, Candidates, History
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 # Longer repetitions are not told apart: at base 1.75 the penalty is 10^15 times the multiplier by then. The bound
 # keeps DRY linear in the length of the text where a text is one long loop.

@@ -1,24 +1,202 @@
-"""`Grammar`: what a text is held to, as llguidance reads it, made from what the user gave.
+"""`Grammar`: what a text is held to, as llguidance reads it: made from what the user gave, checked, tried.
 
 Refuses what llguidance cannot hold exactly, and what no text can fit, by the user's own words for it.
 """
 
 import json
+import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from llmcli.errors import UsageError
 from llmcli.reading import object_of_unique_keys, parse_json
-from llmcli.schema.gbnf import gbnf_as_lark, is_gbnf
 from llmcli.schema.held_to import HeldTo
 from llmcli.schema.json_schema import CheckedSchema
-from llmcli.schema.lark import check_lark
+from llmcli.schema.library import Limits, Matcher, Tokens, byte_tokens
 from llmcli.schema.regex import check_regex
-from llmcli.schema.trial import trial_error
+from llmcli.tokenizer.bounded_process import BoundedProcess
+from llmcli.tokenizer.pieces import TokenPieces
+
+# Grammars in llama.cpp's GBNF, in Lark's syntax. llguidance converts them; what it converts wrongly is refused.
+
+_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.M)
+# Strings, bracket expressions and comments.
+_QUOTED_GBNF = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.S)
+_CODE = re.compile(r"\\(?:\\|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
+# In what llguidance writes: a word of the lexer, its name, white space, quoted parts, and what is repeated.
+_WORD = re.compile(r"^([A-Z][A-Z0-9_]*):((?:.*\n?)(?:[ \t]+\|.*\n?)*)", re.M)
+_NAME = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
+_SPACE = re.compile(r"\(?/\[(?: |\\[tnr])+\]/[*+]?\)?")
+_QUOTED_LARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
+_REPEATED = re.compile(r"/(\[(?:[^\]\\]|\\.)*\])/([*+])")
+_SET_OPERATION = re.compile(r"&&|--|~~")  # in Rust's regular expressions, not in GBNF
+
+
+def is_gbnf(text: str) -> bool:
+    """Whether a grammar is written in GBNF."""
+    return _RULE.search(text) is not None
+
+
+def gbnf_as_lark(name: str, text: str) -> str:
+    """The same grammar in Lark's syntax. Raises: UsageError with the line"""
+    bare = _QUOTED_GBNF.sub(lambda match: "_" + "\n" * match[0].count("\n") + "_" * (len(match[0]) - 1), text)
+    for found in _QUOTED_GBNF.finditer(text):
+        if found[0].startswith("[") and _SET_OPERATION.search(found[0]):
+            raise _refused(name, text, found.start(), f"{found[0]:.40} is read in another way; write && -- ~~ apart")
+    if (dot := bare.find(".")) >= 0:
+        raise _refused(name, bare, dot, "the dot for any character is not supported; name the characters in brackets")
+    spelt = _QUOTED_GBNF.sub(lambda match: _CODE.sub(_character, match[0]), text)
+    try:
+        lark = gbnf_to_lark(spelt)
+    except GbnfToLarkError as error:
+        message = str(error).partition(" at line ")[0]
+        raise _refused(name, spelt, error.pos.pos, f"{message[:1].lower()}{message[1:]}") from error
+    except RecursionError:
+        raise UsageError(f"{name}: parentheses are nested too deeply") from None
+    except Exception as error:  # it raises nothing more exact for names of rules
+        unknown = re.search(r"'([\w-]+)'", str(error))
+        place = re.search(rf"(?<![\w-]){re.escape(unknown[1])}(?![\w-])", bare) if unknown else None
+        raise _refused(name, text, place.start() if place else 0, str(error) or "it is not a grammar") from error
+    return _with_free_space(lark.removeprefix("%llguidance {}\n"))
+
+
+def _with_free_space(lark: str) -> str:
+    """The same grammar with its white space in rules: words are as long as they can be, and would take line ends away.
+
+    So are the rules that have such white space in them; what repeats there is a word.
+    """
+    words = {found[1]: found[2] for found in _WORD.finditer(lark)}
+    free = {name for name, content in words.items() if _SPACE.fullmatch(content.strip())}
+    num_before = -1
+    while num_before < len(free):
+        num_before = len(free)
+        free |= {name for name, content in words.items() if free & set(_NAME.findall(_QUOTED_LARK.sub("", content)))}
+
+    def as_rule(found: re.Match[str]) -> str:
+        name, content = found[1], found[2]
+        if name in free and not _SPACE.fullmatch(content.strip()):
+            content = _REPEATED.sub(lambda part: f"/{part[1]}+/" + ("?" if part[2] == "*" else ""), content)
+        return f"{name}:{content}"
+
+    lark = _WORD.sub(as_rule, lark)
+    return _lower(lark, free)
+
+
+def _lower(lark: str, names: set[str]) -> str:
+    """The grammar with these names as names of rules."""
+    parts, last = list[str](), 0
+    for quoted in [*_QUOTED_LARK.finditer(lark), None]:
+        bare = lark[last : quoted.start() if quoted else len(lark)]
+        parts.append(_NAME.sub(lambda name: f"free_{name[0].lower()}" if name[0] in names else name[0], bare))
+        parts.append(quoted[0] if quoted else "")
+        last = quoted.end() if quoted else last
+    return "".join(parts)
+
+
+def _character(code: re.Match[str]) -> str:
+    """The character itself, which llguidance reads where it drops zeros of a code."""
+    digits = code[1] or code[2] or code[3]
+    if digits is None or int(digits, 16) < 0x80 or int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
+        return code[0]
+    return chr(int(digits, 16))
+
+
+def _refused(name: str, text: str, place: int, what: str) -> UsageError:
+    line = text.rstrip().count("\n", 0, place) + 1  # a place may be behind the last line
+    return UsageError(f"{name}, line {line}: {what}")
+
+
+# Checks a grammar in Lark's syntax for what llguidance reads and we cannot hold: refused by line.
+
+# Strings, expressions and comments, in which nothing is looked for.
+_UNREAD = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/')
+_REFUSED = (
+    (re.compile(r"^[ \t]*\??!?[A-Za-z_][\w-]*[ \t]*\[[^\]\n]*\][ \t]*:", re.M), "a rule's options in brackets are"),
+    (re.compile(r"<"), "a special token is"),
+    (re.compile(r"%json\b"), "%json is"),
+    (re.compile(r"@"), "another grammar is"),
+    (re.compile(r"~(?![ \t]*[0-9])"), "~ for all that does not match, even bytes that are not text, is"),
+)
+
+
+def check_lark(name: str, text: str) -> None:
+    """Raises: UsageError with the line"""
+    bare = _UNREAD.sub(lambda match: "_" * len(match[0]), text)
+    for pattern, what in _REFUSED:
+        if found := pattern.search(bare):
+            line = bare.count("\n", 0, found.start() + len(found[0]) - len(found[0].lstrip())) + 1
+            raise UsageError(f"{name}, line {line}: {what} not supported; write the rule without it")
+
+
+# Tries a grammar before a model is opened: what takes too long while a text is written is refused up front.
+#
+# What may follow in a text costs llguidance more with counted repeats, lengths and alternatives than their size
+# tells. So some texts are written with a made vocabulary, within a fraction of the limits that hold for a real one.
+
+# A real vocabulary, of up to 128,000 tokens, has needed up to four times as much as the made one.
+_LIMITS = Limits(step_lexer_fuel=800_000, step_max_items=50_000, max_items_in_row=2_000)
+_NUM_TOKENS = 4000
+_WALKS, _STEPS = 2, 20
+_LETTERS = "etaoinshrdlucmwfgypbvkjxqz"
+_MARKS = ".,;:!?\"'()[]{}<>/\\|-_=+*&^%$#@~` \n\t"
+
+
+def trial_error(lark: str) -> str:
+    """What llguidance says where it does not read it or gives up in one of some texts, "" if all is well."""
+    if error := Matcher(byte_tokens(), lark, _LIMITS).error:
+        return error
+    tokens = _tokens()
+    begin, mask = Matcher(tokens, lark, _LIMITS), np.zeros(tokens.num_words, np.uint32)
+    for seed in range(_WALKS):
+        matcher, rng = begin.copy(), random.Random(seed)
+        for _ in range(_STEPS):
+            if not matcher.fill_mask(mask):
+                break
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            allowed = allowed[allowed < tokens.end_id]
+            if not len(allowed) or not matcher.consume(int(allowed[rng.randrange(len(allowed))])):
+                break
+        if matcher.has_error:
+            return matcher.error
+    return ""
+
+
+@cache
+def _tokens() -> Tokens:
+    """Bytes, words, numbers, marks, spaces and letters of many scripts, as vocabularies have them."""
+    rng, pieces = random.Random(0), {bytes([byte]): None for byte in range(256)}
+    while len(pieces) < _NUM_TOKENS:
+        length = min(1 + int(rng.expovariate(0.2)), 16)
+        word = "".join(rng.choices(_LETTERS, range(len(_LETTERS), 0, -1), k=length))
+        kind = rng.randrange(20)
+        if kind < 10:
+            word = f" {word}"
+        elif kind == 10:
+            word = word.upper()
+        elif kind < 13:
+            word = word.capitalize()
+        elif kind == 13:
+            word = str(rng.randrange(1000))
+        elif kind < 16:
+            word = "".join(rng.choices(_MARKS, k=min(length, 4)))
+        elif kind == 16:
+            word = rng.choice(" \n\t") * rng.randint(2, 40)
+        elif kind < 19:
+            word = "".join(chr(rng.randrange(0xC0, 0x9FFF)) for _ in range(min(length, 3)))
+        pieces[word.encode()] = None
+    return Tokens(TokenPieces.from_list([*pieces]))
+
+
+# `Grammar`: what a text is held to, as llguidance reads it, made from what the user gave.
+#
+# Refuses what llguidance cannot hold exactly, and what no text can fit, by the user's own words for it.
 
 NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
 _COMPLEX = "it is too complex"
@@ -156,3 +334,30 @@ def _fault(lark: str) -> str | None:
     if _TOO_COMPLEX.search(line):
         return f"{_COMPLEX}, give one with smaller counts and lengths, or fewer alternatives ({line:.120})"
     return line
+
+
+# `GrammarProcess`: reads what strangers ask texts to be held to, within bounds on time and memory.
+#
+# Few keywords make an automaton of millions of states, such as several `multipleOf`. So a child process reads it
+# first.
+
+LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s
+
+
+class GrammarProcess:
+    """See the module. The process starts with the first request."""
+
+    def __init__(self) -> None:
+        self._process = BoundedProcess(
+            "llmcli.schema.grammar_sandbox", "llguidance", "the schema", "give a simpler schema"
+        )
+
+    def grammar(self, held_to: HeldTo) -> Grammar:
+        """The grammar.
+
+        Raises: as `grammar_of`; TokenizerError for what takes too long, or too much memory
+        """
+        answer = self._process.ask(asdict(held_to), LIMIT_SECONDS)
+        if isinstance(answer, str):
+            raise UsageError(answer)
+        return Grammar(answer["name"], answer["lark"], tuple(answer["notes"]))

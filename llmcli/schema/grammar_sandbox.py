@@ -1,4 +1,4 @@
-"""The program of the child process that reads a stranger's schema; grammar_process.py bounds its time.
+"""The program of the child process that reads a stranger's schema; `GrammarProcess` bounds its time.
 
 Only the child imports this module.
 """

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import mask_words
+from llmcli.sampling.candidates import mask_words
 from llmcli.tokenizer.pieces import TokenPieces
 
 _END = b"\xff<end>"  # the first byte says that a token is no text
@@ -72,7 +72,7 @@ class _MatcherInit(ctypes.Structure):
 class Limits:
     """What llguidance may spend on one mask, about 14,000 of fuel and 20,000 items a millisecond, and on one byte.
 
-    These are for texts that have begun: they are to go on, if slowly. trial.py tries a grammar within less.
+    These are for texts that have begun: they are to go on, if slowly. grammar.py tries a grammar within less.
     A byte's time grows faster than its items: 5,000 of an ambiguous grammar took minutes.
     """
 

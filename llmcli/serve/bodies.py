@@ -27,8 +27,7 @@ from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.openai_body import BodyError, drop_idle, read_messages, unknown_key
 from llmcli.reading import LoneSurrogateError, parse_json
-from llmcli.sampling.logit_bias import read_logit_bias
-from llmcli.sampling.params import SPECS, check_param
+from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_format
 from llmcli.serve.refusal import Refusal
 

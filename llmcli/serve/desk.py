@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
-from llmcli.serve.front_end import FrontEnd
+from llmcli.serve.link import FrontEnd
 from llmcli.serve.refusal import Refusal
 
 if TYPE_CHECKING:

@@ -22,11 +22,9 @@ from multiprocessing.connection import Connection
 
 from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
-from llmcli.serve.engine_end import EngineState
-from llmcli.serve.front_end import FrontEnd
 from llmcli.serve.http import ACCEPTED_AT_ONCE, HttpServer
-from llmcli.serve.model import ServedModel
-from llmcli.serve.service import Limits, Service
+from llmcli.serve.link import EngineState, FrontEnd
+from llmcli.serve.service import Limits, ServedModel, Service
 
 _LAST_WORD_SECONDS = 2.0  # to tell clients that the engine is lost
 _ENGINE_SECONDS = 8.0  # for the engine to end: it has a step to finish

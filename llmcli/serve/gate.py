@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcli.errors import LLMCliError
 from llmcli.serve.json_text import json_response
-from llmcli.serve.metrics import Metrics
 from llmcli.serve.refusal import Refusal, as_refusal, stopped
+from llmcli.serve.service import Metrics
 from llmcli.serve.texts import CLIENT_LEFT
 
 # A page of another site may send a browser here under a name of its own: only these are ours without a key.

@@ -10,12 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
+from queue import SimpleQueue
 from types import FrameType, TracebackType
 
 from llmcli.child import child_program
 from llmcli.errors import LLMCliError
-from llmcli.serve.engine_end import EngineEnd, Hold
 from llmcli.serve.front import SIGNALS, FrontWork
+from llmcli.serve.link import EngineEnd, Hold
 from llmcli.serve.worker import Scheduler
 
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
@@ -100,3 +101,47 @@ class Server:
         if not numbers:
             raise LLMCliError("the process that serves connections has ended; start the server again")
         return numbers
+
+
+# `LogWriter`: writes the log in a thread of its own. A log that nobody reads must not stop the server.
+
+_MOST_CHARACTERS = 16 * 1024**2  # that wait
+_CLOSE_SECONDS = 2.0
+
+
+class LogWriter:
+    """See the module. Lines that find no room are counted, and the log says how many are missing."""
+
+    def __init__(self, write: Callable[[str], None]):
+        self._write = write
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._num_missing = 0
+        self._num_queued = 0  # characters, which `log` counts
+        self._num_written = 0  # which the thread counts
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def log(self, line: str) -> None:
+        """Queue a line. Never waits. For one thread."""
+        if self._num_queued - self._num_written > _MOST_CHARACTERS:
+            self._num_missing += 1
+            return
+        if self._num_missing:
+            self._put(f"{self._num_missing} lines are missing here, as nobody read the log")
+            self._num_missing = 0
+        self._put(line)
+
+    def close(self) -> bool:
+        """Write what is queued. False if nobody reads it: then the thread is stuck for good."""
+        self._lines.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        return not self._thread.is_alive()
+
+    def _put(self, line: str) -> None:
+        self._num_queued += len(line)
+        self._lines.put(line)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            self._num_written += len(line)

@@ -1,37 +1,242 @@
-"""`Service`: what all routes share: the model, the desk, the limits, and how a body is read."""
+"""What all routes share: `Service`, the model, the counters, the thread for long work, and clients that go away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
+import math
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
+from llmcli.engine.request import Request
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.held_to import HeldTo
-from llmcli.serve.bodies import Body, parse_body
+from llmcli.serve.bodies import ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.body_reader import BodyReader
 from llmcli.serve.desk import Desk
-from llmcli.serve.fair_thread import FairThread
-from llmcli.serve.leaving import unless_gone
-from llmcli.serve.metrics import Metrics
-from llmcli.serve.model import ServedModel
+from llmcli.serve.link import EngineState
 from llmcli.serve.refusal import Refusal
+from llmcli.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
+
+
+# `ServedModel`: what the server needs to know of a model. The command line makes one of its session.
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class ServedModel(Protocol):
+    """A model's way from a body to a request. Methods may take long, and one thread at a time calls each.
+
+    Each raises UsageError or TokenizerError for what this model cannot do; Refusal where the wrong key is known.
+    """
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names that a request may call it by; the first is its own."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and new text together."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of requests that give none; None for a random one each."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+    def answer(self, body: ChatBody) -> Request:
+        """Texts that answer a conversation."""
+
+    def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
+        """Texts that continue one of the prompts of a body. Token ids are taken as they are."""
+
+    def grammar(self, held_to: HeldTo) -> Grammar:
+        """What texts are held to, for the engine. For a thread of its own: a schema may take seconds."""
+
+    def encode(self, prompt: str | Messages) -> Sequence[int]:
+        """The token ids of a prompt, or of a conversation as the chat template writes it."""
+
+
+# What the server counts, in Prometheus's text format.
+
+_QUANTILES = (0.5, 0.9, 0.99)
+_NUM_KEPT = 2048
+
+
+@dataclass
+class Summary:
+    """Durations: all are counted, and the latest give the percentiles. Unit: seconds"""
+
+    count: int = 0
+    total: float = 0.0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT))
+
+    def observe(self, seconds: float) -> None:
+        """Count a duration."""
+        self.count += 1
+        self.total += seconds
+        self.latest.append(seconds)
+
+
+@dataclass
+class Metrics:
+    """Counts since the start."""
+
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by path and status
+    new_tokens: int = 0
+    request_seconds: Summary = field(default_factory=Summary)
+    first_token_seconds: Summary = field(default_factory=Summary)
+
+    def text(self, engine: EngineState, num_texts: int) -> str:
+        """The page that Prometheus reads; `num_texts` wait or run."""
+        return "".join(f"{line}\n" for line in self._lines(engine, num_texts))
+
+    def _lines(self, engine: EngineState, num_texts: int) -> Iterator[str]:
+        usage = engine.usage
+        requests = [
+            (f'{{path="{path}",status="{status}"}}', count) for (path, status), count in sorted(self.requests.items())
+        ]
+        yield from _metric("requests_total", "counter", "Requests that have ended", requests)
+        yield from _metric("texts_waiting", "gauge", "Texts that have no row yet", [("", engine.num_waiting)])
+        yield from _metric("texts", "gauge", "Texts that wait or run", [("", num_texts)])
+        yield from _metric("rows", "gauge", "Texts that can run side by side", [("", usage.num_rows)])
+        yield from _metric("pages", "gauge", "Pages of the KV cache", [("", engine.num_pages)])
+        yield from _metric("pages_free", "gauge", "Pages that no text holds", [("", engine.free_pages)])
+        for name, what, count in (
+            ("steps_total", "Steps of the model", usage.steps),
+            ("row_steps_total", "Steps, times the rows in use", usage.row_steps),
+            ("preemptions_total", "Texts that had to give their pages back for a while", usage.preemptions),
+            ("prompt_tokens_computed_total", "Tokens of prompts that were run", usage.prompt_tokens_computed),
+            ("prompt_tokens_shared_total", "Tokens of prompts whose pages were there", usage.prompt_tokens_shared),
+            ("new_tokens_total", "New tokens of requests that have ended", self.new_tokens),
+        ):
+            yield from _metric(name, "counter", what, [("", count)])
+        yield from _summary("request_seconds", "Time of a request for texts", self.request_seconds)
+        yield from _summary("first_token_seconds", "Time to a request's first token", self.first_token_seconds)
+
+
+def _metric(name: str, kind: str, what: str, values: Sequence[tuple[str, float]]) -> Iterator[str]:
+    yield f"# HELP llmcli_{name} {what}."
+    yield f"# TYPE llmcli_{name} {kind}"
+    for labels, value in values:
+        yield f"llmcli_{name}{labels} {value}"
+
+
+def _summary(name: str, what: str, summary: Summary) -> Iterator[str]:
+    ordered = sorted(summary.latest)
+    values = [
+        (f'{{quantile="{quantile}"}}', ordered[math.ceil(quantile * len(ordered)) - 1])
+        for quantile in _QUANTILES
+        if ordered
+    ]
+    yield from _metric(name, "summary", what, values)
+    yield f"llmcli_{name}_sum {summary.total}"
+    yield f"llmcli_{name}_count {summary.count}"
+
+
+# `FairThread`: one thread that works for many clients in turn, so that who asks for much delays nobody else long.
+
+
+class FairThread:
+    """See the module. Its methods are for the event loop's thread."""
+
+    def __init__(self, name: str):
+        self._thread = ThreadPoolExecutor(1, name)
+        # Of each client that waits: its work, in order. The next client comes first.
+        self._waiting: dict[Hashable, deque[tuple[Callable[[], Any], asyncio.Future[Any]]]] = {}
+        self._is_busy = False
+
+    async def run(self, client: Hashable, work: Callable[[], Result]) -> Result:
+        """The result of some work, once the client's turn has come. Cancelled before it has begun, it is not done.
+
+        Raises: what the work raises
+        """
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append((work, result))
+        self._begin_next()
+        try:
+            return await result
+        finally:
+            del result  # holds the error, whose traceback holds this frame: a ring, with the client's long body in it
+
+    def close(self) -> None:
+        """End the thread; what it does is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _begin_next(self) -> None:
+        while self._waiting and not self._is_busy:
+            client = next(iter(self._waiting))
+            of_client = self._waiting.pop(client)
+            while of_client and of_client[0][1].cancelled():
+                of_client.popleft()
+            if not of_client:
+                continue
+            work, result = of_client.popleft()
+            if of_client:
+                self._waiting[client] = of_client  # after the others
+            self._is_busy = True
+            doing = result.get_loop().run_in_executor(self._thread, work)
+            doing.add_done_callback(partial(self._end, result))
+
+    def _end(self, result: asyncio.Future[Any], doing: asyncio.Future[Any]) -> None:
+        self._is_busy = False
+        self._begin_next()
+        if doing.cancelled():
+            return
+        error = doing.exception()
+        if result.cancelled():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(doing.result())
+
+
+# Work for a client that may go away: what nobody waits for any more is cancelled.
+
+
+async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
+    """The result of some work for a client whose body has been read. Raises: ClientDisconnect once it goes away"""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+        del working  # holds the error, whose traceback holds this frame
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until a client goes away whose body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# `Service`: what all routes share: the model, the desk, the limits, and how a body is read.
 
 BODY_SECONDS = 60.0  # for a body to arrive
 _SMALL_BODY_BYTES = 64 * 1024  # such a body is parsed at once, in a millisecond
 _HELD_BODIES = 4  # bodies of the longest kind that may be in memory together
 _BROWSERS_HEADERS = ("origin", "sec-fetch-site")
 
-Kind = TypeVar("Kind", bound=Body)
 Result = TypeVar("Result")
 
 

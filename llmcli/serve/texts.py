@@ -21,9 +21,8 @@ from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
 from llmcli.serve.json_text import json_response, large_json_response, to_json
-from llmcli.serve.leaving import until_gone
 from llmcli.serve.refusal import Refusal, as_refusal, stopped
-from llmcli.serve.service import Service
+from llmcli.serve.service import Service, until_gone
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar

@@ -15,7 +15,7 @@ from typing import Any
 
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.draft import WORDS, open_draft
-from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.lab.compare import KernelUse, Measured
-from llmcli.lab.ladder import load_study, study_names
-from llmcli.lab.study_file import Claim, Study, parse_sizes
+from llmcli.lab.study import Claim, Study, load_study, parse_sizes, study_names
 from scripts.studies_doc.results import FOLDER, Results, read_results
 
 ARTICLES = FOLDER / "articles.toml"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from llmcli.lab.compare import Measured
-from llmcli.lab.study_file import Study
+from llmcli.lab.study import Study
 from scripts.studies_doc.results import Results
 
 INK = "#6e7781"  # contrast above 4 with white and with GitHub's black

@@ -7,8 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from llmcli.cli.study_report import finding_text, study_text
-from llmcli.lab.ladder import load_study, study_names
-from llmcli.lab.study_file import Study
+from llmcli.lab.study import Study, load_study, study_names
 from scripts.studies_doc.articles import article_text, read_articles
 from scripts.studies_doc.figure import figure
 from scripts.studies_doc.results import FOLDER, Results, read_results

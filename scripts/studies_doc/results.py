@@ -9,7 +9,7 @@ from typing import Any
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.occupancy import Occupancy
 from llmcli.lab.compare import Finding, KernelUse, Measured, find_claims
-from llmcli.lab.study_file import Claim, Study
+from llmcli.lab.study import Claim, Study
 from llmcli.lab.trial import Times
 
 ROOT = Path(__file__).resolve().parents[2]

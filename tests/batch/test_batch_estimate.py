@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.batch.estimate import estimate_seconds
+from llmcli.batch.run import estimate_seconds
 
 
 class RoundMachine:

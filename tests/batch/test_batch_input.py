@@ -8,9 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmcli.batch.input import KEYS, Problems, parse_line, read_input
-from llmcli.batch.lines import LineReader
-from llmcli.batch.values import Line
+from llmcli.batch.input import KEYS, Line, LineReader, Problems, parse_line, read_input
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS
 from llmcli.schema.held_to import HELD_KEYS, HeldTo

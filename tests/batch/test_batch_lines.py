@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmcli.batch.lines import LineReader
+from llmcli.batch.input import LineReader
 from llmcli.errors import UsageError
 
 

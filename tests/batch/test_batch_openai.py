@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmcli.batch.input import parse_line
-from llmcli.batch.openai import BODY_KEYS
-from llmcli.batch.values import Line
+from llmcli.batch.input import BODY_KEYS, Line, parse_line
 from llmcli.errors import UsageError
 from llmcli.schema.held_to import HeldTo
 

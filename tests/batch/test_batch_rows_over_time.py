@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.batch.rows_over_time import RowsOverTime
+from llmcli.batch.run import RowsOverTime
 
 
 def after(rows_of_steps: list[int], seconds_a_step: float) -> RowsOverTime:

@@ -12,8 +12,7 @@ from llmcli.batch.run import Progress, run_batch
 from llmcli.engine.events import Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.errors import DeviceError, UsageError
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 NUM_PROMPTS = 12
 

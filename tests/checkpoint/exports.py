@@ -14,7 +14,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
-from llmcli.quantization.quality import TensorQuality
+from llmcli.quantization.rounding import TensorQuality
 from llmcli.quantization.schemes import WeightScheme
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}

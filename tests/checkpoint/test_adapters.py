@@ -11,8 +11,8 @@ from lora_adapters import layer_shapes, write_lora
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.adapters.folder import open_adapter
-from llmcli.checkpoint.adapters.merge import merge_adapters
+from llmcli.checkpoint.adapter import open_adapter
+from llmcli.checkpoint.adapter_merge import merge_adapters
 from llmcli.checkpoint.folder import open_checkpoint
 from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.reader import TensorReader

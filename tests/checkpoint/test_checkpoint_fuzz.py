@@ -9,8 +9,7 @@ import safetensors
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmcli.checkpoint.safetensors_file import read_header
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, read_header
 from llmcli.errors import CheckpointError
 
 Summary = dict[str, tuple[str, list[int]]]

@@ -13,8 +13,7 @@ import torch
 
 from llmcli.checkpoint import reader as reader_module
 from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import read_header
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, read_header
 from llmcli.errors import CheckpointError
 
 DTYPES = {

@@ -11,8 +11,7 @@ import safetensors.torch
 import torch
 
 from llmcli.checkpoint import safetensors_file
-from llmcli.checkpoint.safetensors_file import read_header
-from llmcli.checkpoint.safetensors_header import MAX_HEADER_BYTES, printable
+from llmcli.checkpoint.safetensors_file import MAX_HEADER_BYTES, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 F32_ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

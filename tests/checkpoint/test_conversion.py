@@ -24,8 +24,8 @@ from row_steps import logits_of
 from tiny_models import write_tiny_llama
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-from llmcli.checkpoint.conversion_plan import plan_conversion
 from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_plan import plan_conversion
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import LLMCliError, UnsupportedModelError, UsageError
 from llmcli.quantization.schemes import WeightScheme

@@ -52,7 +52,7 @@ def test_tensors_larger_than_a_task_are_put_together_in_order(
 ) -> None:
     for scheme in (INT8, ASYMMETRIC):
         export(source, tmp_path / "whole" / str(scheme.num_bits) / "export", scheme)
-    monkeypatch.setattr("llmcli.checkpoint.export_quantizer.WEIGHTS_PER_TASK", 128 * 7)
+    monkeypatch.setattr("llmcli.checkpoint.export.WEIGHTS_PER_TASK", 128 * 7)
     for scheme in (INT8, ASYMMETRIC):
         export(source, tmp_path / "pieces" / str(scheme.num_bits) / "export", scheme)
     assert contents(tmp_path / "whole") == contents(tmp_path / "pieces")

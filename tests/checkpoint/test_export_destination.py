@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from exports import contents, export, write_model
 
-from llmcli.checkpoint import writer
-from llmcli.checkpoint.export_destination import refuse_existing, resolve_destination
+from llmcli.checkpoint import safetensors_file
+from llmcli.checkpoint.export_workspace import refuse_existing, resolve_destination
 from llmcli.errors import InsufficientMemoryError, OutputError, UsageError
 from llmcli.quantization.schemes import WeightScheme
 
@@ -79,7 +79,7 @@ def test_a_disk_that_refuses(
 ) -> None:
     """At the first or the 30th write; what was finished is taken up."""
     count = 0
-    write_all = writer.SafetensorsWriter._write_all
+    write_all = safetensors_file.SafetensorsWriter._write_all
 
     def refuse(*arguments: object) -> None:
         nonlocal count
@@ -89,7 +89,7 @@ def test_a_disk_that_refuses(
         write_all(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer.SafetensorsWriter, "_write_all", refuse)
+        patch.setattr(safetensors_file.SafetensorsWriter, "_write_all", refuse)
         with pytest.raises(OutputError) as caught:
             export(source, tmp_path / "export", INT8, shard_bytes=60_000)
     assert str(caught.value).startswith(f"the export to {tmp_path / 'export'} stopped: {os.strerror(code)} (")
@@ -108,7 +108,7 @@ def test_too_little_memory(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("llmcli.checkpoint.export_quantizer.quantize_rows", refuse)
+    monkeypatch.setattr("llmcli.checkpoint.export.quantize_rows", refuse)
     with pytest.raises(InsufficientMemoryError, match="out of memory"):
         export(source, tmp_path / "export", INT8)
     monkeypatch.undo()

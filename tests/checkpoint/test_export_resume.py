@@ -29,7 +29,7 @@ from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.writer import SafetensorsWriter
+from llmcli.checkpoint.safetensors_file import SafetensorsWriter
 from llmcli.quantization.schemes import WeightScheme
 
 source, destination, replaces, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True", int(sys.argv[4])

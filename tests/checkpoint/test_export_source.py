@@ -11,8 +11,8 @@ from exports import contents, export, write_model
 from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
-from llmcli.checkpoint.export_source import SourceState
 from llmcli.checkpoint.export_workspace import ExportWorkspace
+from llmcli.checkpoint.folder import SourceState
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError
 from llmcli.quantization.schemes import WeightScheme

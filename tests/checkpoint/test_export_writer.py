@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmcli.checkpoint.safetensors_file import read_header
-from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
-from llmcli.checkpoint.writer import OutputTensor, SafetensorsWriter
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, SafetensorsWriter, read_header
 from llmcli.errors import CheckpointError
 
 

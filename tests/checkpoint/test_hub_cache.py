@@ -10,8 +10,7 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
 
-from llmcli.checkpoint.hub import resolve_model
-from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
+from llmcli.checkpoint.hub import list_cached_models, plan_removal, resolve_model
 from llmcli.checkpoint.hub_id import HubId
 from llmcli.errors import CheckpointError
 
@@ -206,6 +205,6 @@ def test_a_cache_that_may_not_be_read(two_revisions: tuple[Path, Path], monkeypa
     def fail(path: Path) -> None:
         raise PermissionError(13, "Permission denied", "SOMEWHERE")
 
-    monkeypatch.setattr("llmcli.checkpoint.hub_cache.scan_cache", fail)
+    monkeypatch.setattr("llmcli.checkpoint.hub.scan_cache", fail)
     with pytest.raises(CheckpointError, match="^the cache .* cannot be read: SOMEWHERE: Permission denied$"):
         list_cached_models()

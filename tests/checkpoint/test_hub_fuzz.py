@@ -22,8 +22,7 @@ import pytest
 from hub_server import HubServer, Reply
 from huggingface_hub import constants
 
-from llmcli.checkpoint.hub import resolve_model
-from llmcli.checkpoint.hub_cache import list_cached_models
+from llmcli.checkpoint.hub import list_cached_models, resolve_model
 from llmcli.errors import LLMCliError
 
 MAX_SECONDS = 5

@@ -8,8 +8,7 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
 
-from llmcli.checkpoint.hub import resolve_model
-from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
+from llmcli.checkpoint.hub import list_cached_models, plan_removal, resolve_model
 from llmcli.checkpoint.hub_id import HubId
 from llmcli.checkpoint.hub_library import hub_settings
 from llmcli.errors import CheckpointError

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from llmcli.checkpoint.hub_names import (
+from llmcli.checkpoint.hub_files import (
     check_content_range,
     checked_commit,
     checked_etag,

@@ -8,13 +8,11 @@ import numpy as np
 
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.engine.events import Event, Finished, FinishReason, Timings, Token
-from llmcli.engine.stop_strings import StopStrings
+from llmcli.engine.texts import StopStrings
 from llmcli.sampling.inspect import inspect_choice
-from llmcli.sampling.params import SamplingParams, resolve
-from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.base import Tokenizer
+from llmcli.sampling.params import Sampler, SamplingParams, resolve
+from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 from llmcli.tokenizer.settings import TokenizerSettings
-from llmcli.tokenizer.stream import StreamDecoder
 
 END = "</s>"  # a special token, without text
 

@@ -14,7 +14,7 @@ from results import Result
 
 from llmcli.cli.chat_session.commands import COMMANDS, is_command
 from llmcli.cli.chat_session.message import is_open_block, unwrap
-from llmcli.engine.conversation_file import load_conversation
+from llmcli.engine.conversation import load_conversation
 
 BOS_ID, END_ID = 256, 257
 

@@ -6,7 +6,7 @@ import pytest
 from scripted_talk import Talk
 
 from llmcli.cli.chat_session.view import View
-from llmcli.engine.conversation_file import load_conversation
+from llmcli.engine.conversation import load_conversation
 from llmcli.errors import DeviceError
 
 

@@ -7,7 +7,7 @@ from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session.commands import COMMANDS, HABITS
 from llmcli.cli.chat_session.look_commands import CODE_BLOCK
-from llmcli.engine.conversation_file import load_conversation
+from llmcli.engine.conversation import load_conversation
 
 ANSWER = "[a-h]{8}"
 

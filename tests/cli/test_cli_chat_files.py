@@ -21,8 +21,7 @@ from llmcli.cli.chat_session.commands import run_command
 from llmcli.cli.chat_session.keeping import Keeper
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.view import NoWriter, View
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import load_conversation
+from llmcli.engine.conversation import Conversation, load_conversation
 from llmcli.errors import LLMCliError, UsageError
 
 NUM_STEPS = 60

@@ -13,8 +13,7 @@ from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session import line_editor
 from llmcli.cli.chat_session.keeping import Keeper
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
+from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 from llmcli.errors import UsageError
 
 SAVED = SavedConversation("m", Conversation().ask("Hi"))

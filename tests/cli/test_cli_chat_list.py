@@ -20,8 +20,7 @@ from scripted_talk import Talk, answers, open_talk
 from llmcli.cli.chat_session import keeping, kept_names
 from llmcli.cli.chat_session.chat_list import _table
 from llmcli.cli.chat_session.keeping import Keeper
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
+from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 
 TODAY = "2026-11-22"
 

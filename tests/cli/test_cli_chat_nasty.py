@@ -11,8 +11,7 @@ from results import Result
 from scripted_talk import ScriptedEditor, Talk, answers, open_talk
 
 from llmcli.cli.chat_session.commands import COMMANDS
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import FORMAT, SavedConversation, load_conversation, save_conversation
+from llmcli.engine.conversation import FORMAT, Conversation, SavedConversation, load_conversation, save_conversation
 
 MARK = "<<next>>"
 PATHS = ("talk.json", "other.json", "notes.txt", "pipe", "folder", "link.json", "dangling", "deep.json", "none/x.json")

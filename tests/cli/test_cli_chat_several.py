@@ -14,7 +14,7 @@ from results import Result
 from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session import probs_command, several
-from llmcli.engine.conversation_file import load_conversation
+from llmcli.engine.conversation import load_conversation
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from chat_terminal import (
     ChatTerminal,
 )
 
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
+from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 
 AT_LIMIT = rf"{ANSWER}\r\n\(stopped at --max-new-tokens; /continue resumes it\)"
 

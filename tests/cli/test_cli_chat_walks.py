@@ -14,7 +14,7 @@ from results import Result
 from scripted_talk import Line, Talk, open_talk
 
 from llmcli.cli.chat_session.commands import COMMANDS
-from llmcli.engine.conversation_file import FORMAT
+from llmcli.engine.conversation import FORMAT
 from llmcli.sampling.params import SPECS
 
 NUM_LINES = 40

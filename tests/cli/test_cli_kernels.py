@@ -13,8 +13,7 @@ from results import Result
 from llmcli.cli.kernels import _show
 from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
 from llmcli.lab.compare import Measured, find_claims
-from llmcli.lab.ladder import study_names
-from llmcli.lab.study_file import parse_study
+from llmcli.lab.study import parse_study, study_names
 from llmcli.lab.trial import Times
 
 Llmcli = Callable[..., Result]

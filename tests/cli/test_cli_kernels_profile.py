@@ -23,11 +23,10 @@ from llmcli.kernels.launches import Launch
 from llmcli.kernels.occupancy import Occupancy
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab import nsight
-from llmcli.lab.counters import Counters, metrics_for
-from llmcli.lab.kernel_use import KernelUse
+from llmcli.lab.nsight import Counters, metrics_for
 from llmcli.lab.profile import RungRequest, StepRequest, read_request
 from llmcli.lab.roofline import Ceilings
-from llmcli.lab.walk import Call, card_of, walk_model
+from llmcli.lab.walk import Call, KernelUse, card_of, walk_model
 
 Llmcli = Callable[..., Result]
 

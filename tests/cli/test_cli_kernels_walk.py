@@ -20,8 +20,7 @@ from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.spec import KernelCost
-from llmcli.lab.roofline import Ceilings, Gap, find_gap, place_calls
-from llmcli.lab.step_times import StepTimes
+from llmcli.lab.roofline import Ceilings, Gap, StepTimes, find_gap, place_calls
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import Call, Walk
 

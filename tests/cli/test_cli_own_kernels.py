@@ -28,13 +28,12 @@ from llmcli.cli import device_choice, lazy
 from llmcli.cli.own_kernels import change_text
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.sources import flatten_text, text_digest
-from llmcli.lab import own_checks
+from llmcli.lab import verify as own_checks
 from llmcli.lab.engine import CASES
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
-from llmcli.measure.bench import BenchReport, Comparison, DecodeFigures, EngineFigures, PromptFigures
-from llmcli.measure.spread import Spread
-from llmcli.receipt.file import load_receipt
+from llmcli.measure.bench import BenchReport, Comparison, DecodeFigures, EngineFigures, PromptFigures, Spread
+from llmcli.receipt.receipt import load_receipt
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
 

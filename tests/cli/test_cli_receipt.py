@@ -14,7 +14,7 @@ from results import Result
 from safetensors.torch import load_file, save_file
 
 from llmcli.engine.generation import Generation
-from llmcli.receipt.file import load_receipt, save_receipt
+from llmcli.receipt.receipt import load_receipt, save_receipt
 
 Llmcli = Callable[..., Result]
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"
@@ -156,7 +156,7 @@ def test_versions_and_variables_are_named(
 ) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     generate("Hi", "--seed", 1)
-    monkeypatch.setattr("llmcli.receipt.machine.__version__", "9.9.9")
+    monkeypatch.setattr("llmcli.receipt.describe.__version__", "9.9.9")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     result = llmcli("replay", receipt)
     assert result.exit_code == 0

@@ -12,8 +12,7 @@ from results import Result
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from llmcli.cli.options import SAMPLING_PANEL
-from llmcli.sampling.order import DEFAULT_ORDER
-from llmcli.sampling.params import SPECS
+from llmcli.sampling.params import DEFAULT_ORDER, SPECS
 
 
 @pytest.fixture

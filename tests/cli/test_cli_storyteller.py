@@ -10,8 +10,7 @@ import pytest
 from results import Result
 
 from llmcli.config.presets import load_preset
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, save_conversation
+from llmcli.engine.conversation import Conversation, SavedConversation, save_conversation
 from llmcli.resources import STORYTELLER, STORYTELLER_BF16, resource_folder
 
 SAID = "Using the built-in storyteller, a small demonstration (choose another model with --model)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from results import Result
 
-from llmcli.batch.openai import BODY_KEYS
+from llmcli.batch.input import BODY_KEYS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "guide" / "batch.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ import typer
 from results import Result
 
 from llmcli.cli.commands import COMMANDS
-from llmcli.sampling.order import DEFAULT_ORDER
+from llmcli.sampling.params import DEFAULT_ORDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "coming-from-llama.cpp.md"
 TEXT = PAGE.read_text(encoding="utf-8")

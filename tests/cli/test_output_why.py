@@ -14,7 +14,7 @@ from llmcli.cli.output.why import WhyOutput
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Token
 from llmcli.sampling.inspect import inspect_choice
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.load import load_tokenizer
 
 WORDS = ["Once", " upon", "\n", "時間", " a word far too long for its column"]

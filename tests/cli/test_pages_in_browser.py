@@ -18,7 +18,7 @@ from inspected_runs import PieceTokenizer, make_events, make_facts, play
 from llmcli.cli.output.html import HtmlOutput
 from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
 from llmcli.engine.roads import Fork, Road, RoadToken
-from llmcli.measure.diff import Alternative, DiffToken, verdict
+from llmcli.measure.evaluate import Alternative, DiffToken, verdict
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")

@@ -8,16 +8,13 @@ from typing import Any, NamedTuple
 from page_device import PageDevice, PageStep
 
 from llmcli.engine.chat import Chat, ChatSettings
-from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
-from llmcli.engine.reasoning import Piece
+from llmcli.engine.chat_events import ChatEvent, Piece, TurnFinished, TurnStarted
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.base import Tokenizer
+from llmcli.sampling.params import Sampler, SamplingParams
+from llmcli.tokenizer.base import Tokenizer, decode
 from llmcli.tokenizer.chat_encoding import turn_end_token_ids
 from llmcli.tokenizer.chat_template import ChatTemplate
-from llmcli.tokenizer.stream import decode
 
 
 class ChatModel(NamedTuple):

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from llmcli.errors import LLMCliError
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 VOCAB_SIZE = 256
 NextToken = Callable[[Sequence[int], Sampler], int]

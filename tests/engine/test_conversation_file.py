@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from llmcli.engine.conversation import Answer, Conversation, Turn
-from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
+from llmcli.engine.conversation import (
+    Answer,
+    Conversation,
+    SavedConversation,
+    Turn,
+    load_conversation,
+    save_conversation,
+)
 from llmcli.errors import OutputError, UsageError
 
 Change = Callable[[dict[str, Any]], object]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted_chat import ChatModel
 
-from llmcli.engine.chat_fit import FREE_AFTER_DROP, MIN_FREE, FittedPrompt, build_prompt, fit_prompt
+from llmcli.engine.chat import FREE_AFTER_DROP, MIN_FREE, FittedPrompt, build_prompt, fit_prompt
 from llmcli.engine.conversation import Answer, Conversation, Turn
 from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER, resource_folder

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_chat import ChatModel, ScriptedChat, finished, started, text_of
 
-from llmcli.engine.reasoning import ReasoningSplitter, split_reasoning
+from llmcli.engine.chat_events import ReasoningSplitter, split_reasoning
 from llmcli.tokenizer.chat_template import ChatTemplate
 
 Load = Callable[[str], ChatModel]

@@ -11,7 +11,7 @@ from scripted_drafts import ScriptedGuesses, ScriptedSource
 from tiny_models import write_broken_llama, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished
 from llmcli.errors import DeviceError, LLMCliError
@@ -19,7 +19,7 @@ from llmcli.kernels.device import device_errors
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
 

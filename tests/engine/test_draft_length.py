@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from llmcli.engine.draft_length import FIRST_COST, DraftCost, KeptRates, StepTimes, best_length
+from llmcli.engine.drafts import FIRST_COST, DraftCost, KeptRates, StepTimes, best_length
 
 
 def num_kept(length: int, rate: float, rng: random.Random) -> int:

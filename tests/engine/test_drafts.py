@@ -15,17 +15,16 @@ from scripted_drafts import ScriptedSource
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.draft_sources import DraftModel, NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage, Guesses
 from llmcli.engine.events import Finished, Token
-from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import KeptRow
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Chosen
 from llmcli.runners.numpy.load import load
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
 

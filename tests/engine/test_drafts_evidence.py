@@ -16,15 +16,13 @@ from scripted_drafts import ScriptedSource
 from tiny_models import EOS_ID, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.draft_sources import DraftModel, NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource
 from llmcli.engine.events import Failed, Finished, Token
-from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.load import load_tokenizer
 
 TEMPERATURES = (0.0, 0.8, 1.3)

@@ -9,12 +9,11 @@ import pytest
 from page_device import PageDevice
 
 from llmcli.engine.events import Event, Finished, PromptScored, Token
-from llmcli.engine.fair_order import FairOrder
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.texts import FairOrder
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 
 

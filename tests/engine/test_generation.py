@@ -11,15 +11,14 @@ import pytest
 from page_device import PageDevice
 from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
 
-from llmcli.engine import sample as sample_module
+from llmcli.engine import texts as sample_module
 from llmcli.engine.events import Finished, PrefillProgress, Token
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import Request
 from llmcli.runners.base import Logits
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.inspect import Inspection
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -23,12 +23,10 @@ from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.library import Limits, Matcher
-from llmcli.schema.schema import HeldText, Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import HeldText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

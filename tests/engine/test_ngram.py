@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from llmcli.engine.ngram import NgramIndex, NgramSource
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.engine.draft_sources import NgramIndex, NgramSource
+from llmcli.sampling.params import Sampler, SamplingParams
 
 SAMPLER = Sampler(SamplingParams(), seed=0)
 

@@ -20,10 +20,9 @@ from llmcli.runners.base import Runner, Span
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.load import load
 from llmcli.sampling.chain import choose, run_steps
+from llmcli.sampling.filters import next_mu
 from llmcli.sampling.inspect import Inspection, StepEffect, TokenLogprob, TokenProbability
-from llmcli.sampling.mirostat import next_mu
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -18,8 +18,7 @@ from llmcli.engine.request import KeptRow, Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -14,18 +14,17 @@ from tiny_models import EOS_ID, write_byte_tokenizer
 
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Finished, Token
-from llmcli.engine.fill import Fill
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.steps import Fill
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
 FILES = (
-    *("choosing.py", "drafts.py", "ngram.py", "scheduler.py", "prompt_spans.py", "texts.py", "fill.py"),
+    *("drafts.py", "draft_sources.py", "scheduler.py", "steps.py", "texts.py"),
     *("stepping.py", "pages.py"),
 )
 TEXT = [*b"some words", EOS_ID]

@@ -9,15 +9,14 @@ import pytest
 from page_device import VOCAB_SIZE, NextToken, PageDevice, PageStep
 
 from llmcli.engine.events import Finished, Token
-from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.scheduler import WAIT_SECONDS, Scheduler
+from llmcli.engine.steps import MOST_FILL_TOKENS, FillBudget
 from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.no_text import NoText
+from llmcli.sampling.params import Sampler, SamplingParams
+from llmcli.tokenizer.base import NoText
 
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
 

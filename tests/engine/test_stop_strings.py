@@ -14,10 +14,8 @@ from tiny_models import EOS_ID, write_byte_tokenizer
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from llmcli.engine.request import Request
-from llmcli.engine.sample import Sample
-from llmcli.engine.stop_strings import StopStrings
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.engine.texts import Sample, StopStrings
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

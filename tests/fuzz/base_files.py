@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
 from llmcli.cli.main import run
-from llmcli.engine.conversation import Answer, Conversation, Turn
-from llmcli.engine.conversation_file import SavedConversation, save_conversation
+from llmcli.engine.conversation import Answer, Conversation, SavedConversation, Turn, save_conversation
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 TEMPLATE = (

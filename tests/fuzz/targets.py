@@ -95,7 +95,7 @@ def _render(folder: Path, file: Path) -> None:
 
 def _load_conversation(folder: Path, file: Path) -> None:
     """Load a conversation and use all of it."""
-    from llmcli.engine.conversation_file import load_conversation
+    from llmcli.engine.conversation import load_conversation
 
     saved = load_conversation(file)
     saved.conversation.messages()
@@ -105,9 +105,8 @@ def _load_conversation(folder: Path, file: Path) -> None:
 def _read_receipt(folder: Path, file: Path) -> None:
     """Load a receipt and do all that comes before the weights of the model beside it are read."""
     from llmcli.cli.replay import ReplayOptions, _encoded_again, _prepare
-    from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import look_at_files
-    from llmcli.receipt.file import load_receipt
+    from llmcli.receipt.receipt import compare_receipts, compare_samples, load_receipt
 
     receipt = load_receipt(file).receipt
     run, request = _prepare(receipt, ReplayOptions(file, model=str(folder.parent / "model"), device="cpu"))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from fenced import Fenced, fenced, to_host
 
-from llmcli.lab.kv_cache import CODES, Stored
+from llmcli.lab.attention import CODES, Stored
 
 
 @dataclass(frozen=True)

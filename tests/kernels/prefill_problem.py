@@ -6,8 +6,8 @@ from kv_codes import cache_arguments, upload_cache
 
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.device import Device
+from llmcli.lab.attention import paged, visible_table
 from llmcli.lab.cases.attention_prefill import ROW, Case
-from llmcli.lab.kv_cache import paged, visible_table
 
 
 def upload(array: np.ndarray) -> Fenced:

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmcli.lab.sampler_chains import NUM_PROMPT_TOKENS, make_logits
 from llmcli.sampling.chain import Choice, choose
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 def go_on(sampler: Sampler, choice: Choice) -> Sampler:

@@ -12,9 +12,8 @@ from test_attention_decode_launch import F32, Recorder, host
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.attention import EPS, NewTokens, new_tokens, paged, visible_table, with_unused_lanes
 from llmcli.lab.cases.append_tokens import problem_of
-from llmcli.lab.kv_cache import paged, visible_table
-from llmcli.lab.new_tokens import EPS, NewTokens, new_tokens, with_unused_lanes
 
 
 def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:

@@ -5,8 +5,8 @@ import pytest
 from emulated import COMPILER, EmulatedDevice, can_emulate, solve
 
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.attention import new_tokens
 from llmcli.lab.cases.attention_decode import problem_of
-from llmcli.lab.new_tokens import new_tokens
 from llmcli.lab.problem import find_mismatch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")

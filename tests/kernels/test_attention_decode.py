@@ -21,8 +21,7 @@ from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import CODES, Stored, in_rows, paged, visible_table
-from llmcli.lab.new_tokens import EPS, NewTokens, append, new_tokens
+from llmcli.lab.attention import CODES, EPS, NewTokens, Stored, append, in_rows, new_tokens, paged, visible_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

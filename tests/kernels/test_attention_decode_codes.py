@@ -5,8 +5,7 @@ import pytest
 from test_attention_decode import LLAMA, Result, run, verify
 
 from llmcli.kernels.device import Device
-from llmcli.lab.kv_cache import CODES, Stored, in_rows, stored
-from llmcli.lab.new_tokens import NewTokens, new_tokens
+from llmcli.lab.attention import CODES, NewTokens, Stored, in_rows, new_tokens, stored
 
 
 def caches(problem: NewTokens, result: Result) -> list[Stored]:

@@ -8,8 +8,7 @@ from test_attention_decode import KINDS, LLAMA, run, verify
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import in_rows, page_table
-from llmcli.lab.new_tokens import new_tokens
+from llmcli.lab.attention import in_rows, new_tokens, page_table
 
 
 @pytest.mark.cuda

@@ -8,7 +8,7 @@ import pytest
 
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import CODES
+from llmcli.lab.attention import CODES
 
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 LLAMA = QkvLayout(8, 2, 64)

@@ -13,7 +13,7 @@ from llmcli.kernels.attention_rows import attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import CODES
+from llmcli.lab.attention import CODES
 
 I32 = np.dtype(np.int32)
 OWN: dict[Any, dict[str, Any]] = {

@@ -11,8 +11,8 @@ from prefill_problem import Problem
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.attention import CODES, page_table
 from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW
-from llmcli.lab.kv_cache import CODES, page_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

@@ -16,8 +16,8 @@ from llmcli.kernels.attention_prefill_wgmma import SPEC, Form
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS
+from llmcli.lab.attention import page_table
 from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW, Case, problem_of
-from llmcli.lab.kv_cache import page_table
 from llmcli.lab.problem import find_mismatch
 
 F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)

@@ -12,8 +12,7 @@ from llmcli.kernels.attention_rows import MAX_LANES, RowsPlan, attention_rows
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import CODES
-from llmcli.lab.new_tokens import NewTokens, new_tokens
+from llmcli.lab.attention import CODES, NewTokens, new_tokens
 
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16, CODES], ids=["fp16", "bf16", "codes"])
 ALL_BLOCKS = 264

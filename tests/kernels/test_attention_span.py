@@ -17,9 +17,8 @@ from llmcli.kernels.attention_span import MAX_SPAN, SpanPlan, attention_span
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.lab.attention import CODES, NewTokens, new_tokens, spans_of
 from llmcli.lab.cases.attention_decode import problem_of
-from llmcli.lab.kv_cache import CODES
-from llmcli.lab.new_tokens import NewTokens, new_tokens, spans_of
 from llmcli.lab.problem import find_mismatch
 from llmcli.runners.cuda.graphs import StepGraphs
 

@@ -9,8 +9,8 @@ from fenced import assert_same_bits, assert_within, fenced, to_float64
 
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens, matmul_cost
 from llmcli.kernels.device import Device
-from llmcli.lab.bounds import sum_bound
-from llmcli.lab.storage import to_storage
+from llmcli.lab.matrices import to_storage
+from llmcli.lab.rows import sum_bound
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from right import assert_right
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding, embedding_cost
 from llmcli.lab.cases.embedding import case, rows_case, unknown_ids_case
-from llmcli.lab.storage import STORAGE
+from llmcli.lab.matrices import STORAGE
 
 
 @pytest.mark.cuda

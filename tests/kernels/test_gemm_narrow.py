@@ -40,11 +40,10 @@ from llmcli.lab.cases.gemm_wide import (
     with_model_scales,
     with_small_scales,
 )
-from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
+from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of, to_storage
 from llmcli.lab.notes import Notes
 from llmcli.lab.problem import Problem, find_mismatch
-from llmcli.lab.storage import to_storage
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import image_of
 
 REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65536, 228 * 1024, 1024  # of a multiprocessor; and of each of its blocks
 

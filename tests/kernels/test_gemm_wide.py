@@ -27,10 +27,9 @@ from llmcli.lab.cases.gemm_wide import (
     with_model_scales,
     with_small_scales,
 )
-from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
+from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of, to_storage
 from llmcli.lab.notes import Notes
-from llmcli.lab.storage import to_storage
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import image_of
 
 
 @pytest.fixture

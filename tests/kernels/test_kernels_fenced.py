@@ -8,8 +8,8 @@ import pytest
 import torch
 from fenced import FENCE_BYTES, assert_same_bits, assert_within, fenced, to_float64
 
-from llmcli.lab.bounds import sum_bound
-from llmcli.lab.storage import to_bfloat16, to_storage
+from llmcli.lab.matrices import to_bfloat16, to_storage
+from llmcli.lab.rows import sum_bound
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])

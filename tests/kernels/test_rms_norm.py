@@ -7,9 +7,9 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.rms_norm import rms_norm_cost
+from llmcli.lab.matrices import STORAGE
 from llmcli.lab.problems import rms_norm
 from llmcli.lab.rows import COLUMNS
-from llmcli.lab.storage import STORAGE
 
 
 @pytest.mark.cuda

@@ -10,8 +10,8 @@ from right import assert_right
 from llmcli.kernels.device import Device
 from llmcli.kernels.round_rows import round_rows, round_rows_cost
 from llmcli.lab.cases.round_rows import case
+from llmcli.lab.matrices import STORAGE
 from llmcli.lab.rows import COLUMNS, make_rows
-from llmcli.lab.storage import STORAGE
 
 
 @pytest.mark.cuda

@@ -10,8 +10,8 @@ from llmcli.kernels import embedding, head_norm, residual_add, rms_norm, round_r
 from llmcli.kernels import swiglu as swiglu_module
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
+from llmcli.lab.matrices import STORAGE
 from llmcli.lab.rows import COLUMNS
-from llmcli.lab.storage import STORAGE
 
 
 class Recorder:

@@ -32,8 +32,7 @@ from llmcli.kernels.sources import flatten
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.chain import choose
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 cupy = pytest.importorskip("cupy")
 arena = pytest.importorskip("llmcli.runners.cuda.arena")

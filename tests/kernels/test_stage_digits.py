@@ -9,7 +9,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.stage_digits import image_bytes, stage_digits, stage_digits_cost, tokens_of
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.lab.cases.stage_digits import make_rows, problem_of
-from llmcli.lab.digits import digits_of
+from llmcli.lab.rows import digits_of
 
 
 def stage(device: Device, layout: TileLayout, x: np.ndarray) -> tuple[Fenced, Fenced]:

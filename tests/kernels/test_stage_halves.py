@@ -10,7 +10,7 @@ from llmcli.kernels.stage_halves import image_bytes, stage_halves, stage_halves_
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.lab.cases.stage_digits import make_rows
 from llmcli.lab.cases.stage_halves import TYPES, problem_of
-from llmcli.lab.halves import halves_of
+from llmcli.lab.rows import halves_of
 
 
 def stage(device: Device, layout: TileLayout, x: np.ndarray) -> Fenced:

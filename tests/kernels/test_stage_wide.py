@@ -13,7 +13,7 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import SPEC, UNIT_INPUTS, image_bytes, num_steps, stage_wide, stage_wide_cost
 from llmcli.lab.cases.stage_wide import EPS, problem_of
 from llmcli.lab.notes import Notes
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import image_of
 
 
 @pytest.mark.cuda

@@ -10,8 +10,8 @@ from right import assert_right
 from llmcli.kernels.device import Device
 from llmcli.kernels.swiglu import swiglu, swiglu_cost
 from llmcli.lab.cases.swiglu import case, interleave, reference_of
+from llmcli.lab.matrices import STORAGE
 from llmcli.lab.rows import COLUMNS
-from llmcli.lab.storage import STORAGE
 
 
 @pytest.mark.cuda

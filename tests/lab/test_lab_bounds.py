@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.lab.bounds import truncated_sum_bound
 from llmcli.lab.cases.gemm_wide import FORMATS, activations, problem_of, with_small_scales
 from llmcli.lab.matrices import StoredMatrix, random_matrix
-from llmcli.lab.rows import powers_of_two
+from llmcli.lab.rows import powers_of_two, truncated_sum_bound
 
 UNIT_INPUTS, STEP_INPUTS = 64, 16  # of 8-bit weights; of one product
 FRACTION_BITS = 25  # to which addends are cut, below the largest exponent of a step

@@ -7,10 +7,8 @@ from fake_ncu import AUTO_UNITS, AUTO_VALUES, STALL, UNITS, VALUES, FakeNcu
 
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.occupancy import Occupancy
-from llmcli.lab.counters import Counters, counters_of, metrics_for, read_launches
-from llmcli.lab.kernel_use import KernelUse
-from llmcli.lab.limit import find_limit
-from llmcli.lab.nsight import count
+from llmcli.lab.nsight import Counters, count, counters_of, find_limit, metrics_for, read_launches
+from llmcli.lab.walk import KernelUse
 
 ABOUT = ("ID", "Kernel Name", "CC")
 

@@ -10,9 +10,9 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch, check_launch
 from llmcli.kernels.registry import KERNELS
 from llmcli.lab.engine import CASES
+from llmcli.lab.matrices import to_storage
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, Problem, find_mismatch, largest_error
-from llmcli.lab.storage import to_storage
 from llmcli.lab.trial import judge
 
 

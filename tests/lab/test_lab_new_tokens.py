@@ -14,10 +14,21 @@ import torch  # noqa: E402
 from simulated_kernels import allocate, on_host  # noqa: E402
 
 from llmcli.kernels.qkv import QkvLayout  # noqa: E402
-from llmcli.lab.attention import U32, Estimate  # noqa: E402
+from llmcli.lab.attention import (  # noqa: E402  # noqa: E402  # noqa: E402
+    CODES,
+    DTYPES,
+    EPS,
+    U32,
+    Estimate,
+    append,
+    in_cache,
+    new_tokens,
+    rounded,
+    spans_of,
+    stored,
+    with_unused_lanes,
+)
 from llmcli.lab.cases import append_tokens, attention_decode  # noqa: E402
-from llmcli.lab.kv_cache import CODES, stored  # noqa: E402
-from llmcli.lab.new_tokens import DTYPES, EPS, append, in_cache, new_tokens, rounded, spans_of, with_unused_lanes  # noqa: E402
 from llmcli.lab.problem import ENGINE, Problem, find_mismatch  # noqa: E402
 from llmcli.runners.torch.llama import RMSNorm, attend, rotate  # noqa: E402
 

@@ -12,8 +12,7 @@ from fake_ncu import STALL, FakeNcu
 
 from llmcli.errors import DeviceError
 from llmcli.lab import nsight
-from llmcli.lab.counters import metrics_for
-from llmcli.lab.nsight import count, find_ncu
+from llmcli.lab.nsight import count, find_ncu, metrics_for
 
 
 def install(folder: Path) -> Path:

@@ -6,10 +6,9 @@ import torch
 
 from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.library import matmul
-from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import Notes, matmul, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
-from llmcli.lab.tiling import tiles_of
 
 MATMUL = {"num_rows": 9, "num_columns": 21, "num_inputs": 300}
 INT8 = {"num_tokens": 5, "num_rows": 37, "num_inputs": 72}
@@ -78,7 +77,7 @@ def test_scales_and_zero_points_of_tiles() -> None:
 
 def test_rows_that_are_too_long_are_refused() -> None:
     with pytest.raises(ValueError, match="broadcast"):
-        tiles_of(tile_layout("float16", 3, 8), np.zeros((3, 300), np.float16))
+        tile_rows(tile_layout("float16", 3, 8), np.zeros((3, 300), np.float16))
 
 
 def solved(problem: Problem, name: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -16,7 +16,6 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab import profile_worker, trial
-from llmcli.lab.ladder import find_rung, load_study, study_names
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.profile import (
     ProfileRequest,
@@ -28,6 +27,7 @@ from llmcli.lab.profile import (
     request_json,
     rung_call,
 )
+from llmcli.lab.study import find_rung, load_study, study_names
 from llmcli.lab.walk import Call, Lengths, Walk, card_of
 
 LENGTHS = Lengths(prompt=16, depth=33, rows=2, context=161)

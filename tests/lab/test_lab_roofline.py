@@ -4,8 +4,7 @@ import pytest
 
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
-from llmcli.lab.roofline import Ceilings, find_gap, place_calls
-from llmcli.lab.step_times import StepTimes
+from llmcli.lab.roofline import Ceilings, StepTimes, find_gap, place_calls
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import Call, Walk
 

@@ -14,7 +14,7 @@ from llmcli.errors import DeviceError
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
-from llmcli.lab import step_times, trial
+from llmcli.lab import roofline, trial
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, walk_model
 from llmcli.resources import STORYTELLER, resource_folder
@@ -64,7 +64,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
             start()
         return Times(len(series) * 1e-6, 0.0)
 
-    monkeypatch.setattr(step_times, "time_launches", time_launches)
+    monkeypatch.setattr(roofline, "time_launches", time_launches)
     return series
 
 
@@ -72,7 +72,7 @@ def test_every_call_is_timed_with_its_own_addresses(timed: list[tuple[int, int]]
     walk = walk_of("embedding", "gemv", PRODUCT, "gemv", PRODUCT)
     launches, done = noted(walk), []
     lengths = Lengths.within(4096, None, None, 1)
-    times = step_times._time(None, walk, launches, lengths, lambda: done.append(1))  # type: ignore[arg-type]
+    times = roofline._time(None, walk, launches, lengths, lambda: done.append(1))  # type: ignore[arg-type]
     assert [number for number, _ in timed] == [1, 1, 2, 2]  # the whole step, then each call
     assert [starter.starts for starter, _ in launches] == [[[place]] * 2 for place in range(5)]
     assert times.whole.median == pytest.approx(1e-6)
@@ -85,7 +85,7 @@ def test_other_launches_than_those_of_the_walk_are_refused(stems: tuple[str, ...
     walk = walk_of("embedding", "gemv", "gemv")
     lengths = Lengths.within(4096, None, None, 1)
     with pytest.raises(DeviceError, match="3 were expected"):
-        step_times._time(None, walk, noted(walk_of(*stems)), lengths, lambda: None)  # type: ignore[arg-type]
+        roofline._time(None, walk, noted(walk_of(*stems)), lengths, lambda: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("maximum", [1 + LEAST_ROOM, 300, 1024, 131072])
@@ -93,10 +93,10 @@ def test_the_sampler_never_leaves_the_context(timed: list[tuple[int, int]], maxi
     """Each run moves the row on: the step that is noted, the steps that are timed, and the sampler's own."""
     lengths = Lengths.within(maximum, None, None, 1)
     walk = walk_of("gemv", "sample_token")
-    step_times._time(None, walk, noted(walk), lengths, lambda: None)  # type: ignore[arg-type]
+    roofline._time(None, walk, noted(walk), lengths, lambda: None)  # type: ignore[arg-type]
     whole, _, sampler = (most for _, most in timed)
     assert sampler >= 4
-    moves = 1 + sum(3 + (1 + step_times._ROUNDS) * most for most in (whole, sampler))
+    moves = 1 + sum(3 + (1 + roofline._ROUNDS) * most for most in (whole, sampler))
     assert lengths.depth + moves <= lengths.context
 
 
@@ -123,8 +123,8 @@ def test_the_steps_that_are_noted(tiny_llama: Path, rows: int) -> None:
     lengths = Lengths(prompt=16, depth=33, rows=rows, context=64)
     runner = load(open_model(tiny_llama), max_seq_len=64, num_rows=rows)
     watched, free = Watched(runner, SimpleNamespace(noted=None)), runner.free_pages
-    step_times.note_decode(watched.device, watched, lengths)  # type: ignore[arg-type]
-    step_times.note_prompt(watched.device, watched, lengths)  # type: ignore[arg-type]
+    roofline.note_decode(watched.device, watched, lengths)  # type: ignore[arg-type]
+    roofline.note_prompt(watched.device, watched, lengths)  # type: ignore[arg-type]
     decode, prompt = watched.spans
     assert [(depth, count) for _, depth, count in decode] == [(33, 0)] * rows
     assert [(begin, count) for _, begin, count in prompt] == [(0, 16)]
@@ -185,7 +185,7 @@ def test_a_model_on_a_card(device: Device, rows: int) -> None:
     lengths = Lengths.within(model.config.max_position_embeddings, 100, 200, rows)
     walks = walk_model(model, lengths, device.facts, device.arch)
     silent: Any = {name: lambda done, total: None for name in ("on_compile", "on_load", "on_measure")}
-    for step in step_times.measure_steps(device, model, lengths, *walks, **silent):
+    for step in roofline.measure_steps(device, model, lengths, *walks, **silent):
         assert all(0 < times.fastest <= times.median < 0.01 for times in step.calls)
         assert math.isfinite(step.whole.median)
         assert step.alone_seconds / 3 < step.whole.median < 3 * step.alone_seconds

@@ -12,12 +12,9 @@ from llmcli.kernels.launches import check_launch
 from llmcli.kernels.sources import flatten_text
 from llmcli.lab.catalogue import make_problem
 from llmcli.lab.compare import check
-from llmcli.lab.excerpt import excerpt
-from llmcli.lab.ladder import kernel_names, load_study, solve, study_names
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
-from llmcli.lab.signatures import kernel_parameters
-from llmcli.lab.study_file import parse_rung
+from llmcli.lab.study import excerpt, kernel_names, kernel_parameters, load_study, parse_rung, solve, study_names
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("sm_80", "sm_90", "sm_120")  # the first, ours, the newest; the engine's kernels are compiled for all

@@ -5,9 +5,7 @@ import pytest
 
 from llmcli.errors import UsageError
 from llmcli.kernels.phantom import Phantom
-from llmcli.lab.expressions import evaluate
-from llmcli.lab.signatures import kernel_parameters
-from llmcli.lab.study_file import KernelCall, parse_rung, parse_sizes, parse_study
+from llmcli.lab.study import KernelCall, evaluate, kernel_parameters, parse_rung, parse_sizes, parse_study
 
 STUDY = """\
 // add: c[i] = a[i] + b[i], for a start  Source: a book, chapter 2

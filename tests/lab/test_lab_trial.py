@@ -9,8 +9,8 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.lab import compare
 from llmcli.lab.catalogue import make_problem
-from llmcli.lab.ladder import load_study, solve
 from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.study import load_study, solve
 from llmcli.lab.trial import Times, measure
 
 

@@ -20,15 +20,14 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import is_address
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten, kernels_folder
-from llmcli.lab import own_checks, own_kernel
+from llmcli.lab import own_kernel, verify
 from llmcli.lab.engine import CASES
 from llmcli.lab.notes import Notes, phantoms_of
-from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
 from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
 from llmcli.lab.problem import ENGINE
-from llmcli.lab.signatures import kernel_parameters
+from llmcli.lab.study import kernel_parameters
 from llmcli.lab.trial import Times
-from llmcli.lab.verify import KernelVerdict, launched_names
+from llmcli.lab.verify import KernelVerdict, check_own_kernel, launched_names, prepare_own_kernels, time_own_kernel
 from llmcli.runners.cuda.arena import free_bytes
 
 LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1, "speed_first": False}
@@ -205,7 +204,7 @@ def test_what_checks_and_model_launch_is_compiled(tmp_path: Path, monkeypatch: p
     ready = {(is_own, stem) for is_own, stem, _ in device._kernels}
     assert {(True, NAME), (False, NAME), (False, "gemv"), (False, "sample_token")} <= ready
     assert [stem for is_own, stem in ready if is_own] == [NAME]
-    monkeypatch.setattr(own_checks, "launched_names", lambda card, cases: {"residual_add<1>"})
+    monkeypatch.setattr(verify, "launched_names", lambda card, cases: {"residual_add<1>"})
     assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == ["residual_add<4>"]
 
 
@@ -256,11 +255,11 @@ def test_what_does_not_compile(before: str, after: str, told: str, tmp_path: Pat
 def test_a_failed_check_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernel = read(NAME, write_example(tmp_path))
     verdict = KernelVerdict(NAME, 54, 3, np.inf, "num_rows 6: hidden[1, 3] is 2, expected 1 within 0.1")
-    monkeypatch.setattr(own_checks, "verify_kernel", lambda device, cases: verdict)
+    monkeypatch.setattr(verify, "verify_kernel", lambda device, cases: verdict)
     device: Any = None
     with pytest.raises(DeviceError, match=r"mine\.cu is wrong in 3 of 54 cases: num_rows 6: hidden\[1, 3\] is 2, exp"):
         check_own_kernel(device, kernel)
-    monkeypatch.setattr(own_checks, "verify_kernel", lambda device, cases: KernelVerdict(NAME, 54, 0, 0.5, ""))
+    monkeypatch.setattr(verify, "verify_kernel", lambda device, cases: KernelVerdict(NAME, 54, 0, 0.5, ""))
     check_own_kernel(device, kernel)
 
 
@@ -268,7 +267,7 @@ def test_a_kernel_that_crashes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     def fail(device: Device, cases: object) -> None:
         raise DeviceError("the card failed: cudaErrorIllegalAddress")
 
-    monkeypatch.setattr(own_checks, "verify_kernel", fail)
+    monkeypatch.setattr(verify, "verify_kernel", fail)
     device: Any = None
     with pytest.raises(
         DeviceError, match=r"^residual_add from .*mine\.cu did not come to its end: the card failed: cuda"
@@ -287,8 +286,8 @@ def test_alone_both_solve_the_same_problem(monkeypatch: pytest.MonkeyPatch, tmp_
             start(phantoms_of(problem))
         return {"own": Times(2e-6, 1e-6), "engine": Times(3e-6, 2e-6)}
 
-    monkeypatch.setattr(own_checks, "measure", measure)
-    monkeypatch.setattr(own_checks, "release_memory", lambda: launches.append(("released", False)))
+    monkeypatch.setattr(verify, "measure", measure)
+    monkeypatch.setattr(verify, "release_memory", lambda: launches.append(("released", False)))
     times = time_own_kernel(device, read(NAME, tmp_path / "mine.cu"))
     assert launches == [(NAME, True), (NAME, False), ("released", False)]
     assert (times.own.median, times.engine.median) == (2e-6, 3e-6)

@@ -7,10 +7,10 @@ import pytest
 from page_device import PageDevice, PageStep
 
 from llmcli.errors import DeviceError
-from llmcli.measure.draft_steps import measure_draft_steps
+from llmcli.measure.bench import measure_draft_steps
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 PROMPT = list(range(1, 41))
 
@@ -22,7 +22,7 @@ class ClockedDevice(PageDevice):
         super().__init__(self._next, works_ahead=works_ahead)
         self.now, self.end, self.lies = 0.0, 0.0, lies
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr("llmcli.measure.draft_steps.time", clock)
+        monkeypatch.setattr("llmcli.measure.bench.time", clock)
 
     def _next(self, history: Sequence[int], sampler: Sampler) -> int:
         is_lie = self.lies and any(work.drafts for work in self.works[-1]) and len(history) > 50

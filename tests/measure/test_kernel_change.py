@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from measure.test_measure_bench import ClockedRunner, Predictor
 
-from llmcli.measure import kernel_change
-from llmcli.measure.bench import BenchOptions, Comparison, run_in_turns
-from llmcli.measure.kernel_change import NUM_STEPS, measure_change
-from llmcli.measure.spread import Spread
+from llmcli.measure import bench
+from llmcli.measure.bench import NUM_STEPS, BenchOptions, Comparison, Spread, measure_change, run_in_turns
 from llmcli.measure.subject import measure_subject
 
 Slower = Callable[[], Any]
@@ -20,7 +18,7 @@ Slower = Callable[[], Any]
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> ClockedRunner:
     runner = ClockedRunner(monkeypatch)
-    monkeypatch.setattr(kernel_change, "time", SimpleNamespace(perf_counter=lambda: runner.now))
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: runner.now))
     return runner
 
 

@@ -15,8 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.errors import UsageError  # noqa: E402
-from llmcli.measure.diff import DiffToken, diff, verdict  # noqa: E402
-from llmcli.measure.evaluate import compare, evaluate, windows  # noqa: E402
+from llmcli.measure.evaluate import DiffToken, compare, diff, evaluate, verdict, windows  # noqa: E402  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 from llmcli.tokenizer.load import load_tokenizer  # noqa: E402

@@ -11,10 +11,8 @@ from compressed_tensors.utils.match import match_named_modules, match_targets
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import _GROUP_KEYS, _WEIGHTS_KEYS, ConfigGroup, QuantizationConfig
-from llmcli.quantization.quality import measure_quality
-from llmcli.quantization.rounding import RowErrors
-from llmcli.quantization.schemes import WeightScheme
-from llmcli.quantization.vllm import vllm_concerns
+from llmcli.quantization.rounding import RowErrors, measure_quality
+from llmcli.quantization.schemes import WeightScheme, vllm_concerns
 
 INT8 = WeightScheme(8, None)
 INT4 = WeightScheme(4, 128)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import AwqConfig, Fp8Config, GptqConfig, read_quantization
+from llmcli.quantization.config import AwqConfig, Fp8Config, GptqConfig, read_quantization
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

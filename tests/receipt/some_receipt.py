@@ -14,8 +14,7 @@ from llmcli.receipt.receipt import (
     SamplingFacts,
     StoppingFacts,
 )
-from llmcli.sampling.order import DEFAULT_ORDER
-from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.params import DEFAULT_ORDER, SamplingParams
 
 RECEIPT = Receipt(
     model=ModelFacts(

@@ -6,8 +6,7 @@ import pytest
 from receipt.some_receipt import RECEIPT, changed
 
 from llmcli.differences import Difference, find_differences
-from llmcli.receipt.comparison import compare_receipts, compare_samples
-from llmcli.receipt.receipt import FileFacts, Receipt, SampleFacts
+from llmcli.receipt.receipt import FileFacts, Receipt, SampleFacts, compare_receipts, compare_samples
 
 FILES = RECEIPT.model.files
 

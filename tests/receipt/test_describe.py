@@ -11,7 +11,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.request import Request
 from llmcli.errors import UsageError
-from llmcli.receipt import machine
+from llmcli.receipt import describe
 from llmcli.receipt.describe import describe_run, sampler_of
 from llmcli.receipt.receipt import Receipt
 from llmcli.runners.base import Arithmetic
@@ -44,7 +44,7 @@ def test_libraries_are_those_of_the_runner(tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_driver", lambda: None)
+    monkeypatch.setattr(describe, "find_driver", lambda: None)
     folder = write_tiny_llama(tmp_path / "model")
     found = described(folder, Arithmetic("auto", "auto", None, ("cupy",)), 1)
     assert (found.runner.device, found.runner.dtype, found.runner.threads) == ("cuda:1", "auto", None)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmcli.errors import CheckpointError
-from llmcli.receipt import digests
-from llmcli.receipt.digests import FileDigests
+from llmcli.receipt import describe
+from llmcli.receipt.describe import FileDigests
 from llmcli.receipt.receipt import FileFacts
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_gone_is_refused(files: dict[str, Path]) -> None:
 
 
 def test_who_stops_it_waits_for_nothing(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_CHUNK_BYTES", 1)  # three million steps
+    monkeypatch.setattr(describe, "_CHUNK_BYTES", 1)  # three million steps
     found = FileDigests(files)
     found.start()
     found.stop()

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.receipt.model_files import commit_of, model_files
+from llmcli.receipt.describe import commit_of, model_files
 
 OTHERS = ("README.md", "quantization.json", "consolidated.safetensors", "tokenizer.model", "vocab.json")
 

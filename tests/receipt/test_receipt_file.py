@@ -13,8 +13,7 @@ import pytest
 from receipt.some_receipt import RECEIPT, changed
 
 from llmcli.errors import UsageError
-from llmcli.receipt.file import LoadedReceipt, load_receipt, save_receipt
-from llmcli.receipt.receipt import ModelFacts, Receipt
+from llmcli.receipt.receipt import LoadedReceipt, ModelFacts, Receipt, load_receipt, save_receipt
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -33,8 +33,7 @@ from tiny_models import CONFIG, write_tiny_llama
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, Runner, Span
 from llmcli.sampling.chain import choose
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 
 class RunnerConformance(LoadingConformance, PageConformance, LayerConformance, DraftConformance, MaskConformance):

@@ -11,8 +11,7 @@ from tiny_models import CONFIG
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 VOCAB_SIZE = CONFIG["vocab_size"]
 NUM_TOKENS = 18

@@ -9,9 +9,9 @@ from tiny_models import CONFIG
 
 from llmcli.errors import UsageError
 from llmcli.runners.base import Runner, Span
+from llmcli.sampling.candidates import TokenMask, pack_mask
 from llmcli.sampling.chain import choose
-from llmcli.sampling.mask import TokenMask, pack_mask
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 SAMPLER = Sampler(replace(WARM, repetition_penalty=1.3), seed=5, num_prompt_tokens=20)
 

@@ -14,7 +14,7 @@ from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, Limits
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 VOCAB_SIZE = 258
 NextToken = Callable[[Sequence[int], Sampler], int]

@@ -7,8 +7,7 @@ from tiny_models import CONFIG
 
 from llmcli.runners.base import AllLogits, Choose, Logits, Runner, Span
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 PROMPT = [int(token_id) for token_id in np.random.default_rng(0).integers(0, CONFIG["vocab_size"], 300)]
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)

@@ -7,7 +7,7 @@ import numpy as np
 from row_steps import PROMPT, WARM, forget_prompts, start
 
 from llmcli.runners.base import Choose, Runner, Span, Step
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 Told = tuple[list[int], bytes]  # a row's tokens, and the logits that the last one was chosen from
 

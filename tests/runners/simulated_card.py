@@ -26,7 +26,7 @@ from llmcli.errors import LLMCliError  # noqa: E402
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts  # noqa: E402
 from llmcli.runners.cuda.packed_sampler import pack_sampler  # noqa: E402
 from llmcli.sampling.chain import Choice, choose  # noqa: E402
-from llmcli.sampling.sampler import Sampler  # noqa: E402
+from llmcli.sampling.params import Sampler  # noqa: E402
 
 
 class SimulatedDevice:

@@ -10,8 +10,8 @@ from row_steps import PROMPT, logits_of, relative_error
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.adapters.folder import open_adapter
-from llmcli.checkpoint.adapters.merge import merge_adapters
+from llmcli.checkpoint.adapter import open_adapter
+from llmcli.checkpoint.adapter_merge import merge_adapters
 from llmcli.checkpoint.model import open_model
 
 pytestmark = pytest.mark.cuda

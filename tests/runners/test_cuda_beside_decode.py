@@ -21,7 +21,7 @@ from llmcli.runners.cuda import arena
 from llmcli.runners.cuda import load as load_module
 from llmcli.runners.cuda.load import load
 from llmcli.runners.cuda.memory import RESERVED_BYTES
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 
 @pytest.fixture(scope="module")

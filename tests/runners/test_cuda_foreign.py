@@ -12,8 +12,8 @@ from row_steps import PROMPT, logits_of, relative_error, same
 from side_by_side import check_rows_together
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.conversion_plan import plan_conversion
 from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_plan import plan_conversion
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.device import Device
 

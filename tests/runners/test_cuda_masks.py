@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UsageError
+from llmcli.sampling.candidates import pack_mask
 from llmcli.sampling.chain import choose
-from llmcli.sampling.mask import pack_mask
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 pytest.importorskip("cupy")
 sampling = pytest.importorskip("llmcli.runners.cuda.sampling")

@@ -19,9 +19,8 @@ from llmcli.resources import built_in_model
 from llmcli.runners.base import Logits, Runner, Span
 from llmcli.runners.cuda.load import load as load_simulated
 from llmcli.runners.torch.load import load
-from llmcli.sampling.mask import pack_mask
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.candidates import pack_mask
+from llmcli.sampling.params import Sampler, SamplingParams
 
 LENGTH = 48  # tokens of a text
 NEARNESS = 5e-4

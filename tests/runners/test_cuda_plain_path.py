@@ -19,8 +19,7 @@ from llmcli.kernels.device import Device
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import MAX_SPAN, Runner
 from llmcli.sampling.chain import choose
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.load import load_tokenizer
 
 NUM_TOKENS = 2000

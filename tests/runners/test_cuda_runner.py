@@ -26,7 +26,7 @@ from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load as load_on_cpu
 from llmcli.sampling.chain import choose
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 pytestmark = pytest.mark.cuda
 

@@ -10,7 +10,7 @@ from row_steps import GREEDY, PROMPT, WARM, go_on, start
 
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import Span
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 pytestmark = [pytest.mark.cuda, pytest.mark.whole_card]
 

@@ -10,8 +10,7 @@ import pytest
 from llmcli.errors import CheckpointError, DeviceError, UsageError
 from llmcli.kernels.sample_token import NUM_RESULTS
 from llmcli.sampling.chain import choose
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 cupy = pytest.importorskip("cupy")
 arena = pytest.importorskip("llmcli.runners.cuda.arena")

@@ -21,7 +21,7 @@ from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.checkpoint.formats.base import LayerSource, StoredLayer, input_order, read_layer
+from llmcli.checkpoint.formats import LayerSource, StoredLayer, input_order, read_layer
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
@@ -218,7 +218,7 @@ def test_orders_are_read_once(device: SimulatedDevice, tmp_path: Path, monkeypat
         read.append(source.module)
         return input_order(source, *rest)
 
-    monkeypatch.setattr("llmcli.checkpoint.formats.gptq.input_order", counted)
+    monkeypatch.setattr("llmcli.checkpoint.formats.input_order", counted)
     assert StoredModel.of_model(model) == StoredModel.of_model(model)
     assert sorted(read) == sorted(model.tensors.packed)
 

@@ -16,8 +16,8 @@ transformers = pytest.importorskip("transformers")
 
 from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
-from llmcli.checkpoint.adapters.folder import open_adapter  # noqa: E402
-from llmcli.checkpoint.adapters.merge import merge_adapters  # noqa: E402
+from llmcli.checkpoint.adapter import open_adapter  # noqa: E402
+from llmcli.checkpoint.adapter_merge import merge_adapters  # noqa: E402
 from llmcli.checkpoint.layout import EMBEDDING, HEAD  # noqa: E402
 from llmcli.checkpoint.model import Model, open_model  # noqa: E402
 from llmcli.checkpoint.reader import TensorReader  # noqa: E402

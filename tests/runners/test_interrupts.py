@@ -18,8 +18,7 @@ from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.llama import Llama
 from llmcli.runners.torch.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 
 def strike() -> None:

@@ -10,7 +10,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, num_parameters, open_model
-from llmcli.checkpoint.widening import widened
+from llmcli.checkpoint.translation import widened
 from llmcli.errors import CheckpointError
 from llmcli.runners.host.memory import plan_memory
 from llmcli.runners.numpy.load import _read_weights, load

@@ -8,8 +8,7 @@ from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Runner
 from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.runners.torch.load import load as load_on_torch
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.load import load_tokenizer
 
 NUM_TOKENS = 200

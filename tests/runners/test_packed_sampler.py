@@ -16,9 +16,7 @@ from llmcli.kernels.sample_token import (
     STEPS,
 )
 from llmcli.runners.cuda.packed_sampler import DERIVED, PackedSampler, pack_sampler
-from llmcli.sampling.order import DEFAULT_ORDER
-from llmcli.sampling.params import SPECS, ParamSpec, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import DEFAULT_ORDER, SPECS, ParamSpec, Sampler, SamplingParams
 
 VOCAB_SIZE = 100
 

@@ -7,8 +7,7 @@ from page_device import VOCAB_SIZE, PageDevice
 
 from llmcli.runners.base import Span
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 
 PROMPT = list(range(20))
 SAMPLER = Sampler(SamplingParams(), 0)

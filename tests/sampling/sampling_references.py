@@ -8,8 +8,7 @@ import torch
 
 from llmcli.sampling import chain
 from llmcli.sampling.candidates import gather_candidates
-from llmcli.sampling.params import SPECS, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 OFF = {"temperature": 1.0, "top_p": 1.0}  # all other parameters are off by default
 NO_HISTORY = np.zeros(0, np.int64)

@@ -7,9 +7,9 @@ import pytest
 from sampling_references import EVERY_HISTORY, EVERY_LOGITS, EVERY_STEP, make_sampler
 
 from llmcli.errors import UsageError
+from llmcli.sampling.candidates import mask_words, pack_mask, unpack_mask
 from llmcli.sampling.chain import choose, run_steps
 from llmcli.sampling.inspect import inspect_choice
-from llmcli.sampling.mask import mask_words, pack_mask, unpack_mask
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 40, 4096, 128_256])

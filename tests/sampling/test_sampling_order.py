@@ -13,9 +13,7 @@ from transformers.generation.logits_process import (
 from llmcli.errors import UsageError
 from llmcli.sampling import chain
 from llmcli.sampling.chain import choose, run_steps
-from llmcli.sampling.order import DEFAULT_ORDER, OFF_VALUES
-from llmcli.sampling.params import SPECS, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import DEFAULT_ORDER, OFF_VALUES, SPECS, Sampler, SamplingParams
 
 LLAMA_CPP = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
 

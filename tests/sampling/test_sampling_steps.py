@@ -24,9 +24,7 @@ from transformers.generation.logits_process import (
 from llmcli.sampling import chain
 from llmcli.sampling.candidates import Candidates, gather_candidates
 from llmcli.sampling.chain import run_steps
-from llmcli.sampling.order import DEFAULT_ORDER
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import DEFAULT_ORDER, Sampler, SamplingParams
 
 UP_TO_DRY = [
     "logits", "logit_bias", "sequence_bias", "begin_suppress", "eos_ban", "encoder_repetition_penalty",

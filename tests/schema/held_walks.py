@@ -11,9 +11,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from llmcli.sampling.mask import unpack_mask
-from llmcli.schema.schema import HeldText, Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.sampling.candidates import unpack_mask
+from llmcli.schema.schema import HeldText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 
 EOS_ID, OTHER_EOS_ID, SPECIAL_ID = 256, 257, 258

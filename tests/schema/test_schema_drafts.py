@@ -15,19 +15,17 @@ from simulated_card import simulate
 from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
+from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Failed, Finished
-from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, regex_grammar
-from llmcli.schema.schema import Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -28,8 +28,7 @@ from made_schemas import make_marks, make_regexes, make_schemas
 from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.schema.grammar import json_schema_grammar, regex_grammar
-from llmcli.schema.schema import Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 

@@ -18,11 +18,10 @@ from held_walks import (
 from made_schemas import make_regexes, make_schemas
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import mask_words, unpack_mask
+from llmcli.sampling.candidates import mask_words, unpack_mask
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.library import Limits, Matcher
-from llmcli.schema.schema import HeldText, Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import HeldText, Schema, Vocabulary
 
 LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
 GRAMMARS = [

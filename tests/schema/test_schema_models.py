@@ -21,11 +21,9 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.numpy.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar, json_schema_grammar, regex_grammar
-from llmcli.schema.schema import Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.tokenizer.load import load_tokenizer
 
 PROMPT = "Once upon a time"

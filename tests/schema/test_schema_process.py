@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
-from llmcli.schema import grammar_process
-from llmcli.schema.grammar import Grammar, grammar_of
-from llmcli.schema.grammar_process import GrammarProcess
+from llmcli.schema import grammar as grammar_process
+from llmcli.schema.grammar import Grammar, GrammarProcess, grammar_of
 from llmcli.schema.held_to import HeldTo
 
 

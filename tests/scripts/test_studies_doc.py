@@ -13,8 +13,7 @@ from llmcli.errors import UsageError
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.occupancy import occupancy
 from llmcli.lab.compare import KernelUse, Measured, find_claims
-from llmcli.lab.ladder import study_names
-from llmcli.lab.study_file import Study, parse_study
+from llmcli.lab.study import Study, parse_study, study_names
 from llmcli.lab.trial import Times
 from scripts.studies_doc import articles, pages
 from scripts.studies_doc.articles import article_text, read_articles

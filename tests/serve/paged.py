@@ -15,12 +15,10 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import UsageError
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar
 from llmcli.serve.desk import Desk
-from llmcli.serve.engine_end import EngineEnd, Hold
-from llmcli.serve.front_end import FrontEnd
+from llmcli.serve.link import EngineEnd, FrontEnd, Hold
 from llmcli.tokenizer.base import Tokenizer
 
 ENDLESS = 1_000_000  # a seed

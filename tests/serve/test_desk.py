@@ -15,11 +15,9 @@ from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, UsageError
 from llmcli.schema.held_to import HeldTo
 from llmcli.serve.desk import Desk, Texts
-from llmcli.serve.engine_end import EngineState
-from llmcli.serve.front_end import FrontEnd
-from llmcli.serve.leaving import unless_gone
+from llmcli.serve.link import EngineState, FrontEnd
 from llmcli.serve.refusal import Refusal
-from llmcli.serve.service import Limits, Service
+from llmcli.serve.service import Limits, Service, unless_gone
 from llmcli.tokenizer.base import Tokenizer
 
 

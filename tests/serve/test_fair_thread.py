@@ -10,11 +10,9 @@ from functools import partial
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from llmcli.serve.fair_thread import FairThread
 from llmcli.serve.gate import Gate
-from llmcli.serve.leaving import unless_gone
-from llmcli.serve.metrics import Metrics
 from llmcli.serve.refusal import Refusal
+from llmcli.serve.service import FairThread, Metrics, unless_gone
 
 
 def test_clients_have_their_turns() -> None:

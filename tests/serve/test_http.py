@@ -17,8 +17,7 @@ from llmcli.serve import http, service
 from llmcli.serve.bodies import CompletionBody
 from llmcli.serve.gate import Gate
 from llmcli.serve.http import HttpServer
-from llmcli.serve.metrics import Metrics
-from llmcli.serve.service import Limits, Service
+from llmcli.serve.service import Limits, Metrics, Service
 
 SECONDS = 30
 LONG_ANSWER = 32 * 2**20  # more than the system takes for a reader that does not read

@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 
 from paged import ENDLESS, make_request, open_desk, open_scheduler
 
-from llmcli.serve.sender import Sender
+from llmcli.serve.link import Sender
 from llmcli.tokenizer.base import Tokenizer
 
 LARGE = "x" * 1_000_000  # more than a socket holds

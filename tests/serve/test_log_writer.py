@@ -2,7 +2,7 @@
 
 import threading
 
-from llmcli.serve.log_writer import LogWriter
+from llmcli.serve.server import LogWriter
 
 
 def test_what_finds_no_room_is_counted() -> None:

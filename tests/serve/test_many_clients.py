@@ -19,8 +19,7 @@ from llmcli.engine.generation import Generation
 from llmcli.engine.request import Request
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.numpy.load import load
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.load import load_tokenizer
 
 COMPLETE = "/v1/completions"

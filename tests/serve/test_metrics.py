@@ -6,8 +6,8 @@ import re
 import numpy as np
 
 from llmcli.engine.texts import Usage
-from llmcli.serve.engine_end import EngineState
-from llmcli.serve.metrics import Metrics
+from llmcli.serve.link import EngineState
+from llmcli.serve.service import Metrics
 
 
 def engine() -> EngineState:

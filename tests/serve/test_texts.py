@@ -20,8 +20,7 @@ from llmcli.runners.numpy.load import load
 from llmcli.schema.grammar import Grammar, lark_grammar
 from llmcli.schema.library import Limits as MaskLimits
 from llmcli.schema.library import Matcher
-from llmcli.schema.schema import Schema
-from llmcli.schema.vocabulary import Vocabulary
+from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.serve.answers import CompletionAnswer
 from llmcli.serve.desk import Desk
 from llmcli.serve.gate import Gate

@@ -12,7 +12,7 @@ from storyteller.train import narrowed
 
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.draft import open_draft
-from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.resources import STORYTELLER, resource_folder
 

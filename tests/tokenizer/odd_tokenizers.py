@@ -10,7 +10,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from llmcli.tokenizer.document import KNOWN_PATTERNS
+from llmcli.tokenizer.huggingface import KNOWN_PATTERNS
 
 WORDS = ["the", "quick", "brown", "fox's", "naïve", "café", "12", "3456", "Привет", "мир", "世界", "こんにちは"]
 WORDS += ["don't", "x=1;", "ﬁne", "Å", "e\u0301", "foo_bar", "👍🏽"]

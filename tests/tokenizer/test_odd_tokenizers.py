@@ -17,10 +17,10 @@ from odd_tokenizers import MESSAGES, random_text, write_folder, write_model_fold
 from transformers import AutoTokenizer
 
 from llmcli.errors import TokenizerError
+from llmcli.tokenizer.base import decode
 from llmcli.tokenizer.chat_encoding import encode_chat
 from llmcli.tokenizer.chat_template import load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
-from llmcli.tokenizer.stream import decode
 
 NUM_ALWAYS = 60
 NUM_TEXTS = 12

@@ -5,11 +5,11 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from llmcli.config.families import FAMILIES
+from llmcli.config.llama import FAMILIES
+from llmcli.tokenizer.base import decode
 from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
 from llmcli.tokenizer.chat_template import load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
-from llmcli.tokenizer.stream import decode
 
 PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "<", "/", "s", ">", "▁a", "▁b", "</", "s>"]
 PREPEND = {"type": "Prepend", "prepend": "▁"}

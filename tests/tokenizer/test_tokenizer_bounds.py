@@ -10,7 +10,7 @@ from tokenizers import pre_tokenizers
 
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.tokenizer.chat_template import load_chat_template
-from llmcli.tokenizer.document import KNOWN_PATTERNS, read_document
+from llmcli.tokenizer.huggingface import KNOWN_PATTERNS, read_document
 from llmcli.tokenizer.load import load_tokenizer
 
 ENDLESS = {"Regex": "(a|aa)+$"}

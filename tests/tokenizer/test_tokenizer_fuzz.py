@@ -9,10 +9,10 @@ from conftest import CORPUS
 from mutations import damaged_folders, small_tokenizers
 
 from llmcli.errors import LLMCliError
+from llmcli.tokenizer.base import decode
 from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
 from llmcli.tokenizer.chat_template import load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
-from llmcli.tokenizer.stream import decode
 
 TEXTS = ["", "hello <s>wörld\n  a<pad>a 世", "a" * 200 + " <x> <call> \x00"]
 MESSAGES = [{"role": "user", "content": "hello </s>"}]

@@ -5,7 +5,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.tokenizer.stream import StreamDecoder, decode
+from llmcli.tokenizer.base import StreamDecoder, decode
 
 NAMES = ["byte_level", "byte_fallback", "metaspace", "spm", "no_fallback", "stories", "llama2", "llama3", "qwen2"]
 

@@ -12,7 +12,7 @@ from llmcli.cli.chat_session.kept_names import kept_paths
 from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.terminal import columns_of, terminal
-from llmcli.engine.conversation_file import SavedConversation, load_conversation
+from llmcli.engine.conversation import SavedConversation, load_conversation
 from llmcli.errors import LLMCliError
 
 

@@ -22,7 +22,7 @@ from llmcli.cli.chat_session.kept_names import (
     unnamed_paths,
 )
 from llmcli.cli.terminal import terminal
-from llmcli.engine.conversation_file import CONVERSATION_FILE, SavedConversation, save_conversation
+from llmcli.engine.conversation import CONVERSATION_FILE, SavedConversation, save_conversation
 from llmcli.errors import UsageError
 
 

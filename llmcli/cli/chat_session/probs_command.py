@@ -13,7 +13,7 @@ from llmcli.cli.output.color import terminal_tints, tinted
 from llmcli.cli.output.tokens import as_many_as_fit, level_names, likelihood_level, percent, show_piece
 from llmcli.cli.terminal import columns_of, has_color, terminal, visible
 from llmcli.errors import UsageError
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder
 
 NUM_SHOWN = 10  # of the least likely tokens
 NUM_ALTERNATIVES = 4

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.chat_session.state import Overflow, Talk
-from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
+from llmcli.engine.chat_events import ChatEvent, ReasoningSplitter, TurnFinished, TurnStarted, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.events import FinishReason, Timings
-from llmcli.engine.reasoning import ReasoningSplitter, split_reasoning
 from llmcli.errors import ServerError, UsageError
 
 if TYPE_CHECKING:

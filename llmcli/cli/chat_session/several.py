@@ -7,9 +7,8 @@ from llmcli.cli.chat_session.answer import report_dropped, take_all
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
-from llmcli.engine.chat_events import OfAnswer, SeveralEvent, TurnFinished, TurnStarted
+from llmcli.engine.chat_events import OfAnswer, Piece, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.events import PrefillProgress
-from llmcli.engine.reasoning import Piece
 
 
 class _InOrder:

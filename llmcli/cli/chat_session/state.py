@@ -12,8 +12,7 @@ from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation
+from llmcli.engine.conversation import Conversation, SavedConversation
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.sampling.params import ResolvedSampling
 

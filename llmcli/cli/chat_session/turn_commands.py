@@ -9,8 +9,7 @@ from llmcli.cli.chat_session.kept_names import find_kept, names_file
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession, Talk, replace_system
 from llmcli.cli.terminal import terminal
-from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import load_conversation, save_conversation
+from llmcli.engine.conversation import Conversation, load_conversation, save_conversation
 from llmcli.errors import UsageError
 from llmcli.resources import chat_folder
 

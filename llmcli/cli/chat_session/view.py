@@ -8,9 +8,8 @@ from typing import Protocol
 
 from llmcli.cli.chat_session.state import Thinking
 from llmcli.cli.terminal import has_color, terminal, visible
-from llmcli.engine.chat_events import TurnStarted
+from llmcli.engine.chat_events import Piece, TurnStarted
 from llmcli.engine.events import PrefillProgress
-from llmcli.engine.reasoning import Piece
 
 # A prefill of fewer tokens is over before anyone could read about it.
 MIN_PREFILL_SHOWN = 256

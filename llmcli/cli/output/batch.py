@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llmcli.batch.values import Line
+from llmcli.batch.input import Line
 from llmcli.cli.output.json import sample_json
 from llmcli.engine.events import Failed, Finished
 from llmcli.serve.answers import FINISH_REASONS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
 from llmcli.cli.output.page_roads import road_data, roads_html
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, likelihood_level, percent, show_piece
-from llmcli.tokenizer.stream import decode
+from llmcli.tokenizer.base import decode
 
 if TYPE_CHECKING:
     from llmcli.cli.output.base import RunFacts

@@ -11,10 +11,10 @@ from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, sk
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
 from llmcli.cli.units import divergence
 from llmcli.engine.events import Finished, Timings, Token
-from llmcli.tokenizer.stream import StreamDecoder, decode
+from llmcli.tokenizer.base import StreamDecoder, decode
 
 if TYPE_CHECKING:
-    from llmcli.measure.diff import DiffToken, Verdict
+    from llmcli.measure.evaluate import DiffToken, Verdict
     from llmcli.tokenizer.base import Tokenizer
 
 MOST_KL = 1e6  # JSON has no infinity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 
-from llmcli.tokenizer.stream import StreamDecoder
+from llmcli.tokenizer.base import StreamDecoder
 
 if TYPE_CHECKING:
     from llmcli.engine.events import Finished, Token

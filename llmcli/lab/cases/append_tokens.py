@@ -8,12 +8,12 @@ import numpy as np
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import cache_name
-from llmcli.lab.new_tokens import (
+from llmcli.lab.attention import (
     DTYPES,
     EPS,
     NewTokens,
     append,
+    cache_name,
     cache_outputs,
     expected_cache,
     inputs_of,

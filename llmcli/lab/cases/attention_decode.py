@@ -17,12 +17,12 @@ from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import cache_name
-from llmcli.lab.new_tokens import (
+from llmcli.lab.attention import (
     DTYPES,
     EPS,
     NewTokens,
     append,
+    cache_name,
     cache_of,
     cache_outputs,
     expected_cache,

@@ -11,14 +11,27 @@ from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM as WGMMA_HEAD_DIM
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
-from llmcli.lab.attention import FLOOR, ROUNDED, Estimate, attend, cos_sin_table, exact, rotate
-from llmcli.lab.kv_cache import cache_name, page_table, paged, stored, visible_table
+from llmcli.lab.attention import (
+    DTYPES,
+    FLOOR,
+    ROUNDED,
+    Estimate,
+    attend,
+    cache_name,
+    cos_sin_table,
+    exact,
+    page_table,
+    paged,
+    rotate,
+    second_layer,
+    stored,
+    visible_table,
+)
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import image_of
 
 ROW, NUM_ROWS = 1, 3
 FP16 = np.dtype(np.float16)
-_DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float16, np.uint16, np.uint8))
 
 
 class Case:
@@ -86,9 +99,9 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
     inputs = {"qkv": case.qkv, "pages": visible_table(case.table, np.array([ROW]), np.array([last]))[ROW].copy()}
     for name, cache in (("key", case.keys), ("value", case.values)):
         pages = paged(cache, case.table)
-        inputs[f"{name}s"] = _second_layer(pages.elements)
+        inputs[f"{name}s"] = second_layer(pages.elements)
         if pages.scales is not None:
-            inputs[f"{name}_scales"] = _second_layer(pages.scales)
+            inputs[f"{name}_scales"] = second_layer(pages.scales)
     cached = [name for name in inputs if name not in ("qkv", "pages")]
     if case.cos_sin is not None:
         inputs["cos_sin"] = case.cos_sin
@@ -143,14 +156,8 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
     )
 
 
-def _second_layer(array: np.ndarray) -> np.ndarray:
-    """Behind a layer of NaN."""
-    front = np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
-    return np.stack([front, array])
-
-
 def _checks() -> Iterator[Problem]:
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for head_dim in (8, 24, 64, 80, 128, 256):
             if head_dim != WGMMA_HEAD_DIM or dtype.itemsize != 2:  # which cards with wgmma leave to its own kernel
                 yield problem_of(Case(QkvLayout(2, 1, head_dim), dtype, 30, 70))
@@ -160,7 +167,7 @@ def _checks() -> Iterator[Problem]:
 
 
 def _typical() -> Problem:
-    return problem_of(Case(QkvLayout(32, 8, 64), _DTYPES[1], 0, 512))
+    return problem_of(Case(QkvLayout(32, 8, 64), DTYPES[1], 0, 512))
 
 
 CASES = KernelCases("attention_prefill", _checks, _typical)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from llmcli.kernels.attention_decode import max_splits
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.attention import DTYPES, new_tokens, spans_of, with_unused_lanes
 from llmcli.lab.cases.attention_decode import problem_of
-from llmcli.lab.new_tokens import DTYPES, new_tokens, spans_of, with_unused_lanes
 from llmcli.lab.problem import KernelCases, Problem
 
 _LLAMA = QkvLayout(8, 2, 64)

@@ -8,9 +8,8 @@ import numpy as np
 
 from llmcli.kernels.dequantize import ACTIVATION_DTYPES, dequantize, dequantize_cost
 from llmcli.kernels.device import Device
-from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
+from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, storage_name, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
-from llmcli.lab.storage import storage_name
 
 FORMATS: list[dict[str, Any]] = [
     {"weight_type": "int8", "scale_type": "float32"},

@@ -8,9 +8,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.gather_columns import gather_columns, gather_columns_cost
+from llmcli.lab.matrices import storage_name
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.lab.rows import COLUMNS, make_rows, widened
-from llmcli.lab.storage import storage_name
 
 
 def case(num_rows: int, num_columns: int, dtype: Any) -> Problem:

@@ -10,9 +10,9 @@ from llmcli.kernels.gemm_codes import gemm_codes, gemm_codes_cost
 from llmcli.kernels.gemv import Epilogue
 from llmcli.lab.cases.gemv import U, swiglu_of_tiles
 from llmcli.lab.cases.stage_digits import make_rows
-from llmcli.lab.digits import digits_of
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.rows import digits_of
 
 FORMATS: list[dict[str, Any]] = [
     {"weight_type": "int8", "scale_type": "float32"},

@@ -10,9 +10,9 @@ from llmcli.kernels.gemm_halves import gemm_halves, gemm_halves_cost
 from llmcli.kernels.gemv import Epilogue
 from llmcli.lab.cases.gemv import U, swiglu_of_tiles
 from llmcli.lab.cases.stage_digits import make_rows
-from llmcli.lab.halves import halves_of
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.rows import halves_of
 
 FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "float16"},

@@ -12,13 +12,10 @@ from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
 from llmcli.kernels.wide_plan import MAX_NARROW_TOKENS
-from llmcli.lab.bounds import truncated_sum_bound
 from llmcli.lab.cases.gemv import U, swiglu_of_tiles
-from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
+from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of, to_storage
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
-from llmcli.lab.rows import HALF_SUBNORMAL, powers_of_two
-from llmcli.lab.storage import to_storage
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import HALF_SUBNORMAL, image_of, powers_of_two, truncated_sum_bound
 
 FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},

@@ -7,9 +7,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.head_norm import head_norm, head_norm_cost
+from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import make_rows
-from llmcli.lab.storage import EPSILON
 
 _EPS = np.float32(1e-6)
 _BEHIND = 16  # columns behind the heads

@@ -7,9 +7,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.residual_add import residual_add, residual_add_cost
+from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import COLUMNS, make_rows, powers_of_two
-from llmcli.lab.storage import EPSILON
 
 
 def case(num_rows: int, num_columns: int, extra: int, has_scale: bool, has_bias: bool) -> Problem:

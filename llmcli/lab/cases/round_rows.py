@@ -8,9 +8,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.round_rows import round_rows, round_rows_cost
+from llmcli.lab.matrices import STORAGE, storage_name, to_storage
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.lab.rows import COLUMNS, make_rows, rounded_rows
-from llmcli.lab.storage import STORAGE, storage_name, to_storage
 
 
 def case(num_rows: int, num_columns: int, dtype: Any) -> Problem:

@@ -7,10 +7,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost
-from llmcli.lab.bounds import sum_bound
+from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
-from llmcli.lab.rows import make_rows, widened
-from llmcli.lab.storage import EPSILON
+from llmcli.lab.rows import make_rows, sum_bound, widened
 
 OPS: tuple[RowOp, ...] = ("sum", "max", "argmax", "log_sum_exp")
 

@@ -11,9 +11,9 @@ from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, RowLayout, samp
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.packed_sampler import pack_sampler
+from llmcli.sampling.candidates import TokenMask, pack_mask
 from llmcli.sampling.chain import Choice, choose
-from llmcli.sampling.mask import TokenMask, pack_mask
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 _UNUSED_LANE = 1
 _STEP = 1  # of each row: the first

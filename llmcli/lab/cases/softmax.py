@@ -7,9 +7,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.softmax import softmax, softmax_cost
+from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import COLUMNS, make_rows, widened
-from llmcli.lab.storage import EPSILON
 
 
 def case(num_rows: int, num_columns: int, extra: int, log: bool) -> Problem:

@@ -7,9 +7,8 @@ import numpy as np
 from llmcli.kernels.device import Device
 from llmcli.kernels.stage_digits import image_bytes, stage_digits, stage_digits_cost
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.lab.digits import digits_of, far_from_halves
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
-from llmcli.lab.rows import widened
+from llmcli.lab.rows import digits_of, far_from_halves, widened
 
 EPS = 1e-5
 U = 2.0**-24

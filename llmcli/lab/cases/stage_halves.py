@@ -8,9 +8,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.stage_halves import image_bytes, stage_halves, stage_halves_cost
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.lab.cases.stage_digits import EPS, U, make_rows
-from llmcli.lab.halves import halves_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
-from llmcli.lab.rows import widened
+from llmcli.lab.rows import halves_of, widened
 
 TYPES = {"float16": None, "bfloat16": None, "fp8": "float32"}  # of weights, and of their scales
 

@@ -6,10 +6,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.stage_wide import UNIT_INPUTS, image_bytes, stage_wide, stage_wide_cost
+from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
-from llmcli.lab.rows import make_rows, rounded_rows
-from llmcli.lab.storage import EPSILON
-from llmcli.lab.wide import image_of
+from llmcli.lab.rows import image_of, make_rows, rounded_rows
 
 EPS = 1e-5
 

@@ -15,8 +15,21 @@ from llmcli.kernels.attention_decode import (
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.kernels.spec import KernelCost
-from llmcli.lab.attention import F16, FLOOR, SPLIT, Estimate, attend, carried_error, cos_sin_table, exact, rotate
-from llmcli.lab.kv_cache import Stored, page_table, paged, stored
+from llmcli.lab.attention import (
+    F16,
+    FLOOR,
+    SPLIT,
+    Estimate,
+    Stored,
+    attend,
+    carried_error,
+    cos_sin_table,
+    exact,
+    page_table,
+    paged,
+    rotate,
+    stored,
+)
 from llmcli.lab.problem import ENGINE, ROUNDOFF, Arrays, Expected, Output, Problem, ProblemKind
 
 HEAD_DIM = 128

@@ -8,10 +8,10 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.library import matmul
+from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import matmul
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 from llmcli.lab.problems.matmul import expected_product
-from llmcli.lab.tiling import tiles_of
 
 
 def make(num_rows: int, num_columns: int) -> Problem:
@@ -35,7 +35,7 @@ def make(num_rows: int, num_columns: int) -> Problem:
         {"num_rows": num_rows, "num_columns": num_columns},
         inputs={
             "weight": weight,
-            "tiles": tiles_of(layout, weight),
+            "tiles": tile_rows(layout, weight),
             "x": x_half.astype(np.float32),
             "x_half": x_half,
         },

@@ -8,9 +8,9 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TILE_ROWS, TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.matrices import tile_rows
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 from llmcli.lab.problems.matmul import expected_product
-from llmcli.lab.tiling import tiles_of
 
 _INPUT_ERROR = 1 / 63000  # of the engine's integer inputs, of the largest in a span: kernels/common/product_codes.cuh
 
@@ -49,7 +49,7 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
             "scales": scales,
             "mins": -zeros.astype(np.float32) * scales,
             "x": x,
-            "tiles": tiles_of(layout, first | second << 4 if is_int4 else codes),
+            "tiles": tile_rows(layout, first | second << 4 if is_int4 else codes),
             "tile_scales": by_tile(layout, scales),
             "tile_zeros": by_tile(layout, zeros),
         },

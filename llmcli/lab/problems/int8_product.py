@@ -9,10 +9,10 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TILE_ROWS, TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.library import matmul
+from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import matmul
 from llmcli.lab.problem import Arrays, Expected, Output, Problem, ProblemKind
 from llmcli.lab.problems.matmul import expected_product
-from llmcli.lab.tiling import tiles_of
 
 
 def make(num_tokens: int, num_rows: int, num_inputs: int) -> Problem:
@@ -43,7 +43,7 @@ def make(num_tokens: int, num_rows: int, num_inputs: int) -> Problem:
             "codes": codes,
             "zeros": zeros,
             "scales": scales,
-            "tiles": tiles_of(layout, codes),
+            "tiles": tile_rows(layout, codes),
             "tile_scales": _by_tile(layout, scales),
             "tile_zeros": _by_tile(layout, zeros),
         },

@@ -8,9 +8,9 @@ from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.library import matmul
+from llmcli.lab.matrices import tile_rows
+from llmcli.lab.notes import matmul
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
-from llmcli.lab.tiling import tiles_of
 
 _ROUNDING = 2.0**-24
 
@@ -34,7 +34,7 @@ def make(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
     return Problem(
         "matmul",
         {"num_rows": num_rows, "num_columns": num_columns, "num_inputs": num_inputs},
-        inputs={"a": a, "b": b, "b_columns": b_columns, "tiles": tiles_of(layout, b_columns)},
+        inputs={"a": a, "b": b, "b_columns": b_columns, "tiles": tile_rows(layout, b_columns)},
         outputs={"out": Output((num_rows, num_columns))},
         reference=reference,
         cost=KernelCost(

@@ -8,9 +8,9 @@ import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
+from llmcli.lab.matrices import EPSILON, STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, ProblemKind
 from llmcli.lab.rows import COLUMNS, make_rows, rounded_rows
-from llmcli.lab.storage import EPSILON, STORAGE, storage_name
 
 _EPS = np.float32(1e-5)
 

@@ -24,8 +24,8 @@ from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
-from llmcli.sampling.mask import TokenMask
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.candidates import TokenMask
+from llmcli.sampling.params import Sampler
 
 
 class CudaDevice:

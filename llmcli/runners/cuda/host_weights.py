@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.arrays import Floats, read_floats
-from llmcli.checkpoint.formats.fp8 import Fp8Layer
-from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.formats import Fp8Layer
+from llmcli.checkpoint.reader import Floats, TensorReader, read_floats
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.widening import PackedTensors, read_widened
+from llmcli.checkpoint.translation import PackedTensors, read_widened
 from llmcli.kernels.tiles import HALF_ROWS
 from llmcli.runners.cuda.weight_layout import Linear
 

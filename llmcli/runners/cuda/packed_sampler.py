@@ -23,10 +23,8 @@ from llmcli.kernels.sample_token import (
     STEPS,
     RowLayout,
 )
-from llmcli.sampling.mirostat import current_mu
-from llmcli.sampling.order import OFF_VALUES
-from llmcli.sampling.params import SPECS, SamplingParams
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.filters import current_mu
+from llmcli.sampling.params import OFF_VALUES, SPECS, Sampler, SamplingParams
 
 # The card counts in 32 bits. A larger window, limit or number of tokens has the same effect as this one.
 _LARGEST_COUNT = 2**31 - 1 - NUM_DRY_AMOUNTS

@@ -14,8 +14,8 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows
-from llmcli.checkpoint.planned_weight import PlannedWeight
+from llmcli.checkpoint.export import PackedRows, PendingRows
+from llmcli.checkpoint.export_plan import PlannedWeight
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.quantize_rows import SPEC, CodeForm, quantize_rows

@@ -23,12 +23,10 @@ from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, SPEC, RowLayout, sample_token
 from llmcli.runners.cuda.arena import Mailbox, allocate
 from llmcli.runners.cuda.packed_sampler import pack_sampler
-from llmcli.sampling.candidates import Candidates, gather_candidates
+from llmcli.sampling.candidates import Candidates, TokenMask, gather_candidates, mask_words, schema
 from llmcli.sampling.chain import Choice
-from llmcli.sampling.mask import TokenMask, mask_words, schema
-from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit_bias, sequence_bias
-from llmcli.sampling.sampler import Sampler
 
 _POLLS_BETWEEN_CHECKS = 10_000
 # The host is awake when the choices behind drafts come, as the next step is queued then. Until then it dozes for this

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Masks
-from llmcli.sampling.mask import TokenMask, mask_words
+from llmcli.sampling.candidates import TokenMask, mask_words
 
 
 class StepMasks:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmcli.checkpoint.formats.fp8 import SCALE_SUFFIXES
-from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.formats import SCALE_SUFFIXES, PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
 from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig

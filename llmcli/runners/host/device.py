@@ -20,7 +20,7 @@ from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import MAX_SPAN, AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice, choose
-from llmcli.sampling.sampler import Sampler
+from llmcli.sampling.params import Sampler
 
 # A matrix product may round otherwise for another number of tokens, so the chunks of a prompt end at fixed places: at
 # multiples of 16 up to 64, of 64 up to 256, then of 256. Short beginnings can be shared, and long prompts make few

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmcli.checkpoint.arrays import read_floats
-from llmcli.checkpoint.formats.base import read_layer
+from llmcli.checkpoint.formats import read_layer
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.widening import widen_layer, widened
+from llmcli.checkpoint.reader import TensorReader, read_floats
+from llmcli.checkpoint.translation import widen_layer, widened
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import Arithmetic

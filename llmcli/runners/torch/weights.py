@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.checkpoint.arrays import not_finite
-from llmcli.checkpoint.formats.base import PackedLayer, StoredLayer, read_layer
+from llmcli.checkpoint.formats import PackedLayer, StoredLayer, read_layer
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.reader import TensorReader, not_finite
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.runners.torch.huge_pages import empty_weight
 from llmcli.runners.torch.packed_weight import PackedWeight

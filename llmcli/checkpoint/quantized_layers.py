@@ -2,17 +2,28 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from llmcli.checkpoint.formats.awq import AWQ_WORD_COLUMNS, Awq
-from llmcli.checkpoint.formats.base import PackedLayer
-from llmcli.checkpoint.formats.fp8 import SCALE_SUFFIXES, Fp8Layer
-from llmcli.checkpoint.formats.gptq import Gptq
-from llmcli.checkpoint.formats.int_quantized import IntQuantized
-from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.formats import (
+    AWQ_WORD_COLUMNS,
+    SCALE_SUFFIXES,
+    Awq,
+    Fp8Layer,
+    Gptq,
+    IntQuantized,
+    PackedLayer,
+    PackQuantized,
+)
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, ExpectedTensor
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.config import INT_FORMAT, ConfigGroup, QuantizationConfig
-from llmcli.quantization.methods import AwqConfig, Fp8Config, GptqConfig, Quantization
+from llmcli.quantization.config import (
+    INT_FORMAT,
+    AwqConfig,
+    ConfigGroup,
+    Fp8Config,
+    GptqConfig,
+    Quantization,
+    QuantizationConfig,
+)
 from llmcli.quantization.schemes import Fp8Scheme
 
 # A module with one of these holds codes instead of a weight.

@@ -8,17 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, Adapter
-from llmcli.checkpoint.adapters.targets import Target, find_targets, is_saved
+from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, Adapter, Target, find_targets, is_saved
 from llmcli.checkpoint.folder import mlx_adapter_error
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX, expected_tensors
-from llmcli.checkpoint.matching import ModelTensors
-from llmcli.checkpoint.merged_tensor import LowRankUpdate, MergedTensor
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.safetensors_header import printable
-from llmcli.checkpoint.wrapped_names import wrapper_of
+from llmcli.checkpoint.model import Model, ModelTensors, wrapper_of
+from llmcli.checkpoint.reader import LowRankUpdate, MergedTensor, TensorReader
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 _PREFIX = "base_model.model."
