@@ -13,16 +13,12 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.adapters import parse_adapters
-from llmcli.cli.chat_session.chat_list import show_list
-from llmcli.cli.chat_session.kept_names import names_file
-from llmcli.cli.chat_session.look_commands import show_end
-from llmcli.cli.chat_session.loop import converse
-from llmcli.cli.chat_session.prompt_line import open_prompt_line
+from llmcli.cli.chat_session.answer import TextWriter, Writer
+from llmcli.cli.chat_session.commands import count_turns, show_end
+from llmcli.cli.chat_session.kept_chats import names_file, show_list
+from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line, read_messages
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
-from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
-from llmcli.cli.chat_session.turn_commands import count_turns
-from llmcli.cli.chat_session.view import TextWriter, Writer
 from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import given_options, with_groups
 from llmcli.cli.held_texts import Schemas

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from llmcli.cli.chat_session.kept_names import (
+from llmcli.cli.chat_session.kept_chats import (
     MOST_UNNAMED,
     SUFFIX,
     find_kept,
