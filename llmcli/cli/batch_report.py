@@ -11,7 +11,7 @@ from llmcli.batch.run import Progress, Usage
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
 from llmcli.cli.facts import fact_lines
-from llmcli.cli.output.stats import draft_rows
+from llmcli.cli.output.base import draft_rows
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import estimated_duration, size

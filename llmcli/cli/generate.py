@@ -23,11 +23,8 @@ from llmcli.cli.options import (
     SystemOption,
     TemplateVarOption,
 )
-from llmcli.cli.output.base import Output
-from llmcli.cli.output.choice import OutputOptions, open_outputs
-from llmcli.cli.output.cut import CutNotice
-from llmcli.cli.output.receipt import ReceiptOutput
-from llmcli.cli.output.text import begin_text
+from llmcli.cli.output.base import CutNotice, Output, begin_text
+from llmcli.cli.output.choice import OutputOptions, ReceiptOutput, open_outputs
 from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_change
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded

@@ -21,10 +21,10 @@ from llmcli.cli.generate import show_all
 from llmcli.cli.groups import with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
-from llmcli.cli.output.text import TextOutput, begin_text
+from llmcli.cli.output.base import Output, TextOutput, begin_text
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
-from llmcli.cli.run import Run
+from llmcli.cli.run import LoadedRunner, Run
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
@@ -42,8 +42,6 @@ from llmcli.sampling.params import ResolvedSampling
 from llmcli.timeline import Timeline
 
 if TYPE_CHECKING:
-    from llmcli.cli.output.base import Output
-    from llmcli.cli.run import LoadedRunner
     from llmcli.differences import Difference
     from llmcli.engine.request import Request
     from llmcli.receipt.comparison import SampleComparison

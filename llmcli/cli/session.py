@@ -23,7 +23,7 @@ from llmcli.cli.token_tree import TokenTree
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
 from llmcli.sampling.order import DEFAULT_ORDER, leave_out
-from llmcli.sampling.params import GENERATION_CONFIG, resolve
+from llmcli.sampling.params import GENERATION_CONFIG, ResolvedSampling, SamplingParams, resolve
 from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
-    from llmcli.sampling.params import ResolvedSampling, SamplingParams
     from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.base import Tokenizer
     from llmcli.tokenizer.chat_template import ChatTemplate

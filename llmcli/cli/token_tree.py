@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from llmcli.schema.library import Tokens
     from llmcli.tokenizer.base import Tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 from results import Result
 
 from llmcli.cli.optional_value import with_values
-from llmcli.cli.output.start import BAR_CELLS, start_json, start_table
+from llmcli.cli.output.base import BAR_CELLS, start_json, start_table
 from llmcli.cli.process_age import process_age
 from llmcli.timeline import Timeline
 

@@ -22,6 +22,9 @@ from llmcli.engine.reasoning import Piece
 # A prefill of fewer tokens is over before anyone could read about it.
 MIN_PREFILL_SHOWN = 256
 
+# During an answer the conversation is saved this often, so that a kill costs no more than these seconds of it.
+SAVE_INTERVAL_SECONDS = 2.0
+
 
 class Writer(Protocol):
     """Takes the answer's text as it comes."""
@@ -124,9 +127,6 @@ class View:
             terminal.show("\r\x1b[K", is_drawn=True)
             self._has_status = False
 
-
-# During an answer the conversation is saved this often, so that a kill costs no more than these seconds of it.
-SAVE_INTERVAL_SECONDS = 2.0
 
 Event = TypeVar("Event")
 

@@ -30,8 +30,15 @@ from llmcli.cli.chat_session.state import (
 )
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.near_names import near_names
-from llmcli.cli.output.color import terminal_tints, tinted
-from llmcli.cli.output.tokens import as_many_as_fit, level_names, likelihood_level, percent, show_piece
+from llmcli.cli.output.tokens import (
+    as_many_as_fit,
+    level_names,
+    likelihood_level,
+    percent,
+    show_piece,
+    terminal_tints,
+    tinted,
+)
 from llmcli.cli.terminal import columns_of, has_color, terminal, visible
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import load_conversation, save_conversation
@@ -41,6 +48,32 @@ from llmcli.sampling.params import SPECS, check_param
 from llmcli.tokenizer.stream import StreamDecoder
 
 MOST_ANSWERS = 16  # of /n: more than anyone reads
+
+CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
+
+# Of a conversation that goes on: enough to remember it by.
+SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
+
+# Terminals that certainly have no clipboard to write to.
+BARE_TERMINALS = ("", "dumb", "linux")
+
+NUM_SHOWN = 10  # of the least likely tokens
+NUM_ALTERNATIVES = 4
+
+NAMES = (*SPECS, "seed", "max_new_tokens", "overflow", "thinking", "markdown")
+
+# What the same commands are called in other chat programs.
+HABITS = {
+    "?": "help",
+    "bye": "quit",
+    "clear": "reset",
+    "exit": "quit",
+    "new": "reset",
+    "q": "quit",
+    "redo": "regen",
+    "retry": "regen",
+    "regenerate": "regen",
+}
 
 
 def reset(state: Talk, argument: str) -> Outcome:
@@ -192,15 +225,6 @@ def _without_force(argument: str) -> tuple[str, bool]:
     return argument, False
 
 
-CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
-
-# Of a conversation that goes on: enough to remember it by.
-SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
-
-# Terminals that certainly have no clipboard to write to.
-BARE_TERMINALS = ("", "dumb", "linux")
-
-
 def history(state: Talk, argument: str) -> Outcome:
     """Show what was said."""
     conversation = state.chat.conversation
@@ -292,10 +316,6 @@ def _last_code(state: Talk) -> str:
 def _show_table(rows: dict[str, str]) -> None:
     width = max(map(len, rows))
     terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))
-
-
-NUM_SHOWN = 10  # of the least likely tokens
-NUM_ALTERNATIVES = 4
 
 
 def probs(state: ChatSession, argument: str) -> Outcome:
@@ -392,9 +412,6 @@ def _integer(name: str, text: str) -> int:
         raise UsageError(f"{name} is {text!r}, expected an integer") from None
 
 
-NAMES = (*SPECS, "seed", "max_new_tokens", "overflow", "thinking", "markdown")
-
-
 def show_help(state: Talk, argument: str) -> Outcome:
     """List the commands and the keys."""
     rows = {f"/{command.name} {command.arguments}".rstrip(): command.help for command in commands_of(state)}
@@ -432,19 +449,6 @@ COMMANDS = (
     Command("copy-code", "", "Copy the last code block.", copy_code),
     Command("quit", "", "Quit; so does Ctrl-D.", leave),
 )
-
-# What the same commands are called in other chat programs.
-HABITS = {
-    "?": "help",
-    "bye": "quit",
-    "clear": "reset",
-    "exit": "quit",
-    "new": "reset",
-    "q": "quit",
-    "redo": "regen",
-    "retry": "regen",
-    "regenerate": "regen",
-}
 
 
 def commands_of(state: Talk) -> list[Command]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcli.batch.values import Line
-from llmcli.cli.output.json import sample_json
+from llmcli.cli.output.base import sample_json
 from llmcli.engine.events import Failed, Finished
 from llmcli.serve.answers import FINISH_REASONS
 

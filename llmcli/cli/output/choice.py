@@ -1,29 +1,82 @@
-"""Which forms of output the flags ask for."""
+"""Which forms of output the flags ask for; and `--receipt FILE`, all that the text depended on, for `llmcli replay`."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.completion import complete_words
 from llmcli.cli.options import OUTPUT_PANEL
-from llmcli.cli.output.base import Output, RunFacts
-from llmcli.cli.output.color import ColorOutput, why_no_color
-from llmcli.cli.output.html import FindRoads, HtmlOutput
-from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
+from llmcli.cli.output.base import JsonLinesOutput, JsonOutput, Output, RunFacts, StartOutput, StatsOutput, TextOutput
+from llmcli.cli.output.page import FindRoads, HtmlOutput
 from llmcli.cli.output.page_kit import PAGE
-from llmcli.cli.output.start import StartOutput
-from llmcli.cli.output.stats import StatsOutput
-from llmcli.cli.output.text import TextOutput
-from llmcli.cli.output.why import WhyOutput
+from llmcli.cli.output.tokens import ColorOutput, WhyOutput, why_no_color
+from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
+from llmcli.engine.events import Event, Finished
 from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.cli.run import Run
+    from llmcli.engine.request import Request
+    from llmcli.receipt.receipt import PromptFacts
+    from llmcli.runners.base import Runner
 
 # Tokens listed for each choice: what fits on a line of a terminal, and what the page has room for.
 WHY_ALTERNATIVES = 5
 HTML_ALTERNATIVES = 10
+
+
+class ReceiptOutput:
+    """Notes how the model's files are when it is made, hashes them while the text comes, and writes at the end.
+
+    Raises: CheckpointError for a file that is gone.
+    """
+
+    def __init__(self, path: Path, run: Run, prompt: PromptFacts, *, replace: bool):
+        self._path = path
+        self._replace = replace
+        self._run = run
+        self._prompt = prompt
+        self._digests = lazy.look_at_files(run.session.model, prompt)
+
+    def begin(self, runner: Runner, request: Request) -> ReceiptOutput:
+        """The weights have been read: begin to hash them, which no longer keeps the first token waiting."""
+        self._runner, self._request = runner, request
+        self._digests.start()
+        return self
+
+    def show(self, event: Event) -> None:
+        """Nothing is written before the end."""
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Write the receipt of a run that came to its end.
+
+        Raises: CheckpointError if a file of the model has changed; OutputError, UsageError if it cannot be written.
+        """
+        if len(finished) < len(self._request.samples) or any(item.finish_reason == "interrupted" for item in finished):
+            self._digests.stop()
+            terminal.info("no receipt: the run was interrupted")
+            return
+        run = self._run
+        with progress(f"hashing {run.session.name}") as on_progress:
+            files = self._digests.wait(on_progress)
+        receipt = lazy.describe_run(
+            run.model,
+            run.session.model,
+            self._runner,
+            run.devices.card,
+            self._prompt,
+            self._request,
+            files,
+            lazy.describe_samples(finished),
+        )
+        lazy.save_receipt(self._path, receipt, replace=self._replace)
+        terminal.info(f"receipt: {self._path}")
 
 
 @dataclass(frozen=True)
