@@ -6,7 +6,7 @@ from llmcli.cli.batch_job import open_job
 from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.batch_report import show_check
 from llmcli.cli.batch_run import run_job
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.many_rows_options import ManyRowsRunOptions
 from llmcli.cli.options import MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.run import check_run

@@ -10,10 +10,9 @@ from llmcli.batch.rows_over_time import RowsOverTime
 from llmcli.batch.run import Progress, Usage
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
-from llmcli.cli.facts import fact_lines
 from llmcli.cli.output.base import draft_rows
 from llmcli.cli.targets import open_target
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import estimated_duration, size
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcli.cli import lazy
-from llmcli.cli.facts import fact_lines
 from llmcli.cli.own_kernels import change_text, speed_change
 from llmcli.cli.tables import format_table
+from llmcli.cli.terminal import fact_lines
 from llmcli.cli.units import duration, rate
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from llmcli.cli.chat_session.kept_chats import names_file, show_list
 from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line, read_messages
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
+from llmcli.cli.command import given_options, with_groups
 from llmcli.cli.completion import complete_words
-from llmcli.cli.groups import given_options, with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     KEY_VARIABLE,

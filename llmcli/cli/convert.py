@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
+from llmcli.cli.command import with_groups
 from llmcli.cli.export import open_conversion
 from llmcli.cli.export_files import DestinationArgument, FileOptions, SourceArgument, run_export
 from llmcli.cli.export_report import report_earlier_run, report_layers, size_table
-from llmcli.cli.groups import with_groups
 from llmcli.cli.options import MessageOptions
 from llmcli.cli.terminal import terminal
 from llmcli.errors import CheckpointError

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.environment import find_driver

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.groups import with_groups
 from llmcli.cli.options import DeviceOptions, MessageOptions
 from llmcli.cli.output.page_kit import PAGE, write_page
 from llmcli.cli.output.tokens import SPACE, show_piece

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.facts import fact_lines
 from llmcli.cli.options import DebugOption
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.adapters import AdapterChoice, add_adapters, with_adapters
-from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models
 from llmcli.cli.session import model_folder, open_session, shown_name

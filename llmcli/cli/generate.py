@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.held_texts import CompletenessNotice, Schemas
 from llmcli.cli.options import (
     PROMPT_PANEL,

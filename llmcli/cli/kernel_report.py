@@ -8,10 +8,9 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmcli.cli.facts import fact_lines
 from llmcli.cli.study_report import use_json
 from llmcli.cli.tables import format_table
-from llmcli.cli.terminal import visible
+from llmcli.cli.terminal import fact_lines, visible
 from llmcli.cli.units import size
 
 if TYPE_CHECKING:

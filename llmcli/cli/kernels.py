@@ -11,7 +11,6 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import Command, Group
-from llmcli.cli.facts import fact_lines
 from llmcli.cli.kernel_options import LengthOptions
 from llmcli.cli.kernels_bench import bench_kernels
 from llmcli.cli.kernels_list import ArchOption, list_kernels, show_kernels
@@ -20,7 +19,7 @@ from llmcli.cli.kernels_roofline import roofline
 from llmcli.cli.options import DebugOption, QuietOption
 from llmcli.cli.progress import progress
 from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
-from llmcli.cli.compile_notice import say_compiling
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked, require_kernels
 from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
 from llmcli.cli.options import FormatOption, MessageOptions
-from llmcli.cli.progress import progress
+from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.targets import refuse_scratch_of_model, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError

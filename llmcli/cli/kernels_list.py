@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.compile_notice import say_compiling
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked
 from llmcli.cli.kernel_report import list_json, list_text
 from llmcli.cli.options import FormatOption, MessageOptions
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import terminal
 
 ArchOption = Annotated[

@@ -10,12 +10,12 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
-from llmcli.cli.compile_notice import say_compiling
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked, require_kernels
 from llmcli.cli.kernels_bench import CEILING_TYPES, ScratchOption, open_card
 from llmcli.cli.options import FormatOption, MessageOptions
 from llmcli.cli.profile_report import Profiled, profile_csv, profile_json, profile_text
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.targets import subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError

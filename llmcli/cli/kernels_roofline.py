@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_subject
-from llmcli.cli.groups import with_groups
 from llmcli.cli.kernel_options import DEFAULT_SHAPE, LengthOptions, open_walked
 from llmcli.cli.kernels_bench import ScratchOption, measure_subject_kernels
 from llmcli.cli.options import FormatOption, MessageOptions

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.command import OptionEach
 from llmcli.cli.completion import complete_device, complete_model, complete_preset, complete_subject, complete_words
 from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
-from llmcli.cli.groups import OptionEach
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError

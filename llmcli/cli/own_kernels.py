@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import MODEL_PANEL
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError
 

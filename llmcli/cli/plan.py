@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.many_rows_options import ManyRowsDeviceOptions
 from llmcli.cli.options import (
     AUTO,
@@ -25,7 +24,7 @@ from llmcli.cli.options import (
 from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate, size
 from llmcli.errors import UsageError
 

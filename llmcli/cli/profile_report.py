@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmcli.cli.facts import fact_lines
 from llmcli.cli.kernel_report import ceilings_text
 from llmcli.cli.study_report import use_json
-from llmcli.cli.terminal import visible
+from llmcli.cli.terminal import fact_lines, visible
 from llmcli.cli.units import size
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import typer
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.adapters import AdapterChoice, AdapterOption, parse_adapters, with_adapters
+from llmcli.cli.command import with_groups
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
-from llmcli.cli.groups import with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
 from llmcli.cli.output.base import Output, TextOutput, begin_text

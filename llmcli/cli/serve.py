@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.groups import with_groups
+from llmcli.cli.command import with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.many_rows_options import ManyRowsRunOptions
 from llmcli.cli.options import (

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.command import with_groups
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, DeviceOption, MessageOptions, ModelNames
-from llmcli.cli.progress import progress
+from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError

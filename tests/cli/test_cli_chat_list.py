@@ -92,7 +92,7 @@ def test_the_list_on_a_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, colu
         def isatty(self) -> bool:
             return True
 
-    for module in ("chat_session.kept_chats", "facts"):
+    for module in ("chat_session.kept_chats", "terminal"):
         monkeypatch.setattr(f"llmcli.cli.{module}.columns_of", lambda stream: columns)
     monkeypatch.setattr("sys.stdout", Screen())
     heading = ("", "NAME", "WHEN", "TURNS", "MODEL", "BEGINS")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from results import Result
 
-from llmcli.cli.optional_value import with_values
+from llmcli.cli.command import with_values
 from llmcli.cli.output.base import BAR_CELLS, start_json, start_table
 from llmcli.cli.process_age import process_age
 from llmcli.timeline import Timeline

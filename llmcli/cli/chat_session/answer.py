@@ -11,9 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from llmcli.cli.chat_session.no_interrupts import no_interrupts
 from llmcli.cli.chat_session.state import ChatSession, Talk, Thinking, TurnRecord
-from llmcli.cli.terminal import has_color, terminal, visible
+from llmcli.cli.terminal import has_color, no_interrupts, terminal, visible
 from llmcli.engine.chat_events import ChatEvent, OfAnswer, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import UNFINISHED
 from llmcli.engine.events import PrefillProgress

@@ -28,8 +28,7 @@ from llmcli.cli.chat_session.state import (
     replace_system,
     thinking_view,
 )
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.near_names import near_names
+from llmcli.cli.option_names import near_names
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
     level_names,
@@ -39,7 +38,7 @@ from llmcli.cli.output.tokens import (
     terminal_tints,
     tinted,
 )
-from llmcli.cli.terminal import columns_of, has_color, terminal, visible
+from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import load_conversation, save_conversation
 from llmcli.errors import UsageError

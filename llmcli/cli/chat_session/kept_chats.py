@@ -14,8 +14,7 @@ from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.terminal import columns_of, terminal
+from llmcli.cli.terminal import columns_of, fact_lines, terminal
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
 from llmcli.errors import LLMCliError, UsageError
 
