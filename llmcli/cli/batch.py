@@ -7,10 +7,9 @@ from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.batch_report import show_check
 from llmcli.cli.batch_run import run_job
 from llmcli.cli.command import with_groups
-from llmcli.cli.many_rows_options import ManyRowsRunOptions
-from llmcli.cli.options import MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
+from llmcli.cli.held_texts import SchemaOptions
+from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.run import check_run
-from llmcli.cli.schema_options import SchemaOptions
 
 
 @with_groups

@@ -23,8 +23,8 @@ from llmcli.cli import lazy
 from llmcli.cli.batch_options import PIPE, BatchOptions
 from llmcli.cli.batch_prompts import Prompts, Task
 from llmcli.cli.progress import progress
+from llmcli.cli.prompt import parse_template_variables
 from llmcli.cli.run import RunRequest, open_run
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import CHAT_TEMPLATE

@@ -17,8 +17,7 @@ from llmcli.cli.options import (
     TemplateVarOption,
     parse_rows,
 )
-from llmcli.cli.prompt import refuse_undecoded
-from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
 from llmcli.errors import UsageError
 
 PIPE = "-"

@@ -19,10 +19,9 @@ from llmcli.batch.values import Line
 from llmcli.cli import lazy
 from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.held_texts import Schemas
+from llmcli.cli.prompt import SamplerFlags, parse_template_variables
 from llmcli.cli.run import Run, RunRequest
-from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.held_to import HeldTo
 

@@ -14,9 +14,9 @@ from llmcli.cli import lazy
 from llmcli.cli.bench_report import as_csv, as_json, facts_text, tables_text
 from llmcli.cli.command import with_groups
 from llmcli.cli.device_choice import RunnerOptions, load_runner
-from llmcli.cli.many_rows_options import ManyRowsDeviceOptions
 from llmcli.cli.options import (
     OUTPUT_PANEL,
+    ManyRowsDeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.adapters import parse_adapters
 from llmcli.cli.chat_session.answer import TextWriter, Writer
 from llmcli.cli.chat_session.commands import count_turns, show_end
 from llmcli.cli.chat_session.kept_chats import names_file, show_list
@@ -21,7 +20,7 @@ from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
 from llmcli.cli.command import given_options, with_groups
 from llmcli.cli.completion import complete_words
-from llmcli.cli.held_texts import Schemas
+from llmcli.cli.held_texts import SchemaOptions, Schemas
 from llmcli.cli.options import (
     KEY_VARIABLE,
     OUTPUT_PANEL,
@@ -31,20 +30,19 @@ from llmcli.cli.options import (
     MessageOptions,
     ModelArgument,
     RowsOption,
+    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StopOption,
     SystemOption,
     TemplateVarOption,
     chosen_model,
+    parse_adapters,
     parse_rows,
 )
-from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
-from llmcli.cli.run_options import RunOptions
-from llmcli.cli.schema_options import SchemaOptions
 from llmcli.cli.session import EncodedPrompt
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.adapters import AdapterOption, parse_adapters, with_adapters
 from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_model
-from llmcli.cli.options import AUTO, MODEL_PANEL, DeviceOptions, MessageOptions, ModelNames
+from llmcli.cli.options import (
+    AUTO,
+    MODEL_PANEL,
+    AdapterOption,
+    DeviceOptions,
+    MessageOptions,
+    ModelNames,
+    parse_adapters,
+    with_adapters,
+)
 from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models, require_same_tokenizer
 from llmcli.cli.session import Session, open_session

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.adapters import AdapterChoice, add_adapters, with_adapters
 from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import AdapterChoice, add_adapters, with_adapters
 from llmcli.cli.progress import say_compiling
 from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models

@@ -11,9 +11,8 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
-from llmcli.cli.model_notes import warn_of
 from llmcli.cli.options import ContextOption, DebugOption, ModelNames
-from llmcli.cli.session import open_session
+from llmcli.cli.session import open_session, warn_of
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import divergence, size
 from llmcli.errors import UsageError

@@ -73,7 +73,6 @@ PLACES = {
     "check_own_kernel": "lab.own_checks:check_own_kernel",
     "choice_grammar": "schema.grammar:choice_grammar",
     "choose_call": "lab.profile:choose_call",
-    "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_layers": "measure.verify:compare_layers",
     "compare_logits": "measure.verify:compare_logits",
@@ -196,7 +195,6 @@ if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.server_client import ServerClient
-    from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset, preset_names

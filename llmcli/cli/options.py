@@ -4,21 +4,39 @@ A group holds what was said. What it means is checked by whoever takes it. An op
 --help-all shows it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.command import OptionEach
-from llmcli.cli.completion import complete_device, complete_model, complete_preset, complete_subject, complete_words
+from llmcli.cli.completion import (
+    complete_adapter,
+    complete_device,
+    complete_draft,
+    complete_model,
+    complete_preset,
+    complete_subject,
+    complete_words,
+)
 from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
-from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS
+from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, Session, fetch_model
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.sampling.order import DEFAULT_ORDER
 from llmcli.sampling.params import SPECS
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.adapters.folder import Adapter
+    from llmcli.checkpoint.model import Model
 
 MODEL_PANEL = "Model"
 PROMPT_PANEL = "Prompt"
@@ -29,6 +47,12 @@ KEY_VARIABLE = "LLMCLI_API_KEY"  # what --api-key is taken from where it is not 
 
 AUTO = "auto"
 
+_MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
+_MODEL_DEFAULT = "the built-in storyteller"
+
+# Those that most people set; the others are hidden.
+_EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+
 
 def _set_quiet(value: bool) -> None:
     terminal.is_quiet = terminal.is_quiet or value
@@ -38,8 +62,6 @@ def _set_debug(value: bool) -> None:
     terminal.is_debug = terminal.is_debug or value
 
 
-_MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
-_MODEL_DEFAULT = "the built-in storyteller"
 ModelOption = Annotated[
     str | None,
     typer.Option(
@@ -269,8 +291,6 @@ def parse_rows(flag: str) -> int | None:
     return int(flag)
 
 
-# Those that most people set; the others are hidden.
-_EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None for what was not given
 # One option for each sampling parameter, in place of one parameter of a command.
 SamplingNumbers = Annotated[
@@ -376,3 +396,135 @@ class MessageOptions:
 
     quiet: QuietOption = False
     debug: DebugOption = False
+
+
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="DIR|ID[=WEIGHT]",
+        help="Add a LoRA adapter to the model's 16-bit weights: a folder or hub id; repeatable.",
+        autocompletion=complete_adapter,
+        rich_help_panel="Model",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class AdapterChoice:
+    """An adapter by folder or hub id, and how often its product counts."""
+
+    name: str
+    weight: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """The value of --adapter for it."""
+        return self.name if self.weight == 1 else f"{self.name}={self.weight!r}"
+
+
+def parse_adapters(values: Sequence[str] | None) -> tuple[AdapterChoice, ...]:
+    """The values of --adapter. What is there as a path is one, whether or not it looks like `PATH=WEIGHT`.
+
+    Raises: UsageError for a weight that is not a number other than 0, and an adapter that is named twice
+    """
+    choices = tuple(_parse_adapter(value) for value in values or ())
+    names = [choice.name for choice in choices]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--adapter names {twice!r} twice; give it once, with a weight")
+    return choices
+
+
+def _parse_adapter(value: str) -> AdapterChoice:
+    name, sign, number = value.rpartition("=")
+    if not sign or os.path.exists(value):
+        name, number = value, "1"
+    if not name:
+        raise UsageError(f"--adapter is {value!r}, expected a folder or a hub id")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    if not math.isfinite(weight) or weight == 0:
+        raise UsageError(f"--adapter is {value!r}, expected a number other than 0 as the weight, not {number!r}")
+    return AdapterChoice(name, weight)
+
+
+def with_adapters(session: Session, choices: Sequence[AdapterChoice]) -> Session:
+    """The session with adapters in its model. Raises: CheckpointError and its subclasses."""
+    if not choices:
+        return session
+    model = add_adapters(session.model, choices)
+    return replace(session, model=model, name=" + ".join([session.name, *(one.shown_name for one in model.adapters)]))
+
+
+def add_adapters(model: Model, choices: Sequence[AdapterChoice]) -> Model:
+    """The model with adapters, which lines tell of; what the cache lacks is downloaded first.
+
+    Raises: CheckpointError and its subclasses.
+    """
+    adapters = [_open_adapter(choice) for choice in choices]
+    model = lazy.merge_adapters(model, adapters)
+    for adapter in adapters:
+        base = f", trained on {adapter.config.base_name}" if adapter.config.base_name else ""
+        terminal.info(f"Adapter {adapter.shown_name}: LoRA of rank {adapter.config.rank}{base}")
+    return model
+
+
+def _open_adapter(choice: AdapterChoice) -> Adapter:
+    is_on_hub = find_hub_id(choice.name) is not None
+    folder = fetch_model(choice.name, is_adapter=True) if is_on_hub else Path(choice.name)
+    return lazy.open_adapter(folder, choice.name, choice.weight)
+
+
+DraftOption = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        metavar="HOW",
+        help="How to guess tokens ahead, for the same text sooner: auto, ngram (from the text so far), "
+        "a smaller MODEL, or off.",
+        autocompletion=complete_draft,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The model that runs, its adapters, its context, its device, and what drafts for it."""
+
+    model: ModelOption = None
+    adapter: AdapterOption = None
+    context: ContextOption = None
+    draft: DraftOption = AUTO
+    devices: DeviceOptions = DeviceOptions()
+
+
+SpeedFirstOption = Annotated[
+    bool,
+    typer.Option(
+        "--speed-first",
+        help="Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
+        "run beside it.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ManyRowsDeviceOptions(DeviceOptions):
+    """Where a model runs, in which precision, and whether a text may depend on those beside it for speed."""
+
+    speed_first: SpeedFirstOption = False
+
+    def checked(self) -> RunnerOptions:
+        """See `DeviceOptions`."""
+        return replace(super().checked(), speed_first=self.speed_first)
+
+
+@dataclass(frozen=True)
+class ManyRowsRunOptions(RunOptions):
+    """The options of a command that generates, for many rows."""
+
+    devices: ManyRowsDeviceOptions = ManyRowsDeviceOptions()

@@ -11,11 +11,11 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
-from llmcli.cli.many_rows_options import ManyRowsDeviceOptions
 from llmcli.cli.options import (
     AUTO,
     MODEL_PANEL,
     ContextOption,
+    ManyRowsDeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,

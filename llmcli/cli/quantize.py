@@ -10,14 +10,13 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.cli.adapters import AdapterOption, parse_adapters
 from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_device, complete_words
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
 from llmcli.cli.export_files import DestinationArgument, FileOptions, SourceArgument, run_export
 from llmcli.cli.export_report import listed, report_earlier_run, report_layers, size_table
-from llmcli.cli.options import AUTO, OUTPUT_PANEL, MessageOptions
+from llmcli.cli.options import AUTO, OUTPUT_PANEL, AdapterOption, MessageOptions, parse_adapters
 from llmcli.cli.terminal import terminal
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained

@@ -15,17 +15,25 @@ import typer
 
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.adapters import AdapterChoice, AdapterOption, parse_adapters, with_adapters
 from llmcli.cli.command import with_groups
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
 from llmcli.cli.held_texts import Schemas
-from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
+from llmcli.cli.options import (
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    SAMPLING_PANEL,
+    AdapterChoice,
+    AdapterOption,
+    MessageOptions,
+    parse_adapters,
+    with_adapters,
+)
 from llmcli.cli.output.base import Output, TextOutput, begin_text
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
+from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.run import LoadedRunner, Run
-from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished

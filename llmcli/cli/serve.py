@@ -15,8 +15,8 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
 from llmcli.cli.held_texts import Schemas
-from llmcli.cli.many_rows_options import ManyRowsRunOptions
 from llmcli.cli.options import (
+    ManyRowsRunOptions,
     MessageOptions,
     SamplerOptions,
     SamplingNumbers,
@@ -24,10 +24,10 @@ from llmcli.cli.options import (
     chosen_model,
     parse_rows,
 )
+from llmcli.cli.prompt import parse_template_variables
 from llmcli.cli.run import Run, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.cli.units import size
 from llmcli.errors import EXIT_INTERRUPTED, UsageError

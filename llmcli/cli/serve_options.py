@@ -22,7 +22,7 @@ from llmcli.cli.options import (
     TemplateVarOption,
     parse_rows,
 )
-from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.prompt import parse_template_variables
 from llmcli.errors import UsageError
 from llmcli.reading import API_KEY
 

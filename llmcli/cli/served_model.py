@@ -11,12 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli import lazy
-from llmcli.cli.draft import OFF
 from llmcli.cli.held_texts import KEPT_SCHEMAS
-from llmcli.cli.run import Run, RunRequest, open_run
-from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.prompt import SamplerFlags, parse_template_variables
+from llmcli.cli.run import OFF, Run, RunRequest, open_run
 from llmcli.cli.session import EncodedPrompt
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import TokenizerError
 from llmcli.sampling.params import SamplingParams
 from llmcli.serve.refusal import Refusal

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.draft import WORDS, open_draft
+from llmcli.cli.run import WORDS, open_draft
 from llmcli.engine.draft_model import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished, Token

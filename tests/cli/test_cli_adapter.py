@@ -12,7 +12,7 @@ from results import Result
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
-from llmcli.cli.adapters import AdapterChoice, parse_adapters
+from llmcli.cli.options import AdapterChoice, parse_adapters
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
 from llmcli.errors import UsageError

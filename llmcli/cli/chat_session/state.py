@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import ChatEvent, SeveralEvent, TurnFinished, TurnStarted
