@@ -35,7 +35,7 @@ COMMANDS = (
         "quantize",
         "Quantize a model to int8 or int4; transformers can load it too.",
     ),
-    Command("convert", "convert", "convert", "Write an AWQ, GPTQ or w8a8 model as compressed-tensors."),
+    Command("convert", "quantize", "convert", "Write an AWQ, GPTQ or w8a8 model as compressed-tensors."),
     Command(
         "eval",
         "evaluate",
@@ -61,7 +61,7 @@ COMMANDS = (
         "kernels_app",
         "See why kernels are fast: studies, side by side, on this machine's card.",
     ),
-    Command("verify", "verify", "verify", "Check that this machine's card computes what it should."),
+    Command("verify", "doctor", "verify", "Check that this machine's card computes what it should."),
     Command(
         "info",
         "info",
@@ -69,9 +69,9 @@ COMMANDS = (
         "Show a model's shape, memory needs and sampling defaults.",
     ),
     Command("tokenize", "tokenize", "tokenize", "Show the tokens of a text: each id and its piece."),
-    Command("pull", "pull", "pull", "Download a model into the hub's cache and print its folder."),
+    Command("pull", "models", "pull", "Download a model into the hub's cache and print its folder."),
     Command("models", "models", "models_app", "List or remove downloaded models."),
-    Command("presets", "presets", "presets", "List the presets for --preset, built-in and your own."),
+    Command("presets", "models", "presets", "List the presets for --preset, built-in and your own."),
     Command(
         "doctor",
         "doctor",

@@ -14,12 +14,12 @@ from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.evaluate import require_same_tokenizer
 from llmcli.cli.options import DeviceOptions, MessageOptions
 from llmcli.cli.output.page_kit import PAGE, write_page
 from llmcli.cli.output.tokens import SPACE, show_piece
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.scoring import require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.cli.units import divergence

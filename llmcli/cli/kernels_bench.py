@@ -1,8 +1,12 @@
-"""`llmcli kernels bench`: every kernel of a model timed alone, on the model's own arrays."""
+"""`llmcli kernels bench` and `roofline`: every kernel of a model timed alone, and how near that is to what the card could do.
+
+The kernels run on the model's own arrays. Options say which model launches them, and with how many tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +15,12 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
 from llmcli.cli.command import with_groups
-from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked, require_kernels
-from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
-from llmcli.cli.options import FormatOption, MessageOptions
+from llmcli.cli.completion import complete_subject
+from llmcli.cli.kernel_report import LIBRARY, bench_csv, bench_json, bench_text
+from llmcli.cli.options import MODEL_PANEL, FormatOption, MessageOptions
 from llmcli.cli.progress import progress, say_compiling
-from llmcli.cli.targets import refuse_scratch_of_model, subject_files
+from llmcli.cli.roofline_report import placed_marks, roofline_json, roofline_text
+from llmcli.cli.targets import open_subject, refuse_scratch_of_model, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError
 
@@ -26,7 +31,62 @@ if TYPE_CHECKING:
     from llmcli.lab.walk import Lengths
     from llmcli.measure.subject import Subject
 
+DEFAULT_SHAPE = "Llama-3.2-1B"
+
+SubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL|SHAPE",
+        help="Whose launches: a model folder, a hub id, or a shape such as Llama-2-7B.",
+        show_default=DEFAULT_SHAPE,
+        autocompletion=complete_subject,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
 CEILING_TYPES = ("float32", "float16")
+
+_PICTURES = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The prompt and the step of decoding whose launches are meant."""
+
+    prompt: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of the prompt.", show_default="512")
+    ] = None
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens in the KV cache before a step of decoding.", show_default="512"),
+    ] = None
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that decode side by side.")] = 1
+
+    def within(self, subject: Subject) -> Lengths:
+        """The lengths, as far as the model's context allows.
+
+        Raises: UsageError
+        """
+        maximum = subject.model.config.max_position_embeddings
+        return lazy.Lengths.within(maximum, self.prompt, self.depth, self.rows)
+
+
+def open_walked(name: str | None, form: str | None) -> Subject:
+    """The model or shape of that name, else the usual shape. Raises: as `open_subject`"""
+    return open_subject(name or DEFAULT_SHAPE, form)
+
+
+def require_kernels(names: Iterable[str]) -> None:
+    """Refuse what is not the name of a kernel or of the matrix library.
+
+    Raises: UsageError
+    """
+    for name in names:
+        if name not in (*lazy.KERNELS, LIBRARY):
+            raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")
+
 
 ScratchOption = Annotated[
     Path | None,
@@ -117,3 +177,74 @@ def measure_subject_kernels(
             on_measure=on_measure,
         )
     return device, lazy.Ceilings(rates.read_bytes, rates.flops), steps
+
+
+@with_groups
+def roofline(
+    *,
+    shape: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|SHAPE",
+            help="Whose kernels: a model folder, a hub id, or a shape such as Llama-2-7B.",
+            show_default=DEFAULT_SHAPE,
+            autocompletion=complete_subject,
+        ),
+    ] = None,
+    form: FormatOption = None,
+    lengths: LengthOptions = LengthOptions(),  # noqa: B008
+    scratch: ScratchOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False, metavar="FILE", help="Save the plot as .png or .svg; needs matplotlib.", show_default=False
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+    messages: MessageOptions = MessageOptions(),  # noqa: B008
+) -> None:
+    """Measure the card's ceilings and place every kernel of a model under them.
+
+    The ceilings are the speed of reading and that of large products in float32, float16 and int8.
+
+    Examples:
+
+    llmcli kernels roofline
+
+    llmcli kernels roofline Llama-2-7B --format int4 --out roofline.svg
+    """
+    if out is not None:
+        _check_picture(out)
+    subject = open_walked(shape, form)
+    device, ceilings, steps = measure_subject_kernels(subject, lengths.within(subject), scratch)
+    try:
+        # What the card could do: products with codes take two int8 operations for each that is counted.
+        roofs = {**ceilings.flops, "int8": lazy.measure_flops(device, "int8")}
+    except DeviceError as error:
+        terminal.warn(f"the rate of int8 products is left out: {error}")
+        roofs = dict(ceilings.flops)
+    measured: Ceilings = lazy.Ceilings(ceilings.read_bytes, roofs)
+    placed = [lazy.place_calls(step, measured) for step in steps]
+    gaps = [lazy.find_gap(step, measured) for step in steps]
+    title = f"{subject.full_name} on {device.name}"
+    if json_:
+        terminal.write_json(roofline_json(title, measured, steps, placed, gaps))
+    else:
+        terminal.write(roofline_text(title, measured, steps, placed, gaps), is_drawn=True)
+    if out is not None:
+        marks, labels = placed_marks(placed)
+        lazy.save_figure(out, title, marks, labels, measured.read_bytes, measured.flops)
+        terminal.info(f"saved {out}")
+
+
+def _check_picture(out: Path) -> None:
+    """Refuse what could not be drawn, before anything is measured.
+
+    Raises: UsageError
+    """
+    if out.suffix.lower() not in _PICTURES:
+        raise UsageError(f"--out {out} must end in {' or '.join(_PICTURES)}")
+    try:
+        lazy.PICTURE.check(out, replace=False)
+    except ModuleNotFoundError as error:
+        raise UsageError('--out needs matplotlib, which is not installed; pip install "llmcli[plot]"') from error

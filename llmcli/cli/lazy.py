@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 PLACES = {
     "BenchOptions": "measure.bench:BenchOptions",
     "CardQuantizer": "runners.cuda.quantizer:CardQuantizer",
-    "CardTarget": "cli.card_target:CardTarget",
+    "CardTarget": "cli.device_targets:CardTarget",
     "Ceilings": "lab.roofline:Ceilings",
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
@@ -29,7 +29,7 @@ PLACES = {
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
     "GrammarProcess": "schema.grammar_process:GrammarProcess",
-    "HostTarget": "cli.host_target:HostTarget",
+    "HostTarget": "cli.device_targets:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
     "LOOPBACK_NAMES": "serve.gate:LOOPBACK_NAMES",
@@ -85,7 +85,7 @@ PLACES = {
     "describe_samples": "receipt.describe:describe_samples",
     "diff": "measure.diff:diff",
     "discard_typed_keys": "cli.chat_session.key_echo:discard_typed_keys",
-    "distant_card": "cli.card_target:distant_card",
+    "distant_card": "cli.device_targets:distant_card",
     "draw_bar": "cli.bar:draw_bar",
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
@@ -141,7 +141,7 @@ PLACES = {
     "plan_subject": "measure.subject:plan_subject",
     "prepare_own_kernels": "lab.own_checks:prepare_own_kernels",
     "preset_names": "config.presets:preset_names",
-    "product_types": "cli.card_target:product_types",
+    "product_types": "cli.device_targets:product_types",
     "profile": "lab.profile:profile",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "read_own_kernels": "lab.own_kernel:read_own_kernels",
@@ -186,12 +186,11 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
-    from llmcli.cli.card_target import CardTarget, distant_card, product_types
     from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.key_echo import discard_typed_keys, keys_unseen
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
-    from llmcli.cli.host_target import HostTarget
+    from llmcli.cli.device_targets import CardTarget, HostTarget, distant_card, product_types
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.server_client import ServerClient
