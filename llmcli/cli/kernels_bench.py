@@ -1,4 +1,4 @@
-"""`llmcli kernels bench` and `roofline`: every kernel of a model timed alone, and how near that is to what the card could do.
+"""`llmcli kernels bench` and `roofline`: every kernel of a model timed alone, and how near that is to the card's best.
 
 The kernels run on the model's own arrays. Options say which model launches them, and with how many tokens.
 """

@@ -1,4 +1,4 @@
-"""`llmcli models` and `pull`: what the hub's cache holds, and a download into it. `llmcli presets`: sampling by name."""
+"""`llmcli models` and `pull`: what the hub's cache holds, and a download into it. `presets`: sampling by name."""
 
 import sys
 from datetime import UTC, datetime
