@@ -65,9 +65,7 @@ def _openai_json(line: Line, event: Finished | Failed, num_prompt_tokens: int, m
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [
-            {"index": 0, **content, "logprobs": None, "finish_reason": FINISH_REASONS[event.finish_reason]},
-        ],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": FINISH_REASONS[event.finish_reason]}],
         "usage": {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_new_tokens,

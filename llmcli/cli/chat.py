@@ -100,12 +100,10 @@ class ConversationOptions:
         ),
     ] = None
     continue_: Annotated[
-        bool,
-        typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL),
+        bool, typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL)
     ] = False
     list_: Annotated[
-        bool,
-        typer.Option("--list", help="List the kept chats and exit.", rich_help_panel=CONVERSATION_PANEL),
+        bool, typer.Option("--list", help="List the kept chats and exit.", rich_help_panel=CONVERSATION_PANEL)
     ] = False
     rows: RowsOption = "1"
     overflow: Annotated[
@@ -303,12 +301,7 @@ def _begun(saved: SavedConversation | None, options: ConversationOptions) -> Con
 
 
 def _talk(
-    state: Talk,
-    keeper: Keeper,
-    options: ConversationOptions,
-    view: ViewOptions,
-    *,
-    require_complete: bool = False,
+    state: Talk, keeper: Keeper, options: ConversationOptions, view: ViewOptions, *, require_complete: bool = False
 ) -> None:
     """Talk until the user leaves, or until all messages are answered."""
     state.keeper = keeper if options.is_kept else None

@@ -121,10 +121,7 @@ def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Para
 def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     empty = inspect.Parameter.empty
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=empty if default is MISSING else default,
-        annotation=annotation,
+        name, inspect.Parameter.KEYWORD_ONLY, default=empty if default is MISSING else default, annotation=annotation
     )
 
 

@@ -29,55 +29,22 @@ COMMANDS = (
     Command("batch", "batch", "batch", "Run many prompts from a file and write one line of JSON for each."),
     Command("serve", "serve", "serve", "Serve a model to other programs over OpenAI's protocol."),
     Command("replay", "replay", "replay", "Generate the text of a receipt again and show what differs."),
-    Command(
-        "quantize",
-        "quantize",
-        "quantize",
-        "Quantize a model to int8 or int4; transformers can load it too.",
-    ),
+    Command("quantize", "quantize", "quantize", "Quantize a model to int8 or int4; transformers can load it too."),
     Command("convert", "quantize", "convert", "Write an AWQ, GPTQ or w8a8 model as compressed-tensors."),
-    Command(
-        "eval",
-        "evaluate",
-        "evaluate",
-        "Measure a model's perplexity on a text, or compare two models.",
-    ),
+    Command("eval", "evaluate", "evaluate", "Measure a model's perplexity on a text, or compare two models."),
     Command("diff", "diff", "diff", "Show where model B differs from model A's text, token by token."),
+    Command("plan", "plan", "plan", "Predict memory and speed of a model without reading its weights."),
+    Command("bench", "bench", "bench", "Measure the speed of a model and compare it with the prediction."),
     Command(
-        "plan",
-        "plan",
-        "plan",
-        "Predict memory and speed of a model without reading its weights.",
-    ),
-    Command(
-        "bench",
-        "bench",
-        "bench",
-        "Measure the speed of a model and compare it with the prediction.",
-    ),
-    Command(
-        "kernels",
-        "kernels",
-        "kernels_app",
-        "See why kernels are fast: studies, side by side, on this machine's card.",
+        "kernels", "kernels", "kernels_app", "See why kernels are fast: studies, side by side, on this machine's card."
     ),
     Command("verify", "doctor", "verify", "Check that this machine's card computes what it should."),
-    Command(
-        "info",
-        "info",
-        "info",
-        "Show a model's shape, memory needs and sampling defaults.",
-    ),
+    Command("info", "info", "info", "Show a model's shape, memory needs and sampling defaults."),
     Command("tokenize", "tokenize", "tokenize", "Show the tokens of a text: each id and its piece."),
     Command("pull", "models", "pull", "Download a model into the hub's cache and print its folder."),
     Command("models", "models", "models_app", "List or remove downloaded models."),
     Command("presets", "models", "presets", "List the presets for --preset, built-in and your own."),
-    Command(
-        "doctor",
-        "doctor",
-        "doctor",
-        "Check this machine and say how to fix what is wrong.",
-    ),
+    Command("doctor", "doctor", "doctor", "Check this machine and say how to fix what is wrong."),
 )
 
 

@@ -43,18 +43,13 @@ class SchemaOptions:
 
     schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|JSON",
-            help="Write JSON that fits this JSON Schema.",
-            rich_help_panel=SCHEMA_PANEL,
-        ),
+        typer.Option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.", rich_help_panel=SCHEMA_PANEL),
     ] = None
     json_output: Annotated[
         bool, typer.Option("--json-output", help="Write any JSON value.", rich_help_panel=SCHEMA_PANEL)
     ] = False
     regex: Annotated[
-        str | None,
-        typer.Option(metavar="RE", help="Write a text that matches this.", rich_help_panel=SCHEMA_PANEL),
+        str | None, typer.Option(metavar="RE", help="Write a text that matches this.", rich_help_panel=SCHEMA_PANEL)
     ] = None
     choice: Annotated[
         list[str] | None,

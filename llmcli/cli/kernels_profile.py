@@ -326,13 +326,7 @@ def _profile_rung(name: str) -> Profiled:
 
 
 def _profiled(
-    name: str,
-    subject: str,
-    where: str,
-    facts: Mapping[str, object],
-    call: Call,
-    device: Device,
-    counters: Counters,
+    name: str, subject: str, where: str, facts: Mapping[str, object], call: Call, device: Device, counters: Counters
 ) -> Profiled:
     """What was counted, beside the ceilings of the card.
 

@@ -169,8 +169,7 @@ ThreadsOption = Annotated[
     ),
 ]
 SystemOption = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", help="System prompt.", rich_help_panel=PROMPT_PANEL),
+    str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", rich_help_panel=PROMPT_PANEL)
 ]
 ChatTemplateOption = Annotated[
     str | None,
@@ -250,11 +249,7 @@ DryBreakerOption = Annotated[
 QuietOption = Annotated[
     bool,
     typer.Option(
-        "--quiet",
-        "-q",
-        help="Do not print messages about the run.",
-        callback=_set_quiet,
-        rich_help_panel=OUTPUT_PANEL,
+        "--quiet", "-q", help="Do not print messages about the run.", callback=_set_quiet, rich_help_panel=OUTPUT_PANEL
     ),
 ]
 DebugOption = Annotated[

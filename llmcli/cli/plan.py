@@ -180,11 +180,7 @@ def _decode_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
 def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
     header = ["prompt", "tokens/s", "first token"]
     rows = [
-        [
-            str(item.num_tokens),
-            rate(item.tokens_per_second),
-            duration(item.first_token_seconds),
-        ]
+        [str(item.num_tokens), rate(item.tokens_per_second), duration(item.first_token_seconds)]
         for item in facts.prompts
         if item.tokens_per_second is not None and item.first_token_seconds is not None
     ]

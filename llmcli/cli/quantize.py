@@ -248,11 +248,7 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
 
 @with_groups
 def convert(
-    *,
-    source: SourceArgument,
-    destination: DestinationArgument,
-    files: FileOptions,
-    messages: MessageOptions,
+    *, source: SourceArgument, destination: DestinationArgument, files: FileOptions, messages: MessageOptions
 ) -> None:
     """Write an AWQ, GPTQ or w8a8 model as compressed-tensors.
 
@@ -333,9 +329,7 @@ class WorkOptions:
     device: Annotated[
         str,
         typer.Option(
-            help="auto, cpu, cuda or cuda:N; the files are the same.",
-            metavar="DEVICE",
-            autocompletion=complete_device,
+            help="auto, cpu, cuda or cuda:N; the files are the same.", metavar="DEVICE", autocompletion=complete_device
         ),
     ] = AUTO
     eval_: Annotated[

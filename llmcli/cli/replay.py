@@ -37,14 +37,7 @@ from llmcli.cli.run import LoadedRunner, Run
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
-from llmcli.errors import (
-    EXIT_INTERRUPTED,
-    CheckpointError,
-    DeviceError,
-    DifferentTextError,
-    TokenizerError,
-    UsageError,
-)
+from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, DeviceError, DifferentTextError, TokenizerError, UsageError
 from llmcli.resources import built_in_model
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.timeline import Timeline

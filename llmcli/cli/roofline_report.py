@@ -90,11 +90,7 @@ def _rate(per_second: float) -> str:
 
 
 def roofline_text(
-    title: str,
-    ceilings: Ceilings,
-    steps: Sequence[StepTimes],
-    placed: Sequence[Sequence[Point]],
-    gaps: Sequence[Gap],
+    title: str, ceilings: Ceilings, steps: Sequence[StepTimes], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
 ) -> str:
     """Ceilings, a table for each step, the plot of all, and a sentence for each step."""
     parts = [f"{visible(title)}\n{ceilings_text(ceilings)}\n"]
@@ -134,11 +130,7 @@ def placed_marks(placed: Sequence[Sequence[Point]]) -> tuple[list[Mark], list[st
 
 
 def roofline_json(
-    title: str,
-    ceilings: Ceilings,
-    steps: Sequence[StepTimes],
-    placed: Sequence[Sequence[Point]],
-    gaps: Sequence[Gap],
+    title: str, ceilings: Ceilings, steps: Sequence[StepTimes], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
 ) -> dict[str, object]:
     """The same as an object; rates in bytes and operations a second."""
     return {

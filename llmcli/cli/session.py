@@ -163,11 +163,7 @@ class Session:
         return template, lazy.turn_end_token_ids(self.tokenizer, template)
 
     def encode_message(
-        self,
-        message: str,
-        system: str | None,
-        template_choice: str | None,
-        variables: Mapping[str, Any] | None = None,
+        self, message: str, system: str | None, template_choice: str | None, variables: Mapping[str, Any] | None = None
     ) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, in the template.
 

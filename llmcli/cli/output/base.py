@@ -345,12 +345,7 @@ class JsonLinesOutput:
     def __init__(self, facts: RunFacts):
         self._facts = facts
         terminal.write_json(
-            {
-                "type": "run",
-                "model": facts.model,
-                "seed": facts.seed,
-                "prompt_token_ids": list(facts.prompt_token_ids),
-            }
+            {"type": "run", "model": facts.model, "seed": facts.seed, "prompt_token_ids": list(facts.prompt_token_ids)}
         )
 
     def show(self, event: Event) -> None:
