@@ -34,13 +34,13 @@ from llmcli.cli import lazy
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     AUTO,
-    OUTPUT_PANEL,
-    PROMPT_PANEL,
     ChatTemplateOption,
     RowsOption,
     SystemOption,
     TemplateVarOption,
+    output_option,
     parse_rows,
+    prompt_option,
 )
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_undecoded
@@ -70,26 +70,16 @@ class BatchOptions:
         str, typer.Argument(metavar="IN", help="JSON Lines file with one prompt per line; `-` reads standard input.")
     ]
     output: Annotated[str, typer.Argument(metavar="OUT", help="File to write results to; `-` writes standard output.")]
-    text: Annotated[
-        bool, typer.Option("--text", help="IN is plain text: each line is a prompt.", rich_help_panel=PROMPT_PANEL)
-    ] = False
+    text: Annotated[bool, prompt_option("--text", help="IN is plain text: each line is a prompt.")] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
     rows: RowsOption = AUTO
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Check IN and OUT and estimate the run, but do not run it.", rich_help_panel=OUTPUT_PANEL
-        ),
+        bool, output_option("--check", help="Check IN and OUT and estimate the run, but do not run it.")
     ] = False
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Write results in the order of IN.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
-    stats: Annotated[
-        str | None,
-        typer.Option("--stats", metavar="", help="Print times, rates and rows.", rich_help_panel=OUTPUT_PANEL),
-    ] = None
+    ordered: Annotated[bool, output_option("--ordered", help="Write results in the order of IN.")] = False
+    stats: Annotated[str | None, output_option("--stats", metavar="", help="Print times, rates and rows.")] = None
 
     def __post_init__(self) -> None:
         if self.system is not None:

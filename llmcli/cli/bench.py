@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,11 +22,11 @@ from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
 from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.options import (
-    OUTPUT_PANEL,
     ManyRowsDeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,
+    output_option,
     parse_rows,
 )
 from llmcli.cli.own_kernels import KernelOption, change_text, open_card, opened_card, read_kernels, speed_change
@@ -68,7 +69,7 @@ CSV_COLUMNS = (
     "drafts",
 )
 
-MEASURING_PANEL = "Measuring"
+measuring_option = partial(typer.Option, rich_help_panel="Measuring")
 DEFAULT_NEW_TOKENS = 64
 DEFAULT_REPEATS = 5
 
@@ -307,62 +308,46 @@ class MeasuringOptions:
 
     prompt: Annotated[
         list[int] | None,
-        typer.Option(
+        measuring_option(
             min=1,
             metavar="N",
             help="Prompt length in tokens; repeatable.",
             show_default="128 and 2048, as far as the context limit allows",
-            rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
     depth: Annotated[
         list[int] | None,
-        typer.Option(
+        measuring_option(
             min=1,
             metavar="N",
             help="Tokens in the KV cache when decoding begins; repeatable.",
             show_default="as --prompt",
             hidden=True,
-            rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
-    tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="New tokens in each run.", rich_help_panel=MEASURING_PANEL)
-    ] = DEFAULT_NEW_TOKENS
+    tokens: Annotated[int, measuring_option(min=1, metavar="N", help="New tokens in each run.")] = DEFAULT_NEW_TOKENS
     repeats: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Runs per figure; long ones are repeated less.", rich_help_panel=MEASURING_PANEL
-        ),
+        int, measuring_option(min=1, metavar="N", help="Runs per figure; long ones are repeated less.")
     ] = DEFAULT_REPEATS
     draft: Annotated[
         int,
-        typer.Option(
-            min=0,
-            max=7,
-            metavar="N",
-            help="Also time steps of one row with 1 to N drafts.",
-            show_default=False,
-            rich_help_panel=MEASURING_PANEL,
+        measuring_option(
+            min=0, max=7, metavar="N", help="Also time steps of one row with 1 to N drafts.", show_default=False
         ),
     ] = 0
     scratch: Annotated[
         Path | None,
-        typer.Option(
+        measuring_option(
             readable=False,
             metavar="FOLDER",
             help="Where to write a SHAPE's random weights.",
             show_default="the user's cache",
             hidden=True,
-            rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep", help="Keep a SHAPE's weights for the next run.", hidden=True, rich_help_panel=MEASURING_PANEL
-        ),
-    ] = False
+    keep: Annotated[bool, measuring_option("--keep", help="Keep a SHAPE's weights for the next run.", hidden=True)] = (
+        False
+    )
 
     def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
         """The prompts and the depths to measure.
@@ -388,13 +373,8 @@ class ReportOptions:
     Raises: UsageError for two forms at once.
     """
 
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
-    csv_: Annotated[
-        bool,
-        typer.Option("--csv", help="Print one line for each figure instead of tables.", rich_help_panel=OUTPUT_PANEL),
-    ] = False
+    json_: Annotated[bool, output_option("--json", help="Print one JSON object instead of tables.")] = False
+    csv_: Annotated[bool, output_option("--csv", help="Print one line for each figure instead of tables.")] = False
 
     def __post_init__(self) -> None:
         if self.json_ and self.csv_:

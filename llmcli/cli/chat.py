@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +24,6 @@ from llmcli.cli.completion import complete_words
 from llmcli.cli.held_texts import SchemaOptions, Schemas
 from llmcli.cli.options import (
     KEY_VARIABLE,
-    OUTPUT_PANEL,
-    PROMPT_PANEL,
-    STOPPING_PANEL,
     ChatTemplateOption,
     MessageOptions,
     ModelArgument,
@@ -37,8 +35,11 @@ from llmcli.cli.options import (
     SystemOption,
     TemplateVarOption,
     chosen_model,
+    output_option,
     parse_adapters,
     parse_rows,
+    prompt_option,
+    stopping_option,
 )
 from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from llmcli.cli.server_client import ServerClient
     from llmcli.schema.grammar import Grammar
 
-CONVERSATION_PANEL = "Conversation"
+conversation_option = partial(typer.Option, rich_help_panel="Conversation")
 
 # What a chat with a server has of the options; the others are for a model that runs here.
 WITH_SERVER = frozenset(
@@ -70,50 +71,32 @@ class ConversationOptions:
     Raises: UsageError for flags that exclude each other, and for messages that are no text.
     """
 
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Talk with the model of this server.", rich_help_panel=CONVERSATION_PANEL),
-    ] = None
+    server: Annotated[str | None, conversation_option(metavar="URL", help="Talk with the model of this server.")] = None
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar=KEY_VARIABLE,
-            help="The key of --server.",
-            rich_help_panel=CONVERSATION_PANEL,
-        ),
+        str | None, conversation_option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="The key of --server.")
     ] = None
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
     message: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Answer this message and exit; repeatable.", rich_help_panel=PROMPT_PANEL),
+        list[str] | None, prompt_option(metavar="TEXT", help="Answer this message and exit; repeatable.")
     ] = None
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Resume a chat: its name or number in --list, or a file written by /save.",
-            rich_help_panel=CONVERSATION_PANEL,
+        conversation_option(
+            metavar="NAME|FILE", help="Resume a chat: its name or number in --list, or a file written by /save."
         ),
     ] = None
-    continue_: Annotated[
-        bool, typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL)
-    ] = False
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the kept chats and exit.", rich_help_panel=CONVERSATION_PANEL)
-    ] = False
+    continue_: Annotated[bool, conversation_option("--continue", help="Resume the last conversation.")] = False
+    list_: Annotated[bool, conversation_option("--list", help="List the kept chats and exit.")] = False
     rows: RowsOption = "1"
     overflow: Annotated[
         str,
-        typer.Option(
+        conversation_option(
             metavar="POLICY",
             help="What to do when the context is full: drop-oldest (turns), or stop.",
             autocompletion=complete_words("drop-oldest", "stop"),
             hidden=True,
-            rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = "drop-oldest"
 
@@ -166,12 +149,11 @@ class AnswerOptions:
 
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
+        stopping_option(
             min=1,
             metavar="N",
             help="Stop an answer after this many new tokens.",
             show_default="until the context is full",
-            rich_help_panel=STOPPING_PANEL,
         ),
     ] = None
     stop: StopOption = None
@@ -185,27 +167,19 @@ class ViewOptions:
     Raises: UsageError for a way that there is not.
     """
 
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Render Markdown on a terminal.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
+    markdown: Annotated[bool, output_option("--markdown", help="Render Markdown on a terminal.")] = False
     thinking: Annotated[
         str,
-        typer.Option(
+        output_option(
             metavar="HOW",
             help="What to do with a model's reasoning: show, fold or hide.",
             autocompletion=complete_words("show", "fold", "hide"),
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = "fold"
     json_: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="In a script: print one JSON object with token ids and times.", rich_help_panel=OUTPUT_PANEL
-        ),
+        bool, output_option("--json", help="In a script: print one JSON object with token ids and times.")
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print times and rates after each answer.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
+    verbose: Annotated[bool, output_option("--verbose", help="Print times and rates after each answer.")] = False
 
     def __post_init__(self) -> None:
         thinking_view("--thinking", self.thinking)

@@ -19,11 +19,11 @@ from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import (
     AUTO,
-    MODEL_PANEL,
     AdapterOption,
     DeviceOptions,
     MessageOptions,
     ModelNames,
+    model_option,
     parse_adapters,
     with_adapters,
 )
@@ -84,13 +84,12 @@ class WindowOptions:
 
     context: Annotated[
         int | None,
-        typer.Option(
+        model_option(
             "--context",
             min=8,
             metavar="N",
             help="Tokens in a window.",
             show_default=f"the model's maximum, at most {DEFAULT_WINDOW}",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     stride: Annotated[

@@ -15,8 +15,6 @@ from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
 from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions, Schemas
 from llmcli.cli.options import (
-    PROMPT_PANEL,
-    SAMPLING_PANEL,
     ChatTemplateOption,
     MessageOptions,
     RunOptions,
@@ -25,6 +23,8 @@ from llmcli.cli.options import (
     StoppingOptions,
     SystemOption,
     TemplateVarOption,
+    prompt_option,
+    sampling_option,
 )
 from llmcli.cli.output.base import CutNotice, Output, begin_text
 from llmcli.cli.output.choice import OutputOptions, ReceiptOutput, open_outputs
@@ -118,30 +118,14 @@ class PromptOptions:
         typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            readable=False,
-            metavar="FILE",
-            help="Read the prompt from a file.",
-            rich_help_panel=PROMPT_PANEL,
-        ),
+        Path | None, prompt_option("--file", "-f", readable=False, metavar="FILE", help="Read the prompt from a file.")
     ] = None
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="Answer the prompt: apply the model's chat template.", rich_help_panel=PROMPT_PANEL
-        ),
-    ] = False
+    chat: Annotated[bool, prompt_option("--chat", help="Answer the prompt: apply the model's chat template.")] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
     show_prompt: Annotated[
-        bool,
-        typer.Option(
-            "--show-prompt", help="Show the prompt's text and token ids.", hidden=True, rich_help_panel=PROMPT_PANEL
-        ),
+        bool, prompt_option("--show-prompt", help="Show the prompt's text and token ids.", hidden=True)
     ] = False
 
     def __post_init__(self) -> None:
@@ -178,26 +162,12 @@ class SampleOptions:
     """
 
     num_samples: Annotated[
-        int,
-        typer.Option(
-            "-n",
-            "--num-samples",
-            min=1,
-            max=10_000,
-            metavar="K",
-            help="Number of samples.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        int, sampling_option("-n", "--num-samples", min=1, max=10_000, metavar="K", help="Number of samples.")
     ] = 1
     only: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=2**32,
-            metavar="K",
-            help="Generate only sample K of -n; its text stays the same.",
-            hidden=True,
-            rich_help_panel=SAMPLING_PANEL,
+        sampling_option(
+            min=1, max=2**32, metavar="K", help="Generate only sample K of -n; its text stays the same.", hidden=True
         ),
     ] = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
 
-SCHEMA_PANEL = "Schema"
+schema_option = partial(typer.Option, rich_help_panel="Schema")
 _BOM = "\ufeff"  # some editors begin a text in UTF-8 with it
 
 KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, may each have their own
@@ -41,52 +41,24 @@ class SchemaOptions:
     Raises: UsageError for more than one schema, and for options that need one.
     """
 
-    schema: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.", rich_help_panel=SCHEMA_PANEL),
-    ] = None
-    json_output: Annotated[
-        bool, typer.Option("--json-output", help="Write any JSON value.", rich_help_panel=SCHEMA_PANEL)
-    ] = False
-    regex: Annotated[
-        str | None, typer.Option(metavar="RE", help="Write a text that matches this.", rich_help_panel=SCHEMA_PANEL)
-    ] = None
-    choice: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Write one of these; repeatable.", rich_help_panel=SCHEMA_PANEL),
-    ] = None
+    schema: Annotated[str | None, schema_option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.")] = (
+        None
+    )
+    json_output: Annotated[bool, schema_option("--json-output", help="Write any JSON value.")] = False
+    regex: Annotated[str | None, schema_option(metavar="RE", help="Write a text that matches this.")] = None
+    choice: Annotated[list[str] | None, schema_option(metavar="TEXT", help="Write one of these; repeatable.")] = None
     grammar: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Write a text of a grammar (Lark or GBNF).",
-            rich_help_panel=SCHEMA_PANEL,
-        ),
+        Path | None, schema_option(readable=False, metavar="FILE", help="Write a text of a grammar (Lark or GBNF).")
     ] = None
     schema_whitespace: Annotated[
         bool,
-        typer.Option(
-            "--schema-whitespace",
-            help="Allow line breaks and more than one space in JSON.",
-            hidden=True,
-            rich_help_panel=SCHEMA_PANEL,
-        ),
+        schema_option("--schema-whitespace", help="Allow line breaks and more than one space in JSON.", hidden=True),
     ] = False
     schema_strict: Annotated[
-        bool,
-        typer.Option(
-            "--schema-strict",
-            help="Refuse unknown keywords and formats of a schema.",
-            hidden=True,
-            rich_help_panel=SCHEMA_PANEL,
-        ),
+        bool, schema_option("--schema-strict", help="Refuse unknown keywords and formats of a schema.", hidden=True)
     ] = False
     require_complete: Annotated[
-        bool,
-        typer.Option(
-            "--require-complete", help="Fail if a text is cut before it is complete.", rich_help_panel=SCHEMA_PANEL
-        ),
+        bool, schema_option("--require-complete", help="Fail if a text is cut before it is complete.")
     ] = False
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from llmcli.cli.bench import ReportOptions
 from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_subject
 from llmcli.cli.kernel_report import LIBRARY, bench_csv, bench_json, bench_text
-from llmcli.cli.options import MODEL_PANEL, FormatOption, MessageOptions
+from llmcli.cli.options import FormatOption, MessageOptions, model_option
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.roofline_report import placed_marks, roofline_json, roofline_text
 from llmcli.cli.targets import open_subject, refuse_scratch_of_model, subject_files
@@ -35,14 +35,13 @@ DEFAULT_SHAPE = "Llama-3.2-1B"
 
 SubjectOption = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--model",
         "-m",
         metavar="MODEL|SHAPE",
         help="Whose launches: a model folder, a hub id, or a shape such as Llama-2-7B.",
         show_default=DEFAULT_SHAPE,
         autocompletion=complete_subject,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 

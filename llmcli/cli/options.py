@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,11 +39,12 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.adapters.folder import Adapter
     from llmcli.checkpoint.model import Model
 
-MODEL_PANEL = "Model"
-PROMPT_PANEL = "Prompt"
-SAMPLING_PANEL = "Sampling"
-STOPPING_PANEL = "Stopping"
-OUTPUT_PANEL = "Output"
+# An option in a section of the help.
+model_option = partial(typer.Option, rich_help_panel="Model")
+prompt_option = partial(typer.Option, rich_help_panel="Prompt")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+stopping_option = partial(typer.Option, rich_help_panel="Stopping")
+output_option = partial(typer.Option, rich_help_panel="Output")
 KEY_VARIABLE = "LLMCLI_API_KEY"  # what --api-key is taken from where it is not given
 
 AUTO = "auto"
@@ -64,14 +66,8 @@ def _set_debug(value: bool) -> None:
 
 ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help=_MODEL_HELP,
-        show_default=_MODEL_DEFAULT,
-        autocompletion=complete_model,
-        rich_help_panel=MODEL_PANEL,
+    model_option(
+        "--model", "-m", metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT, autocompletion=complete_model
     ),
 ]
 # For commands about a model itself: chosen_model() joins it with ModelOption.
@@ -91,73 +87,61 @@ SubjectArgument = Annotated[
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--format",
         metavar="FORMAT",
         help="Format of a SHAPE's weights: int8, int4, awq, fp8 or bf16.",
         show_default="int8",
         autocompletion=complete_words("int8", "int4", "awq", "fp8", "bf16"),
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 RowsOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--rows",
         metavar="N",
         help="Texts to decode side by side, or auto: as many as fit in memory.",
         autocompletion=complete_words(AUTO),
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 ContextOption = Annotated[
     int | None,
-    typer.Option(
+    model_option(
         "--context",
         min=1,
         metavar="N",
         help="Context limit: tokens of prompt and new text together.",
         show_default="the model's maximum, at most 8192",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="auto, cpu, cuda or cuda:N.",
-        metavar="DEVICE",
-        autocompletion=complete_device,
-        rich_help_panel=MODEL_PANEL,
-    ),
+    str, model_option("--device", help="auto, cpu, cuda or cuda:N.", metavar="DEVICE", autocompletion=complete_device)
 ]
 DtypeOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--dtype",
         help="What to compute in: float32, bfloat16 or (on CUDA) float16. auto is the model's own type on CUDA; on the "
         "CPU bfloat16 for quantized and bfloat16 models where that is faster, else float32.",
         metavar="DTYPE",
         autocompletion=complete_words(*DTYPES),
         hidden=True,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 KvCacheOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--kv-cache",
         help="Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, "
         "half the size of float16.",
         metavar="TYPE",
         autocompletion=complete_words(*KV_CACHES),
         hidden=True,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(
+    model_option(
         "--threads",
         min=1,
         max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
@@ -165,102 +149,77 @@ ThreadsOption = Annotated[
         help="CPU threads to use.",
         hidden=True,
         show_default="one per core; one for a model below 128 MiB",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
-SystemOption = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", rich_help_panel=PROMPT_PANEL)
-]
+SystemOption = Annotated[str | None, prompt_option("--system", metavar="TEXT", help="System prompt.")]
 ChatTemplateOption = Annotated[
     str | None,
-    typer.Option(
+    prompt_option(
         "--chat-template",
         metavar="FILE",
         help="Use this Jinja file in place of the model's chat template, or `plain`.",
         autocompletion=complete_words("plain"),
         hidden=True,
-        rich_help_panel=PROMPT_PANEL,
     ),
 ]
 TemplateVarOption = Annotated[
     list[str] | None,
-    typer.Option(
+    prompt_option(
         "--template-var",
         metavar="NAME=VALUE",
         help="Set a variable of the chat template, such as enable_thinking=false; the value is JSON; repeatable.",
-        rich_help_panel=PROMPT_PANEL,
     ),
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option(
+    sampling_option(
         "--preset",
         metavar="NAME",
         help="Use a named set of sampling parameters: story, precise, your own, or a .toml file.",
         autocompletion=complete_preset,
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 SeedOption = Annotated[
     int | None,
-    typer.Option(
+    sampling_option(
         "--seed",
         min=0,
         max=2**64 - 1,
         metavar="N",
         help="Seed of the random numbers: the same seed gives the same text.",
         show_default="random, and printed",
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 StopOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.", rich_help_panel=STOPPING_PANEL),
+    list[str] | None, stopping_option(metavar="TEXT", help="Stop before this text appears; repeatable.")
 ]
 LogitBiasOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="ID=BIAS",
-        help="Add BIAS to the logit of a token, -inf bans it; repeatable.",
-        hidden=True,
-        rich_help_panel=SAMPLING_PANEL,
-    ),
+    sampling_option(metavar="ID=BIAS", help="Add BIAS to the logit of a token, -inf bans it; repeatable.", hidden=True),
 ]
 SamplerOrderOption = Annotated[
     str | None,
-    typer.Option(
+    sampling_option(
         metavar="STEP,...",
         help="Run only these sampling steps, in this order.",
         hidden=True,
         show_default=",".join(DEFAULT_ORDER),
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 DryBreakerOption = Annotated[
     list[str] | None,
-    typer.Option(
+    sampling_option(
         metavar="TEXT",
         help="DRY: repetitions end at this text; repeatable; `none` for no breaker.",
         hidden=True,
         show_default='newline, :, ", *',
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 QuietOption = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", help="Do not print messages about the run.", callback=_set_quiet, rich_help_panel=OUTPUT_PANEL
-    ),
+    bool, output_option("--quiet", "-q", help="Do not print messages about the run.", callback=_set_quiet)
 ]
 DebugOption = Annotated[
-    bool,
-    typer.Option(
-        "--debug",
-        help="Show the traceback of an error.",
-        callback=_set_debug,
-        hidden=True,
-        rich_help_panel=OUTPUT_PANEL,
-    ),
+    bool, output_option("--debug", help="Show the traceback of an error.", callback=_set_debug, hidden=True)
 ]
 
 
@@ -294,13 +253,12 @@ SamplingNumbers = Annotated[
         {
             name: Annotated[
                 type(spec.default) | None,
-                typer.Option(
+                sampling_option(
                     f"--{name.replace('_', '-')}",
                     metavar="X" if isinstance(spec.default, float) else "N",
                     help=spec.help,
                     show_default=f"the model's, or {spec.default:g}",
                     hidden=name not in _EVERYDAY_NUMBERS,
-                    rich_help_panel=SAMPLING_PANEL,
                 ),
             ]
             for name, spec in SPECS.items()
@@ -343,19 +301,15 @@ class StoppingOptions:
 
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
+        stopping_option(
             min=1,
             metavar="N",
             help="Stop after this many new tokens.",
             show_default=f"the model's; else no limit, or {DEFAULT_MAX_NEW_TOKENS} without an end-of-text token",
-            rich_help_panel=STOPPING_PANEL,
         ),
     ] = None
     stop: StopOption = None
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos", help="Ignore end-of-text tokens.", hidden=True, rich_help_panel=STOPPING_PANEL),
-    ] = False
+    ignore_eos: Annotated[bool, stopping_option("--ignore-eos", help="Ignore end-of-text tokens.", hidden=True)] = False
 
 
 @dataclass(frozen=True)
@@ -395,12 +349,11 @@ class MessageOptions:
 
 AdapterOption = Annotated[
     list[str] | None,
-    typer.Option(
+    model_option(
         "--adapter",
         metavar="DIR|ID[=WEIGHT]",
         help="Add a LoRA adapter to the model's 16-bit weights: a folder or hub id; repeatable.",
         autocompletion=complete_adapter,
-        rich_help_panel="Model",
     ),
 ]
 
@@ -474,13 +427,12 @@ def _open_adapter(choice: AdapterChoice) -> Adapter:
 
 DraftOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--draft",
         metavar="HOW",
         help="How to guess tokens ahead, for the same text sooner: auto, ngram (from the text so far), "
         "a smaller MODEL, or off.",
         autocompletion=complete_draft,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 
@@ -498,11 +450,10 @@ class RunOptions:
 
 SpeedFirstOption = Annotated[
     bool,
-    typer.Option(
+    model_option(
         "--speed-first",
         help="Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
         "run beside it.",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 

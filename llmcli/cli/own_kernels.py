@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import MODEL_PANEL
+from llmcli.cli.options import model_option
 from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError
@@ -27,12 +25,11 @@ _MOST_LISTED = 3
 
 KernelOption = Annotated[
     list[str] | None,
-    typer.Option(
+    model_option(
         "--kernel",
         metavar="NAME=FILE",
         help="Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
         hidden=True,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 

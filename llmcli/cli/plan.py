@@ -13,12 +13,12 @@ from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
 from llmcli.cli.options import (
     AUTO,
-    MODEL_PANEL,
     ContextOption,
     ManyRowsDeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,
+    model_option,
     parse_rows,
 )
 from llmcli.cli.session import resolve_context
@@ -42,24 +42,18 @@ class DistantCardOptions:
 
     memory: Annotated[
         float | None,
-        typer.Option(
+        model_option(
             min=0.1,
             max=1e6,
             metavar="GiB",
             help="Plan for a card with this much memory; needs --bandwidth.",
             hidden=True,
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     bandwidth: Annotated[
         float | None,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            metavar="GB/s",
-            help="Read bandwidth of the card that --memory describes.",
-            hidden=True,
-            rich_help_panel=MODEL_PANEL,
+        model_option(
+            min=0.1, max=1e6, metavar="GB/s", help="Read bandwidth of the card that --memory describes.", hidden=True
         ),
     ] = None
 
@@ -97,10 +91,7 @@ def plan(
     *,
     names: SubjectOptions,
     place: PlaceOptions,
-    draft: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A draft model (or SHAPE) beside it.", rich_help_panel=MODEL_PANEL),
-    ] = None,
+    draft: Annotated[str | None, model_option(metavar="MODEL", help="A draft model (or SHAPE) beside it.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     messages: MessageOptions,
 ) -> None:

@@ -24,11 +24,11 @@ from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.evaluate import evaluate_models
 from llmcli.cli.options import (
     AUTO,
-    OUTPUT_PANEL,
     AdapterChoice,
     AdapterOption,
     MessageOptions,
     add_adapters,
+    output_option,
     parse_adapters,
     with_adapters,
 )
@@ -351,9 +351,7 @@ def quantize(
     form: FormOptions,
     work: WorkOptions,
     files: FileOptions,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print the error of every layer.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="Print the error of every layer.")] = False,
     messages: MessageOptions,
 ) -> None:
     """Quantize a model to int8 or int4; transformers can load it too.

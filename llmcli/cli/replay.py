@@ -20,13 +20,13 @@ from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    SAMPLING_PANEL,
     AdapterChoice,
     AdapterOption,
     MessageOptions,
+    model_option,
+    output_option,
     parse_adapters,
+    sampling_option,
     with_adapters,
 )
 from llmcli.cli.output.base import Output, TextOutput, begin_text
@@ -58,36 +58,22 @@ class ReplayOptions:
     ]
     model: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--model",
             "-m",
             metavar="MODEL",
             help="Where the model is now: folder or hub id.",
             show_default="the receipt's",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     adapter: AdapterOption = None
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE", help="cpu, cuda or cuda:N.", show_default="the receipt's", rich_help_panel=MODEL_PANEL
-        ),
+        str | None, model_option(metavar="DEVICE", help="cpu, cuda or cuda:N.", show_default="the receipt's")
     ] = None
     only: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=2**32,
-            metavar="K",
-            help="Replay only sample K.",
-            show_default="all",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        int | None, sampling_option(min=1, max=2**32, metavar="K", help="Replay only sample K.", show_default="all")
     ] = None
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
+    json: Annotated[bool, output_option("--json", help="Print one JSON object instead of text.")] = False
 
 
 @with_groups

@@ -28,7 +28,6 @@ from llmcli.cli.held_texts import KEPT_SCHEMAS, Schemas
 from llmcli.cli.options import (
     AUTO,
     KEY_VARIABLE,
-    OUTPUT_PANEL,
     ChatTemplateOption,
     ManyRowsRunOptions,
     MessageOptions,
@@ -39,6 +38,7 @@ from llmcli.cli.options import (
     StoppingOptions,
     TemplateVarOption,
     chosen_model,
+    output_option,
     parse_rows,
 )
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from llmcli.serve.server import Server
     from llmcli.tokenizer.base import Tokenizer
 
-SERVER_PANEL = "Server"
+server_option = partial(typer.Option, rich_help_panel="Server")
 _MIB = 1024**2
 
 # The CPU gains little from more rows; but who asks while a long text runs should not wait for its end.
@@ -77,97 +77,54 @@ class ServeOptions:
     """
 
     model_argument: ModelArgument = None
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="Address to listen at.", rich_help_panel=SERVER_PANEL)
-    ] = "127.0.0.1"
+    host: Annotated[str, server_option("--host", metavar="HOST", help="Address to listen at.")] = "127.0.0.1"
     port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            min=0,
-            max=65535,
-            metavar="N",
-            help="Port to listen at; 0 picks one.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        int, server_option("--port", min=0, max=65535, metavar="N", help="Port to listen at; 0 picks one.")
     ] = 8080
     rows: RowsOption = AUTO
     api_key: Annotated[
         str | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar=KEY_VARIABLE,
-            help="Serve only who sends this key.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        server_option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="Serve only who sends this key."),
     ] = None
     api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-key-file",
-            readable=False,
-            metavar="FILE",
-            help="Read the key from a file.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        Path | None, server_option("--api-key-file", readable=False, metavar="FILE", help="Read the key from a file.")
     ] = None
     max_queue: Annotated[
-        int,
-        typer.Option(
-            "--max-queue", min=0, metavar="N", help="Texts that may wait for a row.", rich_help_panel=SERVER_PANEL
-        ),
+        int, server_option("--max-queue", min=0, metavar="N", help="Texts that may wait for a row.")
     ] = 512
     max_body: Annotated[
-        int,
-        typer.Option(
-            "--max-body",
-            min=1,
-            max=1024,
-            metavar="MIB",
-            help="Longest request, in MiB.",
-            hidden=True,
-            rich_help_panel=SERVER_PANEL,
-        ),
+        int, server_option("--max-body", min=1, max=1024, metavar="MIB", help="Longest request, in MiB.", hidden=True)
     ] = 8
     timeout: Annotated[
         float | None,
-        typer.Option(
+        server_option(
             "--timeout",
             min=0.1,
             metavar="SECONDS",
             help="Longest time for an answer, waiting included.",
             show_default="no limit",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None
     grace: Annotated[
         float,
-        typer.Option(
-            "--grace",
-            min=0,
-            metavar="SECONDS",
-            help="At the end, finish answers for this long.",
-            hidden=True,
-            rich_help_panel=SERVER_PANEL,
+        server_option(
+            "--grace", min=0, metavar="SECONDS", help="At the end, finish answers for this long.", hidden=True
         ),
     ] = 30
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(
+        server_option(
             "--cors-origin",
             metavar="ORIGIN",
             help="Let pages of this site use the server, such as https://example.org; repeatable.",
             hidden=True,
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
-    log_contents: Annotated[
-        bool,
-        typer.Option("--log-contents", help="Log prompts and answers too.", hidden=True, rich_help_panel=OUTPUT_PANEL),
-    ] = False
+    log_contents: Annotated[bool, output_option("--log-contents", help="Log prompts and answers too.", hidden=True)] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         parse_rows(self.rows)

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from llmcli.cli import lazy
 from llmcli.cli.completion import complete_words
-from llmcli.cli.options import OUTPUT_PANEL
+from llmcli.cli.options import output_option
 from llmcli.cli.output.base import JsonLinesOutput, JsonOutput, Output, RunFacts, StartOutput, StatsOutput, TextOutput
 from llmcli.cli.output.page import FindRoads, HtmlOutput
 from llmcli.cli.output.page_kit import PAGE
@@ -86,86 +84,52 @@ class OutputOptions:
     Raises: UsageError for flags that exclude each other, or a page that cannot be written.
     """
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
-    jsonl: Annotated[
-        bool,
-        typer.Option(
-            "--jsonl", help="Print one JSON object for each token.", hidden=True, rich_help_panel=OUTPUT_PANEL
-        ),
-    ] = False
+    json: Annotated[bool, output_option("--json", help="Print one JSON object instead of text.")] = False
+    jsonl: Annotated[bool, output_option("--jsonl", help="Print one JSON object for each token.", hidden=True)] = False
     logprobs: Annotated[
         int | None,
-        typer.Option(
+        output_option(
             min=0,
             max=100,
             metavar="K",
             help="With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
             hidden=True,
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     color: Annotated[
         str | None,
-        typer.Option(
-            metavar="prob",
-            help="Color each token by its probability.",
-            autocompletion=complete_words("prob"),
-            rich_help_panel=OUTPUT_PANEL,
+        output_option(
+            metavar="prob", help="Color each token by its probability.", autocompletion=complete_words("prob")
         ),
     ] = None
-    why: Annotated[
-        bool,
-        typer.Option(
-            "--why", help="Show what each sampling step removed, for each token.", rich_help_panel=OUTPUT_PANEL
-        ),
-    ] = False
+    why: Annotated[bool, output_option("--why", help="Show what each sampling step removed, for each token.")] = False
     html: Annotated[
         Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Save probabilities and sampling steps as an HTML page.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option(readable=False, metavar="FILE", help="Save probabilities and sampling steps as an HTML page."),
     ] = None
     receipt: Annotated[
         Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Save all that the text depends on, for `llmcli replay`.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option(readable=False, metavar="FILE", help="Save all that the text depends on, for `llmcli replay`."),
     ] = None
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Replace an older page of --html or receipt of --receipt.",
-            hidden=True,
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        bool, output_option("--force", help="Replace an older page of --html or receipt of --receipt.", hidden=True)
     ] = False
     roads: Annotated[
         int | None,
-        typer.Option(
+        output_option(
             min=1,
             max=100,
             metavar="N",
             help="Show on the --html page where the N likeliest tokens that were not drawn would have led.",
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     stats: Annotated[
         str | None,
-        typer.Option(
+        output_option(
             "--stats",
             metavar="[start]",
             help="Print times, rates and settings; with start: how long each part of the start took.",
             autocompletion=complete_words("start"),
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
 
