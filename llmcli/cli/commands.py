@@ -40,7 +40,7 @@ COMMANDS = (
     ),
     Command("verify", "doctor", "verify", "Check that this machine's card computes what it should."),
     Command("info", "info", "info", "Show a model's shape, memory needs and sampling defaults."),
-    Command("tokenize", "tokenize", "tokenize", "Show the tokens of a text: each id and its piece."),
+    Command("tokenize", "info", "tokenize", "Show the tokens of a text: each id and its piece."),
     Command("pull", "models", "pull", "Download a model into the hub's cache and print its folder."),
     Command("models", "models", "models_app", "List or remove downloaded models."),
     Command("presets", "models", "presets", "List the presets for --preset, built-in and your own."),

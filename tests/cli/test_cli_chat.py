@@ -13,7 +13,7 @@ from chat_terminal import LETTERS_ONLY
 from results import Result
 
 from llmcli.cli.chat_session.commands import COMMANDS, is_command
-from llmcli.cli.chat_session.loop import is_open_block, unwrap
+from llmcli.cli.chat_session.message import is_open_block, unwrap
 from llmcli.engine.conversation_file import load_conversation
 
 BOS_ID, END_ID = 256, 257

@@ -1,7 +1,4 @@
-"""Reads messages and commands and shows answers: on a terminal until the user leaves, else one answer to each message.
-
-A message is a line, or a block between triple quotes.
-"""
+"""Reads messages and commands and shows answers: on a terminal until the user leaves, else one for each message."""
 
 from __future__ import annotations
 
@@ -17,31 +14,14 @@ from typing import Any, Protocol
 from llmcli.cli import lazy
 from llmcli.cli.chat_session.answer import NoWriter, TextWriter, View, Writer, reason_of_end, run_answer, run_several
 from llmcli.cli.chat_session.commands import commands_of, is_command, run_command
+from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block, unwrap
 from llmcli.cli.chat_session.state import ChatSession, Outcome, Talk, TurnRecord
 from llmcli.cli.held_texts import remedy_of
 from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 
-QUOTES = '"""'
-PROMPT = "> "  # stands before a message that is typed
-CONTINUATION = ". "  # and before the further lines of a block
 TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would stand in the text
-
-
-def is_open_block(text: str) -> bool:
-    """Whether a block was begun and not ended."""
-    start = text.lstrip()
-    return start.startswith(QUOTES) and not (len(start) >= 2 * len(QUOTES) and start.rstrip().endswith(QUOTES))
-
-
-def unwrap(text: str) -> str:
-    """The message: without the quotes of a block, their lines' ends, and the white space around a message."""
-    text = text.strip()
-    if text.startswith(QUOTES):
-        text = text.removeprefix(QUOTES).removesuffix(QUOTES)
-        return text.removeprefix("\n").removesuffix("\n")
-    return text
 
 
 class PromptLine(Protocol):
