@@ -30,7 +30,7 @@ from llmcli.cli.progress import progress as draw_progress
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import fact_lines, json_line, terminal
-from llmcli.cli.units import estimated_duration, size
+from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.events import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
 from llmcli.serve.answers import FINISH_REASONS
@@ -87,14 +87,13 @@ def show_check(job: Job) -> None:
     planned = _plan(job)
     memory, predictor, num_rows = planned.memory, planned.predictor, planned.num_rows
     seconds = estimate_seconds(predictor, sizes, num_rows)
-    rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
     needed = "unknown" if seconds is None else estimated_duration(seconds)
     facts = {
         "prompts": f"{len(lengths)}" + (f", {len(sizes)} left to run" if len(sizes) < len(lengths) else ""),
         "prompt tokens": f"{sum(lengths)}, the longest prompt {max(lengths)} (line {longest.line.number})",
         "new tokens": f"at most {sum(new for _, new in sizes)}",
         "memory": f"{size(memory.total_bytes)} needed, {size(memory.available_bytes)} free",
-        "time": f"{needed}: estimated for texts of full length, in {rows}",
+        "time": f"{needed}: estimated for texts of full length, in {counted(num_rows, 'row')}",
     }
     terminal.write(fact_lines(facts.items(), 15, sys.stdout))
 
@@ -147,7 +146,9 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     _settle_record(job, loaded.runner.description)
     # Nobody waits for the next token, so newcomers' prompts are not rationed by time; and equal runs take equal steps.
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
-    _say_how_many(num_prompts, scheduler.usage.num_rows)
+    num_rows = scheduler.usage.num_rows
+    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+    terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
     start_time = time.perf_counter()
     with _Sink(job) as sink, loaded_objects_set_aside():
 
@@ -188,12 +189,6 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
     _end(job, progress, completeness, require_complete=require_complete)
-
-
-def _say_how_many(num_prompts: int, num_rows: int) -> None:
-    counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
-    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
-    terminal.info(f"{counted}, {how}")
 
 
 def _count_kept(job: Job, completeness: CompletenessNotice) -> None:

@@ -82,8 +82,7 @@ class BatchOptions:
     stats: Annotated[str | None, output_option("--stats", metavar="", help="Print times, rates and rows.")] = None
 
     def __post_init__(self) -> None:
-        if self.system is not None:
-            refuse_undecoded(self.system, "--system")
+        refuse_undecoded(self.system, "--system")
         if self.stats not in (None, "run"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value")
         parse_rows(self.rows)

@@ -5,9 +5,7 @@ The report is written as tables, JSON or CSV.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +29,7 @@ from llmcli.cli.options import (
 )
 from llmcli.cli.own_kernels import KernelOption, change_text, open_card, opened_card, read_kernels, speed_change
 from llmcli.cli.progress import progress
-from llmcli.cli.tables import format_table
+from llmcli.cli.tables import csv_text, format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target, refuse_scratch_of_model, subject_files
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate
@@ -204,7 +202,7 @@ def as_json(report: BenchReport) -> dict[str, Any]:
         facts["own_kernels"] = dict(engine.own_kernels)
     return {
         **facts,
-        "prompts": _records(report.prompts, engine.prompts if engine else None, _prompt_record),
+        "prompts": _records(report.prompts, engine.prompts if engine else None, _record),
         "decode": _records(report.decode, engine.decode if engine else None, _decode_record),
         **({"draft_steps": [_draft_record(item) for item in report.draft_steps]} if report.draft_steps else {}),
     }
@@ -221,23 +219,13 @@ def _records(
     ]
 
 
-def _prompt_record(item: PromptFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "tokens_per_second": item.tokens_per_second,
-        "predicted_tokens_per_second": item.predicted_tokens_per_second,
-        "floor_share": item.floor_share,
-    }
+def _record(item: PromptFigures | DecodeFigures) -> dict[str, Any]:
+    rates = ("tokens_per_second", "predicted_tokens_per_second", "floor_share")
+    return dataclasses.asdict(item) | {name: getattr(item, name) for name in rates}
 
 
 def _decode_record(item: DecodeFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "tokens_per_second": item.tokens_per_second,
-        "predicted_tokens_per_second": item.predicted_tokens_per_second,
-        "floor_share": item.floor_share,
-        "gbps": item.bytes_per_second / 1e9,
-    }
+    return {**_record(item), "gbps": item.bytes_per_second / 1e9}
 
 
 def _draft_record(item: DraftFigures) -> dict[str, Any]:
@@ -250,18 +238,16 @@ def _draft_record(item: DraftFigures) -> dict[str, Any]:
 
 def as_csv(report: BenchReport) -> str:
     """A line for each figure, under a header."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    rows: list[dict[str, Any]] = []
     if report.engine is not None:
-        writer.writerows(_csv_rows(report, report.engine.prompts, report.engine.decode, "llmcli"))
+        rows += _csv_rows(report, report.engine.prompts, report.engine.decode, "llmcli")
     own = "llmcli" if report.engine is None else ",".join(report.engine.own_kernels)
-    writer.writerows(_csv_rows(report, report.prompts, report.decode, own))
+    rows += _csv_rows(report, report.prompts, report.decode, own)
     for item in report.draft_steps:
         count = item.num_drafts + 1
         rates = _csv_rates(report, "draft step", item.depth, 1, count, item.step_seconds)
-        writer.writerow({**rates, "kernels": own, "drafts": item.num_drafts})
-    return text.getvalue()
+        rows.append({**rates, "kernels": own, "drafts": item.num_drafts})
+    return csv_text(CSV_COLUMNS, ([row.get(name) for name in CSV_COLUMNS] for row in rows))
 
 
 def _csv_rows(

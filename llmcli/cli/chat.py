@@ -14,7 +14,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.chat_session.answer import TextWriter, Writer
-from llmcli.cli.chat_session.commands import count_turns, show_end
+from llmcli.cli.chat_session.commands import show_end
 from llmcli.cli.chat_session.kept_chats import names_file, show_list
 from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line, read_messages
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
@@ -45,6 +45,7 @@ from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -113,8 +114,7 @@ class ConversationOptions:
         overflow_policy("--overflow", self.overflow)
         parse_rows(self.rows)
         parse_template_variables(self.template_var)
-        if self.system is not None:
-            refuse_undecoded(self.system, "--system")
+        refuse_undecoded(self.system, "--system")
 
     @property
     def is_interactive(self) -> bool:
@@ -282,7 +282,7 @@ def _talk(
     if view.markdown and not sys.stdout.isatty():
         terminal.info("--markdown has no effect: stdout is not a terminal")
     if state.chat.conversation.turns:
-        terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
+        terminal.info(f"Resumed: {counted(len(state.chat.conversation.turns), 'turn')}")
     if options.is_interactive:
         show_end(state.chat.conversation)
         terminal.info("/help lists the commands")

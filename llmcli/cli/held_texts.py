@@ -73,7 +73,7 @@ class SchemaOptions:
             raise UsageError("--require-complete needs --schema, --json-output, --regex, --choice or --grammar")
         for flag, texts in (("--schema", [self.schema]), ("--regex", [self.regex]), ("--choice", self.choice or [])):
             for text in texts:
-                refuse_undecoded(text or "", flag)
+                refuse_undecoded(text, flag)
 
     @property
     def _given(self) -> list[str]:

@@ -16,7 +16,7 @@ from llmcli.cli.options import ContextOption, DebugOption, ModelNames, ModelOpti
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import model_folder, open_session, warn_of
 from llmcli.cli.terminal import fact_lines, terminal
-from llmcli.cli.units import divergence, size
+from llmcli.cli.units import counted, divergence, size
 from llmcli.errors import UsageError
 from llmcli.tokenizer.stream import decode as decode_text
 
@@ -139,9 +139,8 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         rows.append(("quantized", f"{count} layers as {scheme}"))
     if facts.quality_card is not None:
         rows += _quality_rows(facts.quality_card)
-    files = "1 file" if facts.num_shards == 1 else f"{facts.num_shards} files"
     rows += [
-        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {files}"),
+        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {counted(facts.num_shards, 'file')}"),
         ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
         ("read per token", f"{size(facts.decode_bytes_per_token)} of weights as stored"),
         ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),

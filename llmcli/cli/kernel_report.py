@@ -5,14 +5,12 @@ Of a study: times, what rungs take of a multiprocessor, what became of the claim
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.cli.tables import format_table
+from llmcli.cli.tables import csv_text, format_table
 from llmcli.cli.terminal import fact_lines, visible
 from llmcli.cli.units import size
 
@@ -72,23 +70,13 @@ def times_table(measured: Sequence[Measured]) -> str:
 def use_table(measured: Sequence[Measured]) -> str:
     """What the rungs reach, and what their kernels take of a multiprocessor, at one choice of sizes."""
     rates = [rate for rate in (_GIGABYTES, _GIGAFLOPS) if any(rate.of(one) >= _LEAST_SHOWN for one in measured)]
-    header = (
-        "RUNG",
-        *(rate.name for rate in rates),
-        "BLOCKS",
-        "THREADS",
-        "REGISTERS",
-        "SHARED",
-        "SPILLS",
-        "OCCUPANCY",
-        "LIMITED BY",
-    )
+    header = ("RUNG", *(rate.name for rate in rates), *_USE)
     rows = []
     for one in measured:
         reached = [f"{rate.of(one):,.1f}" for rate in rates]
         for number, use in enumerate(one.uses or (None,)):
             first = (one.rung, *reached) if number == 0 else ("", *("" for _ in reached))
-            rows.append((*first, *(_use_cells(use) if use else ("-",) * len(_USE))))
+            rows.append((*first, *_use_cells(use)))
     sizes = ", ".join(f"{name} {number:,}" for name, number in measured[0].sizes.items())
     intensity = measured[0].num_operations / measured[0].num_bytes
     note = f": {intensity:,.1f} operations for each byte that has to be moved" if _GIGAFLOPS in rates else ""
@@ -130,13 +118,11 @@ def as_json(study: Study, device: str, arch: str, measured: Sequence[Measured], 
 def as_csv(measured: Sequence[Measured]) -> str:
     """One line for each rung and choice of sizes."""
     names = list(measured[0].sizes)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rung", *names, "median_seconds", "fastest_seconds", "bytes", "operations"])
+    rows = []
     for one in measured:
         times = (one.times.median, one.times.fastest) if one.times else ("", "")
-        writer.writerow([one.rung, *(one.sizes[name] for name in names), *times, one.num_bytes, one.num_operations])
-    return text.getvalue()
+        rows.append((one.rung, *(one.sizes[name] for name in names), *times, one.num_bytes, one.num_operations))
+    return csv_text(["rung", *names, "median_seconds", "fastest_seconds", "bytes", "operations"], rows)
 
 
 def _json_of(one: Measured) -> dict[str, object]:
@@ -166,7 +152,10 @@ def use_json(use: KernelUse) -> dict[str, object]:
     }
 
 
-def _use_cells(use: KernelUse) -> tuple[str, ...]:
+def _use_cells(use: KernelUse | None) -> tuple[str, ...]:
+    """What a launch takes, in the columns `_USE`."""
+    if use is None:
+        return ("-",) * len(_USE)
     return (
         f"{use.num_blocks:,}",
         f"{use.block}",
@@ -272,17 +261,15 @@ def bench_json(
 
 def bench_csv(steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]) -> str:
     """One line for each call."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     columns = ("launches", "bytes", "operations", "median_seconds", "fastest_seconds", "ceiling_share")
-    writer.writerow(["step", "kernel", "name", "matrix", *columns])
+    rows = []
     for step in steps:
         for call, times in zip(step.walk.calls, step.calls, strict=True):
             if _is_chosen(call, names):
                 share = ceilings.least_seconds(call) / times.median
                 figures = (len(call.places), call.num_bytes, call.cost.flops, times.median, times.fastest, share)
-                writer.writerow([step.walk.title, call.launch.stem, call.name, call.matrix, *figures])
-    return text.getvalue()
+                rows.append((step.walk.title, call.launch.stem, call.name, call.matrix, *figures))
+    return csv_text(["step", "kernel", "name", "matrix", *columns], rows)
 
 
 def _ops_text(specs: Sequence[KernelSpec]) -> str:
@@ -297,27 +284,12 @@ def _named_lines(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _use_table(walk: Walk) -> str:
-    header = (
-        *("KERNEL", "MATRIX", "LAUNCHES", "BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS"),
-        *("HELD", "OCCUPANCY", "LIMITED BY", "BYTES", "OPERATIONS"),
-    )
+    header = (*("KERNEL", "MATRIX", "LAUNCHES", *_USE[:5], "HELD", *_USE[5:], "BYTES", "OPERATIONS"),)
     rows, shorts = [], _short_names(walk.calls)
     for call in walk.calls:
-        use = call.use
-        taken: tuple[str, ...] = ("-",) * 8
-        if use is not None:
-            taken = (
-                f"{use.num_blocks:,}",
-                f"{use.block}",
-                f"{use.resources.registers}",
-                size(use.shared_bytes),
-                size(use.spill_bytes),
-                f"{use.occupancy.blocks}",
-                f"{use.occupancy.share:.0%}",
-                ", ".join(use.occupancy.limits),
-            )
+        taken, held = _use_cells(call.use), "-" if call.use is None else f"{call.use.occupancy.blocks}"
         moved = size(call.num_bytes), _millions(call.cost.flops)
-        rows.append((shorts[call.name], call.matrix, f"{len(call.places)}", *taken, *moved))
+        rows.append((shorts[call.name], call.matrix, f"{len(call.places)}", *taken[:5], held, *taken[5:], *moved))
     return format_table(header, rows) + _names_text(walk.calls)
 
 

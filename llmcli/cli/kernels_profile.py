@@ -5,8 +5,6 @@ Each figure stands with what it means, and a sentence names the limit.
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +27,7 @@ from llmcli.cli.kernels_bench import (
 )
 from llmcli.cli.options import FormatOption, MessageOptions
 from llmcli.cli.progress import say_compiling
+from llmcli.cli.tables import csv_text
 from llmcli.cli.targets import subject_files
 from llmcli.cli.terminal import fact_lines, terminal, visible
 from llmcli.cli.units import size
@@ -124,13 +123,10 @@ def profile_json(one: Profiled) -> dict[str, object]:
 
 def profile_csv(one: Profiled) -> str:
     """One line for each figure; an empty value where this profiler counts nothing."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["kernel", "matrix", "figure", "value"])
     stalls = {f"stall_{state}": share for state, share in one.counters.stalls.items()}
-    for name, value in {**_values(one.counters), **stalls}.items():
-        writer.writerow([one.name, one.call.matrix, name, value])
-    return text.getvalue()
+    figures = {**_values(one.counters), **stalls}
+    rows = ((one.name, one.call.matrix, name, value) for name, value in figures.items())
+    return csv_text(["kernel", "matrix", "figure", "value"], rows)
 
 
 def limit_text(one: Profiled) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from llmcli.cli import lazy
 from llmcli.cli.terminal import OnProgress, terminal
+from llmcli.cli.units import counted
 from llmcli.private_folder import folder_problem
 from llmcli.resources import kernel_cache_folder
 
@@ -29,7 +30,7 @@ def progress(
 def say_compiling(done: int, total: int) -> None:
     """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
     if done == 0:
-        kernels, them = ("1 kernel", "it") if total == 1 else (f"{total} kernels", "them")
+        kernels, them = counted(total, "kernel"), "it" if total == 1 else "them"
         problem = folder_problem(kernel_cache_folder())
         if problem is None:
             terminal.info(f"compiling {kernels}; the next start finds {them} compiled")

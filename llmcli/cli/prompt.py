@@ -89,12 +89,12 @@ def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(flags or ())
 
 
-def refuse_undecoded(argument: str, what: str) -> None:
+def refuse_undecoded(argument: str | None, what: str) -> None:
     """Refuse a command line argument that is not UTF-8: Python carries such bytes as lone surrogates.
 
     Raises: UsageError.
     """
-    if any("\ud800" <= character <= "\udfff" for character in argument):
+    if any("\ud800" <= character <= "\udfff" for character in argument or ""):
         raise UsageError(f"{what} is not UTF-8 text")
 
 

@@ -21,7 +21,7 @@ from llmcli.cli import lazy
 from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_device, complete_model, complete_words
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.evaluate import evaluate_models
+from llmcli.cli.evaluate import DEFAULT_WINDOW, evaluate_models
 from llmcli.cli.options import (
     AUTO,
     AdapterChoice,
@@ -36,7 +36,7 @@ from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.prompt import read_text
 from llmcli.cli.session import model_folder, open_session, shown_name
 from llmcli.cli.terminal import terminal
-from llmcli.cli.units import divergence
+from llmcli.cli.units import divergence, first_of
 from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.quantization.schemes import WeightScheme
@@ -56,31 +56,18 @@ _UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _MAX_LISTED = 8  # layers named in one line; the model card has them all
 
 BUILTIN_TEXT = "builtin"
-EVALUATION_WINDOW = 2048
 
 BITS = (8, 4)
 GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
 HEAD_BITS = {"keep": None, "int8": 8}
 
 
-def parse_shard_size(text: str) -> int:
-    """The bytes of a size such as 5GB.
-
-    Raises: UsageError.
-    """
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", text)
-    num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
-    if num_bytes < 1:
-        raise UsageError(f"--shard-size is {text!r}, expected a size such as 5GB or 500MB")
-    return num_bytes
-
-
 def report_layers(plan: ExportPlan) -> None:
     """Say which layers stay as they are, which tensors are left out, and who may not take the result."""
     if plan.skipped:
-        terminal.info(f"kept as they are: {listed(plan.skipped)}")
+        terminal.info(f"kept as they are: {first_of(plan.skipped, _MAX_LISTED)}")
     if plan.model.tensors.unused:
-        terminal.info(f"left out, not used by the model: {listed(plan.model.tensors.unused)}")
+        terminal.info(f"left out, not used by the model: {first_of(plan.model.tensors.unused, _MAX_LISTED)}")
     for concern in plan.concerns:
         terminal.warn(concern)
 
@@ -91,12 +78,6 @@ def report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
         terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
     elif workspace.has_cleaned:
         terminal.info("starting over: the unfinished earlier run had another source or other options")
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """The first names, and how many there are besides."""
-    shown = ", ".join(names[:_MAX_LISTED])
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
 
 
 def size_table(plan: ExportPlan) -> str:
@@ -128,7 +109,11 @@ class FileOptions:
 
     def shard_bytes(self) -> int:
         """The size of the largest file. Raises: UsageError for a size that is none."""
-        return parse_shard_size(self.shard_size)
+        match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", self.shard_size)
+        num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+        if num_bytes < 1:
+            raise UsageError(f"--shard-size is {self.shard_size!r}, expected a size such as 5GB or 500MB")
+        return num_bytes
 
 
 def run_export(
@@ -157,12 +142,12 @@ def open_export(
 
     Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
     """
-    opened = _open_source(source, destination, replace=replace, dry_run=dry_run)
-    plan = lazy.plan_export(add_adapters(opened.model, adapters), options, opened.state)
+    model, state, name, destination = _open_source(source, destination, replace=replace, dry_run=dry_run)
+    plan = lazy.plan_export(add_adapters(model, adapters), options, state)
     if card is None:
-        return lazy.Exporter(plan, opened.destination, opened.name, replace=replace)
+        return lazy.Exporter(plan, destination, name, replace=replace)
     open_quantizer = partial(_open_card_quantizer, card, plan.weights)
-    return lazy.Exporter(plan, opened.destination, opened.name, replace=replace, open_quantizer=open_quantizer)
+    return lazy.Exporter(plan, destination, name, replace=replace, open_quantizer=open_quantizer)
 
 
 def open_conversion(source: str, destination: Path, shard_bytes: int, *, replace: bool, dry_run: bool) -> Exporter:
@@ -170,22 +155,14 @@ def open_conversion(source: str, destination: Path, shard_bytes: int, *, replace
 
     Raises: UsageError and CheckpointError, with their subclasses.
     """
-    opened = _open_source(source, destination, replace=replace, dry_run=dry_run)
-    plan = lazy.plan_conversion(opened.model, opened.state, shard_bytes)
-    return lazy.Exporter(plan, opened.destination, opened.name, replace=replace)
+    model, state, name, destination = _open_source(source, destination, replace=replace, dry_run=dry_run)
+    return lazy.Exporter(lazy.plan_conversion(model, state, shard_bytes), destination, name, replace=replace)
 
 
-@dataclass(frozen=True)
-class _Opened:
+def _open_source(
+    source: str, destination: Path, *, replace: bool, dry_run: bool
+) -> tuple[Model, SourceState, str, Path]:
     """A source with the state of its files, its name in the cards, and the resolved destination."""
-
-    model: Model
-    state: SourceState
-    name: str
-    destination: Path
-
-
-def _open_source(source: str, destination: Path, *, replace: bool, dry_run: bool) -> _Opened:
     destination = lazy.resolve_destination(destination)  # before anything is downloaded
     if not dry_run:
         lazy.refuse_existing(destination, replace=replace)
@@ -194,7 +171,7 @@ def _open_source(source: str, destination: Path, *, replace: bool, dry_run: bool
     model = lazy.open_model(folder)
     name = shown_name(source, folder)
     lazy.require_text(name, "the name of the source")
-    return _Opened(model, state, name, destination)
+    return model, state, name, destination
 
 
 def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQuantizer:
@@ -212,7 +189,7 @@ def evaluate_export(
     """
     content, name = read_evaluation_text(text)
     sessions = [with_adapters(open_session(source), adapters), open_session(str(destination))]
-    window = sessions[0].resolve_context(None, EVALUATION_WINDOW)
+    window = sessions[0].resolve_context(None, DEFAULT_WINDOW)
     (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
     assert comparison is not None
     lazy.add_evaluation(
@@ -424,7 +401,7 @@ def _report_plan(plan: ExportPlan) -> None:
     if plan.options is not None and plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "
-            f"these layers, which get one scale per row: {listed(plan.channel_layers)}"
+            f"these layers, which get one scale per row: {first_of(plan.channel_layers, _MAX_LISTED)}"
         )
     if plan.unties_head:
         size = decimal(plan.sizes["output head"].bytes_after)

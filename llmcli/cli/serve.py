@@ -45,7 +45,7 @@ from llmcli.cli.prompt import SamplerFlags, parse_template_variables
 from llmcli.cli.run import OFF, Run, RunRequest, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
-from llmcli.cli.units import size
+from llmcli.cli.units import counted, size
 from llmcli.errors import EXIT_INTERRUPTED, TokenizerError, UsageError
 from llmcli.reading import API_KEY
 from llmcli.sampling.params import SamplingParams
@@ -419,12 +419,11 @@ def _address(listener: socket.socket) -> str:
 
 def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
     limits = runner.limits
-    rows = "1 row" if limits.num_rows == 1 else f"{limits.num_rows} rows"
     cache = (
         f"KV cache {size(limits.cache_bytes)} for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
     )
     memory = f"weights {size(limits.weight_bytes)} + {cache}"
-    return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {memory}"
+    return f"Serving {name} at {address}: {runner.description}, {counted(limits.num_rows, 'row')}, context {context}, {memory}"
 
 
 def _write_line(line: str) -> None:

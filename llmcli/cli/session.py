@@ -22,6 +22,7 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
+from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
 from llmcli.sampling.order import DEFAULT_ORDER, leave_out
@@ -91,8 +92,7 @@ class TokenTree:
 def warn_of(model: Model, name: str) -> None:
     """Say it, a line each; `name` is the model's."""
     if unused := model.tensors.unused:
-        more = f" and {len(unused) - _MAX_NAMED} more" if len(unused) > _MAX_NAMED else ""
-        terminal.warn(f"{name} has tensors that its config does not use: {', '.join(unused[:_MAX_NAMED])}{more}")
+        terminal.warn(f"{name} has tensors that its config does not use: {first_of(unused, _MAX_NAMED)}")
     for note in model.notes:
         terminal.warn(f"{name}: {note}")
 

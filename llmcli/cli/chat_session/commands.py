@@ -39,6 +39,7 @@ from llmcli.cli.output.tokens import (
     tinted,
 )
 from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
+from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import load_conversation, save_conversation
 from llmcli.errors import UsageError
@@ -189,19 +190,13 @@ def load(state: Talk, argument: str) -> Outcome:
     state.begin(saved.conversation, {path: saved} if names_file(argument) else {})
     names = saved.model, *saved.adapters
     held_with = f", made with {' + '.join(names)}" if names != (state.model, *state.adapters) else ""
-    terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
+    terminal.info(f"Loaded {counted(len(saved.conversation.turns), 'turn')} from {path}{held_with}")
     return Outcome()
 
 
 def leave(state: Talk, argument: str) -> Outcome:
     """End the program."""
     return Outcome(is_over=True)
-
-
-def count_turns(conversation: Conversation) -> str:
-    """The number of turns in words."""
-    count = len(conversation.turns)
-    return "1 turn" if count == 1 else f"{count} turns"
 
 
 def _path(name: str) -> Path:
@@ -298,9 +293,9 @@ def copy_code(state: Talk, argument: str) -> Outcome:
         terminal.show(code)
         return Outcome()
     terminal.show(f"\x1b]52;c;{base64.b64encode(code.encode()).decode()}\x07", is_drawn=True)
-    count = len(code.splitlines())
-    lines = "1 line" if count == 1 else f"{count} lines"
-    terminal.info(f"copied {lines}, if your terminal lets programs write to the clipboard")
+    terminal.info(
+        f"copied {counted(len(code.splitlines()), 'line')}, if your terminal lets programs write to the clipboard"
+    )
     return Outcome()
 
 
@@ -420,8 +415,7 @@ def show_help(state: Talk, argument: str) -> Outcome:
         "Ctrl-C": "Stops the answer; at an empty prompt, press it twice to quit. Ctrl-D quits.",
         "a space first": "Sends a message that begins with a slash.",
     }
-    width = max(map(len, rows))
-    terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))
+    _show_table(rows)
     return Outcome()
 
 

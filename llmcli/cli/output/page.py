@@ -24,6 +24,7 @@ from llmcli.cli.output.page_kit import (
 )
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import counted
 from llmcli.engine.events import Event, Finished, Token
 from llmcli.tokenizer.stream import decode
 
@@ -243,7 +244,7 @@ def _sample_html(facts: RunFacts, sample: PageSample, prompt: str) -> str:
 
 def _about(sample: PageSample) -> str:
     count = len(sample.choices)
-    words = [f"{count} token{'' if count == 1 else 's'}", ENDS[sample.finished.finish_reason]]
+    words = [counted(count, "token"), ENDS[sample.finished.finish_reason]]
     if count:
         bits = sum(map(_surprise_bits, sample.choices)) / count
         words.append(f"{bits:.1f} bits of surprise a token")

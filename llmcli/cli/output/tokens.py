@@ -19,6 +19,7 @@ from rich.cells import cell_len, set_cell_size
 
 from llmcli.cli.output.base import RunFacts, TextOutput
 from llmcli.cli.terminal import terminal, visible
+from llmcli.cli.units import counted
 from llmcli.engine.events import Event, Finished, Token
 from llmcli.tokenizer.stream import StreamDecoder
 
@@ -280,8 +281,7 @@ class WhyOutput:
         which = f" sample {item.sample + 1}" if len(self._facts.samples) > 1 else ""
         is_greedy = self._facts.sampling.params.temperature == 0
         rule = "temperature 0 takes the likeliest" if is_greedy else "each was drawn from what its last step left"
-        count = len(item.token_ids)
-        return ["", f"why{which}: {count} token{'' if count == 1 else 's'}; {rule}"]
+        return ["", f"why{which}: {counted(len(item.token_ids), 'token')}; {rule}"]
 
     def _rows(self, number: int, token: Token) -> Iterator[_Row]:
         """The lines of one choice."""
