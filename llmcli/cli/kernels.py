@@ -12,9 +12,9 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.command import Command, Group, with_groups
 from llmcli.cli.kernel_report import as_csv, as_json, finding_text, list_json, list_text, study_text
-from llmcli.cli.kernels_bench import LengthOptions, SubjectOption, bench_kernels, open_walked, roofline
+from llmcli.cli.kernels_bench import LaunchOptions, bench_kernels, roofline
 from llmcli.cli.kernels_profile import profile_kernel
-from llmcli.cli.options import DebugOption, FormatOption, MessageOptions, QuietOption
+from llmcli.cli.options import DebugOption, MessageOptions, QuietOption
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError, UsageError
@@ -38,12 +38,10 @@ _NO_CARD_ARCH = "sm_90"
 @with_groups
 def list_kernels(
     *,
-    model: SubjectOption = None,
-    form: FormatOption = None,
-    lengths: LengthOptions = LengthOptions(),  # noqa: B008
+    launches: LaunchOptions,
     arch: ArchOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
-    messages: MessageOptions = MessageOptions(),  # noqa: B008
+    messages: MessageOptions,
 ) -> None:
     """List the kernels and what a model's launches of them take of a multiprocessor.
 
@@ -56,13 +54,12 @@ def list_kernels(
 
     llmcli kernels list -m Llama-2-7B --format int4 --arch sm_86
     """
-    show_kernels(model, form, lengths, arch, json_)
+    show_kernels(launches, arch, json_)
 
 
-def show_kernels(model: str | None, form: str | None, lengths: LengthOptions, arch: str | None, json_: bool) -> None:
+def show_kernels(launches: LaunchOptions, arch: str | None, json_: bool) -> None:
     """Print what the command prints."""
-    subject = open_walked(model, form)
-    tokens = lengths.within(subject)
+    subject, lengths = launches.open()
     if arch is None and (problem := lazy.find_problem()) is None:
         device = lazy.Device.open()
         card, arch, place = device.facts, device.arch, f"{device.name}, {device.arch}"
@@ -72,7 +69,7 @@ def show_kernels(model: str | None, form: str | None, lengths: LengthOptions, ar
         arch = arch or _NO_CARD_ARCH
         card = lazy.card_of(arch)
         place = f"{arch}, compiled and not measured"
-    walks = lazy.walk_model(subject.model, tokens, card, arch, say_compiling)
+    walks = lazy.walk_model(subject.model, lengths, card, arch, say_compiling)
     if json_:
         terminal.write_json(list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.KERNELS))
         return
@@ -94,7 +91,7 @@ _COMMANDS = (
 def kernels(context: typer.Context) -> None:
     """See why kernels are fast: studies, side by side, on this machine's card."""
     if context.invoked_subcommand is None:
-        show_kernels(None, None, LengthOptions(), None, False)
+        show_kernels(LaunchOptions(), None, False)
 
 
 @kernels_app.command("compare", cls=Command)

@@ -63,18 +63,20 @@ class LengthOptions:
     ] = None
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that decode side by side.")] = 1
 
-    def within(self, subject: Subject) -> Lengths:
-        """The lengths, as far as the model's context allows.
 
-        Raises: UsageError
-        """
-        maximum = subject.model.config.max_position_embeddings
-        return lazy.Lengths.within(maximum, self.prompt, self.depth, self.rows)
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The model or shape whose launches are meant, and of which steps."""
 
+    model: SubjectOption = None
+    form: FormatOption = None
+    lengths: LengthOptions = LengthOptions()
 
-def open_walked(name: str | None, form: str | None) -> Subject:
-    """The model or shape of that name, else the usual shape. Raises: as `open_subject`"""
-    return open_subject(name or DEFAULT_SHAPE, form)
+    def open(self) -> tuple[Subject, Lengths]:
+        """The model or the shape, and the lengths as far as its context allows. Raises: as `open_subject`"""
+        subject = open_subject(self.model or DEFAULT_SHAPE, self.form)
+        maximum, lengths = subject.model.config.max_position_embeddings, self.lengths
+        return subject, lazy.Lengths.within(maximum, lengths.prompt, lengths.depth, lengths.rows)
 
 
 def require_kernels(names: Iterable[str]) -> None:
@@ -105,12 +107,10 @@ def bench_kernels(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="The kernels to show; without one, all.")
     ] = None,
-    model: SubjectOption = None,
-    form: FormatOption = None,
-    lengths: LengthOptions = LengthOptions(),  # noqa: B008
+    launches: LaunchOptions,
     scratch: ScratchOption = None,
-    output: ReportOptions = ReportOptions(),  # noqa: B008
-    messages: MessageOptions = MessageOptions(),  # noqa: B008
+    output: ReportOptions,
+    messages: MessageOptions,
 ) -> None:
     """Time every kernel of a model alone, on the model's own arrays.
 
@@ -125,9 +125,8 @@ def bench_kernels(
     """
     chosen = names or []
     require_kernels(chosen)
-    subject = open_walked(model, form)
-    tokens = lengths.within(subject)
-    device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
+    subject, lengths = launches.open()
+    device, ceilings, steps = measure_subject_kernels(subject, lengths, scratch)
     launched = {stem for step in steps for stem, _ in step.walk.labels}
     for name in chosen:
         if name not in launched:
@@ -191,7 +190,7 @@ def roofline(
         ),
     ] = None,
     form: FormatOption = None,
-    lengths: LengthOptions = LengthOptions(),  # noqa: B008
+    lengths: LengthOptions,
     scratch: ScratchOption = None,
     out: Annotated[
         Path | None,
@@ -200,7 +199,7 @@ def roofline(
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
-    messages: MessageOptions = MessageOptions(),  # noqa: B008
+    messages: MessageOptions,
 ) -> None:
     """Measure the card's ceilings and place every kernel of a model under them.
 
@@ -214,8 +213,8 @@ def roofline(
     """
     if out is not None:
         _check_picture(out)
-    subject = open_walked(shape, form)
-    device, ceilings, steps = measure_subject_kernels(subject, lengths.within(subject), scratch)
+    subject, tokens = LaunchOptions(shape, form, lengths).open()
+    device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
     try:
         # What the card could do: products with codes take two int8 operations for each that is counted.
         roofs = {**ceilings.flops, "int8": lazy.measure_flops(device, "int8")}

@@ -18,14 +18,12 @@ from llmcli.cli.command import with_groups
 from llmcli.cli.kernel_report import ceilings_text, use_json
 from llmcli.cli.kernels_bench import (
     CEILING_TYPES,
-    LengthOptions,
+    LaunchOptions,
     ScratchOption,
-    SubjectOption,
     open_card,
-    open_walked,
     require_kernels,
 )
-from llmcli.cli.options import FormatOption, MessageOptions
+from llmcli.cli.options import MessageOptions
 from llmcli.cli.progress import say_compiling
 from llmcli.cli.tables import csv_text
 from llmcli.cli.targets import subject_files
@@ -233,12 +231,10 @@ def profile_kernel(
             show_default="those that move most bytes",
         ),
     ] = None,
-    model: SubjectOption = None,
-    form: FormatOption = None,
-    lengths: LengthOptions = LengthOptions(),  # noqa: B008
+    launches: LaunchOptions,
     scratch: ScratchOption = None,
-    output: ReportOptions = ReportOptions(),  # noqa: B008
-    messages: MessageOptions = MessageOptions(),  # noqa: B008
+    output: ReportOptions,
+    messages: MessageOptions,
 ) -> None:
     """Profile one kernel with Nsight Compute, and say what its counters mean.
 
@@ -254,7 +250,7 @@ def profile_kernel(
     llmcli kernels profile rmsnorm/packed
     """
     if _OF_A_STUDY in name:
-        if (matrix, model, form, scratch, lengths) != (None, None, None, None, LengthOptions()):
+        if (matrix, scratch, launches) != (None, None, LaunchOptions()):
             raise UsageError(
                 f"{name} is a rung of a study; leave out --matrix, -m, --format, --scratch and lengths, "
                 "which are for models"
@@ -262,8 +258,7 @@ def profile_kernel(
         one = _profile_rung(name)
     else:
         _require_kernel(name)
-        subject = open_walked(model, form)
-        one = _profile_call(name, matrix, subject, lengths.within(subject), scratch)
+        one = _profile_call(name, matrix, *launches.open(), scratch)
     if output.json_:
         terminal.write_json(profile_json(one))
     elif output.csv_:

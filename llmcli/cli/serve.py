@@ -423,7 +423,8 @@ def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
         f"KV cache {size(limits.cache_bytes)} for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
     )
     memory = f"weights {size(limits.weight_bytes)} + {cache}"
-    return f"Serving {name} at {address}: {runner.description}, {counted(limits.num_rows, 'row')}, context {context}, {memory}"
+    rows = counted(limits.num_rows, "row")
+    return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {memory}"
 
 
 def _write_line(line: str) -> None:

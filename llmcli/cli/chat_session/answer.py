@@ -74,7 +74,8 @@ class View:
         self._is_dim = has_color(sys.stderr)
 
     def start(self, event: TurnStarted) -> None:
-        """Take the size of the prompt."""
+        """Take the size of the prompt, and name the turns that have been dropped for it."""
+        report_dropped(event)
         self._num_to_compute = len(event.prompt_token_ids) - event.num_kept
 
     def show_prefill(self, event: PrefillProgress) -> None:
@@ -145,7 +146,6 @@ class _Run:
         if isinstance(event, TurnStarted):
             self.started = event
             self._view.start(event)
-            report_dropped(event)
         elif isinstance(event, PrefillProgress):
             self._view.show_prefill(event)
         elif isinstance(event, TurnFinished):
@@ -249,7 +249,6 @@ class _InOrder:
         if isinstance(event, TurnStarted):
             self.started = event
             self._view.start(event)
-            report_dropped(event)
         elif isinstance(event, PrefillProgress):
             self._view.show_prefill(event)
         elif isinstance(event, OfAnswer):
