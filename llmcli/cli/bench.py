@@ -354,10 +354,7 @@ class MeasuringOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The form of the report.
-
-    Raises: UsageError for two forms at once.
-    """
+    """The form of the report. Raises: UsageError for two forms at once"""
 
     json_: Annotated[bool, output_option("--json", help="Print one JSON object instead of tables.")] = False
     csv_: Annotated[bool, output_option("--csv", help="Print one line for each figure instead of tables.")] = False
@@ -412,10 +409,7 @@ def _measure(
     num_rows: int | None,
     kernels: Sequence[OwnKernel],
 ) -> BenchReport:
-    """Load the model and measure it, and say how far that is.
-
-    Raises: LLMCliError and its subclasses
-    """
+    """Load the model and measure it, and say how far that is. Raises: LLMCliError and its subclasses"""
     prompts, depths = measuring.lengths(subject)
     context = max(*prompts, *depths) + measuring.tokens + lazy.SPARE_TOKENS
     target = open_target(options, subject)

@@ -132,10 +132,7 @@ class ConversationOptions:
         return {Path(self.resume): saved} if is_file and self.resume and saved else {}
 
     def source(self, keeper: Keeper) -> Path | None:
-        """The file to go on with, held by `keeper` if it is a kept one.
-
-        Raises: UsageError if there is none.
-        """
+        """The file to go on with, held by `keeper` if it is a kept one. Raises: UsageError if there is none"""
         if self.continue_:
             return keeper.continue_last()
         if self.resume is None or names_file(self.resume):
@@ -162,10 +159,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """How answers are shown.
-
-    Raises: UsageError for a way that there is not.
-    """
+    """How answers are shown. Raises: UsageError for a way that there is not"""
 
     markdown: Annotated[bool, output_option("--markdown", help="Render Markdown on a terminal.")] = False
     thinking: Annotated[

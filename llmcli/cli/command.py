@@ -250,10 +250,7 @@ class Command(TyperCommand):
         refuse_empty_paths(self.params)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments.
-
-        Raises: UsageError for an unknown option.
-        """
+        """Read the arguments. Raises: UsageError for an unknown option"""
         options = _options(self.get_params(ctx))
         taking = {name for option in options if not option.is_flag for name in option.opts} - OPTIONAL_VALUES.keys()
         known = _names(options)
@@ -293,10 +290,7 @@ class Group(TyperGroup):
     """A group of commands, and a proposal for an option or a command that it lacks."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments before the command's name.
-
-        Raises: UsageError for an unknown option.
-        """
+        """Read the arguments before the command's name. Raises: UsageError for an unknown option"""
         known = _names(_options(self.get_params(ctx)))
         for argument in args:
             if not argument.startswith("-") or ctx.resilient_parsing:
@@ -307,10 +301,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command.
-
-        Raises: UsageError for an unknown one.
-        """
+        """Find the command. Raises: UsageError for an unknown one"""
         if not ctx.resilient_parsing:
             refuse_unknown_command(args[0], self.commands, ctx.command_path)
         return super().resolve_command(ctx, args)

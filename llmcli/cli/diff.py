@@ -38,10 +38,7 @@ MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
 
 @dataclass(frozen=True)
 class DiffOutput:
-    """What is written.
-
-    Raises: UsageError for a page that cannot be written
-    """
+    """What is written. Raises: UsageError for a page that cannot be written"""
 
     html: Annotated[
         Path | None,

@@ -111,10 +111,7 @@ def verify(
 
 
 def _card(device: str) -> int:
-    """The card to check.
-
-    Raises: DeviceError if there is none
-    """
+    """The card to check. Raises: DeviceError if there is none"""
     card = RunnerOptions(device, AUTO, None).card
     if card is None:
         problem = "--device cpu was given" if device == "cpu" else lazy.find_problem()

@@ -41,10 +41,7 @@ DEFAULT_WINDOW = 2048
 
 
 def require_same_tokenizer(first: Session, second: Session) -> None:
-    """Refuse two models that cannot be compared token by token.
-
-    Raises: UsageError.
-    """
+    """Refuse two models that cannot be compared token by token. Raises: UsageError"""
     sizes = [session.model.config.vocab_size for session in (first, second)]
     same_pieces = first.tokenizer.vocab_size == second.tokenizer.vocab_size and all(
         first.tokenizer.piece(token_id) == second.tokenizer.piece(token_id)

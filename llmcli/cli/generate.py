@@ -138,10 +138,7 @@ class PromptOptions:
         return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
-        """The prompt in the model's tokens, shown where that was asked for.
-
-        Raises: UsageError, TokenizerError.
-        """
+        """The prompt in the model's tokens, shown where that was asked for. Raises: UsageError, TokenizerError"""
         if self.chat:
             variables = parse_template_variables(self.template_var)
             encoded = session.encode_message(text, self.system, self.chat_template, variables)
@@ -154,10 +151,7 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Which continuations are drawn.
-
-    Raises: UsageError for one that is not among them.
-    """
+    """Which continuations are drawn. Raises: UsageError for one that is not among them"""
 
     num_samples: Annotated[
         int, sampling_option("-n", "--num-samples", min=1, max=10_000, metavar="K", help="Number of samples.")

@@ -36,10 +36,7 @@ KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, 
 
 @dataclass(frozen=True)
 class SchemaOptions:
-    """What texts are held to.
-
-    Raises: UsageError for more than one schema, and for options that need one.
-    """
+    """What texts are held to. Raises: UsageError for more than one schema, and for options that need one"""
 
     schema: Annotated[str | None, schema_option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.")] = (
         None

@@ -80,10 +80,7 @@ class LaunchOptions:
 
 
 def require_kernels(names: Iterable[str]) -> None:
-    """Refuse what is not the name of a kernel or of the matrix library.
-
-    Raises: UsageError
-    """
+    """Refuse what is not the name of a kernel or of the matrix library. Raises: UsageError"""
     for name in names:
         if name not in (*lazy.KERNELS, LIBRARY):
             raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")
@@ -141,10 +138,7 @@ def bench_kernels(
 
 
 def open_card() -> Device:
-    """Card 0, current in this thread.
-
-    Raises: DeviceError saying what can be had without a card
-    """
+    """Card 0, current in this thread. Raises: DeviceError saying what can be had without a card"""
     problem = lazy.find_problem()
     if problem is not None:
         raise DeviceError(f"CUDA cannot be used: {problem}; llmcli kernels list needs no card")
@@ -236,10 +230,7 @@ def roofline(
 
 
 def _check_picture(out: Path) -> None:
-    """Refuse what could not be drawn, before anything is measured.
-
-    Raises: UsageError
-    """
+    """Refuse what could not be drawn, before anything is measured. Raises: UsageError"""
     if out.suffix.lower() not in _PICTURES:
         raise UsageError(f"--out {out} must end in {' or '.join(_PICTURES)}")
     try:

@@ -277,10 +277,7 @@ def _require_kernel(name: str) -> None:
 
 
 def _profile_call(name: str, matrix: str | None, subject: Subject, lengths: Lengths, scratch: Path | None) -> Profiled:
-    """Launches of a kernel in a step of a model.
-
-    Raises: LLMCliError and its subclasses
-    """
+    """Launches of a kernel in a step of a model. Raises: LLMCliError and its subclasses"""
     device, ncu = open_card(), lazy.find_ncu()
     walks = lazy.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
     chosen = lazy.choose_call(walks, name, matrix)
@@ -297,10 +294,7 @@ def _profile_call(name: str, matrix: str | None, subject: Subject, lengths: Leng
 
 
 def _profile_rung(name: str) -> Profiled:
-    """The launch of a rung.
-
-    Raises: LLMCliError and its subclasses
-    """
+    """The launch of a rung. Raises: LLMCliError and its subclasses"""
     study_name, _, rung_name = name.partition(_OF_A_STUDY)
     names = lazy.find_studies(study_name)
     if len(names) > 1:
@@ -319,10 +313,7 @@ def _profile_rung(name: str) -> Profiled:
 def _profiled(
     name: str, subject: str, where: str, facts: Mapping[str, object], call: Call, device: Device, counters: Counters
 ) -> Profiled:
-    """What was counted, beside the ceilings of the card.
-
-    Raises: DeviceError
-    """
+    """What was counted, beside the ceilings of the card. Raises: DeviceError"""
     rates = lazy.measure_rates(device, CEILING_TYPES)
     return Profiled(
         name,

@@ -180,10 +180,7 @@ def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str)
 
 
 def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> None:
-    """Refuse a command that `parent`, such as `llmcli`, lacks.
-
-    Raises: UsageError.
-    """
+    """Refuse a command that `parent`, such as `llmcli`, lacks. Raises: UsageError"""
     if name in known:
         return
     found = [COMMAND_ALIASES[name]] if name in COMMAND_ALIASES else near_names(name, known)

@@ -277,10 +277,7 @@ class DeviceOptions:
     threads: ThreadsOption = None
 
     def checked(self) -> RunnerOptions:
-        """The same, checked.
-
-        Raises: UsageError for unknown names, DeviceError for a card that cannot be used.
-        """
+        """The same, checked. Raises: UsageError for unknown names, DeviceError for a card that cannot be used"""
         return RunnerOptions(self.device, self.dtype, self.threads, self.kv_cache)
 
 

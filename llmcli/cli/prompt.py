@@ -78,10 +78,7 @@ def _read_piped() -> str:
 
 
 def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
-    """The values of --stop.
-
-    Raises: UsageError for one that is empty, or that no text can contain.
-    """
+    """The values of --stop. Raises: UsageError for one that is empty, or that no text can contain"""
     for flag in flags or ():
         if not flag:
             raise UsageError("--stop is empty; give it the text to stop at")

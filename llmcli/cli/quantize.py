@@ -287,10 +287,7 @@ class FormOptions:
     ] = None
 
     def checked(self, shard_bytes: int) -> ExportOptions:
-        """The same, checked.
-
-        Raises: UsageError for a value that there is not.
-        """
+        """The same, checked. Raises: UsageError for a value that there is not"""
         return ExportOptions(
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
             head_bits=_choice("--head", self.head, HEAD_BITS),

@@ -284,10 +284,7 @@ class _Collector:
 def _generate(
     run: Run, runner: LoadedRunner, receipt: Receipt, request: Request, options: ReplayOptions
 ) -> Sequence[Finished]:
-    """The texts, shown as they come unless JSON is asked for.
-
-    Raises: typer.Exit after a Ctrl-C.
-    """
+    """The texts, shown as they come unless JSON is asked for. Raises: typer.Exit after a Ctrl-C"""
     prompt = EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=request.at_start)
     collector = _Collector()
     outputs: list[Output] = [collector]

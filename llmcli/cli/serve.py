@@ -142,10 +142,7 @@ class ServeOptions:
         return self.max_body * _MIB
 
     def read_key(self) -> str | None:
-        """The API key, None for none.
-
-        Raises: UsageError for an empty one, and for a file that cannot be read.
-        """
+        """The API key, None for none. Raises: UsageError for an empty one, and for a file that cannot be read"""
         if self.api_key_file is not None:
             key, source = API_KEY.read_text(self.api_key_file).removeprefix("\ufeff").strip(), str(self.api_key_file)
         elif self.api_key is not None:

@@ -359,10 +359,7 @@ def _show_tinted(state: ChatSession, probabilities: list[float]) -> None:
 
 
 def set_value(state: Talk, argument: str) -> Outcome:
-    """Change one setting for the answers from now on.
-
-    Raises: UsageError for an unknown name or a value out of range.
-    """
+    """Change one setting for the answers from now on. Raises: UsageError for an unknown name or a value out of range"""
     name, _, value = argument.partition(" ")
     name, value = name.replace("-", "_").lower(), value.strip()
     if name not in NAMES:
@@ -456,10 +453,7 @@ def is_command(text: str) -> bool:
 
 
 def run_command(state: Talk, text: str) -> Outcome:
-    """Run a line that `is_command`.
-
-    Raises: UsageError for an unknown one, and whatever the command raises.
-    """
+    """Run a line that `is_command`. Raises: UsageError for an unknown one, and whatever the command raises"""
     name, argument = _split(text)
     for command in COMMANDS:
         if command.name == name:

@@ -49,10 +49,7 @@ def names_file(name: str) -> bool:
 
 
 def find_kept(folder: Path, name: str) -> Path:
-    """The kept chat of that name, or of that number in the list.
-
-    Raises: UsageError if there is none.
-    """
+    """The kept chat of that name, or of that number in the list. Raises: UsageError if there is none"""
     paths = kept_paths(folder)
     for number, path in enumerate(paths, start=1):
         if name in (path.stem, str(number)):
