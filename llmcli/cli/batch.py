@@ -137,7 +137,9 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     _count_kept(job, completeness)
     if job.output is not None and not job.todo:
-        _finish_again(job)
+        with _Sink(job) as sink:
+            sink.finish()
+        terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
         completeness.show_count()
         _end(job, progress, completeness, require_complete=require_complete)
         return
@@ -196,12 +198,6 @@ def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
     done = job.written.done
     kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
     completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
-
-
-def _finish_again(job: Job) -> None:
-    with _Sink(job) as sink:
-        sink.finish()
-    terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
 
 
 def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:

@@ -378,6 +378,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
     """Everything but seed and device that decides the texts, by name."""
     run, options, flags = prompts.run, prompts.options, prompts.run.flags
     folder = run.session.model.checkpoint.folder.resolve()
+    lark = None if prompts.grammar is None else prompts.grammar.lark.encode()
     template = options.chat_template
     if template is not None and (path := Path(template)).is_file():
         template = f"sha256 {hashlib.sha256(CHAT_TEMPLATE.read_bytes(path)).hexdigest()}"
@@ -402,13 +403,9 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "sampler_order": flags.order,
         "dry_breakers": flags.dry_breakers,
         "ignore_eos": flags.ignore_eos,
-        "schema": None if prompts.grammar is None else f"sha256 {_digest(prompts.grammar.lark)}",
+        "schema": None if lark is None else f"sha256 {hashlib.sha256(lark).hexdigest()}",
         "logit_bias": {str(token_id): bias for token_id, bias in flags.logit_bias.items()},
     }
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _model_files(folder: Path) -> dict[str, str]:

@@ -131,6 +131,7 @@ def _prompt_cells(item: PromptFigures) -> list[str]:
 
 
 def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
+    energy = [_or_dash(item.joules_per_token, "{:.3g}".format), _or_dash(item.average_watts, "{:.0f}".format)]
     return [
         str(item.depth),
         str(item.num_rows),
@@ -140,7 +141,7 @@ def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
         f"{item.bytes_per_second / 1e9:,.1f}",
         f"{item.floor_share:.1%}",
         str(item.step_seconds.num_runs),
-        *(_energy_cells(item) if has_energy else []),
+        *(energy if has_energy else []),
     ]
 
 
@@ -179,10 +180,6 @@ def _energy_fact(report: BenchReport) -> str:
     if report.idle_watts is None:
         return f"not available: {report.energy_problem or 'the counter cannot be read'}"
     return f"J/token leaves out the {report.idle_watts:.0f} W of the idle card, W includes them"
-
-
-def _energy_cells(item: DecodeFigures) -> list[str]:
-    return [_or_dash(item.joules_per_token, "{:.3g}".format), _or_dash(item.average_watts, "{:.0f}".format)]
 
 
 def _spread(count: int, seconds: Spread) -> str:
@@ -347,7 +344,8 @@ class MeasuringOptions:
                 f"--tokens {self.tokens} leaves no room for a prompt: "
                 f"the context limit of {subject.name} is {maximum} tokens"
             )
-        prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
+        usual = sorted({min(length, longest) for length in LENGTHS})
+        prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else usual
         depths = _lengths("--depth", self.depth, longest, self.tokens) if self.depth else prompts
         return prompts, depths
 
@@ -435,10 +433,6 @@ def _measure(
             return lazy.measure_subject(
                 subject, target, planned, runner, load_seconds, figures, meter, on_progress, comparison
             )
-
-
-def _default_lengths(longest: int) -> list[int]:
-    return sorted({min(length, longest) for length in LENGTHS})
 
 
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:

@@ -125,12 +125,6 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
-def usage_pieces(params: Iterable[Any]) -> list[str]:
-    """What follows the command's name in its usage line: `[OPTIONS] IN [OUT]`."""
-    arguments = [param for param in params if isinstance(param, TyperArgument)]
-    return ["[OPTIONS]", *(_name(param) if param.required else f"[{_name(param)}]" for param in arguments)]
-
-
 def write_description(formatter: Any, text: str) -> None:
     """Write a command's own text; its examples stay as they are, so that they can be copied."""
     for paragraph in text.split("\n\n"):
@@ -156,11 +150,6 @@ def write_params(formatter: Any, params: Sequence[Any], *, shows_all: bool) -> N
     if num_left_out := len(options) - len(shown):
         rows.append((HELP_ALL, f"Show all options ({num_left_out} more)."))
     _write_section(formatter, "Help", rows)
-
-
-def write_commands(formatter: Any, commands: Iterable[Any]) -> None:
-    """Write the commands of a group, each with the first paragraph of its help."""
-    _write_section(formatter, "Commands", [(command.name, _first_paragraph(command.help)) for command in commands])
 
 
 def _write_section(formatter: Any, title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -190,10 +179,6 @@ def _default(param: Any) -> str:
         return param.show_default
     is_said = param.show_default and param.default not in (None, False, "", [], ()) and not param.required
     return str(param.default) if is_said else ""
-
-
-def _first_paragraph(text: str | None) -> str:
-    return " ".join((text or "").split("\n\n")[0].split())
 
 
 def with_values(arguments: Sequence[str], taking: set[str]) -> Iterator[tuple[str, bool]]:
@@ -268,8 +253,9 @@ class Command(TyperCommand):
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The usage line behind the command's name."""
-        return usage_pieces(self.get_params(ctx))
+        """What follows the command's name in its usage line: `[OPTIONS] IN [OUT]`."""
+        arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
+        return ["[OPTIONS]", *(_name(param) if param.required else f"[{_name(param)}]" for param in arguments)]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the description and the examples."""
@@ -311,8 +297,9 @@ class Group(TyperGroup):
         write_description(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands and the options."""
-        write_commands(formatter, self.commands.values())
+        """Write the commands, each with the first paragraph of its help, and the options."""
+        helps = {str(command.name): (command.help or "").split("\n\n")[0] for command in self.commands.values()}
+        _write_section(formatter, "Commands", [(name, " ".join(text.split())) for name, text in helps.items()])
         write_params(formatter, self.get_params(ctx), shows_all=True)
 
 

@@ -16,13 +16,7 @@ from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
 from llmcli.cli.command import with_groups
 from llmcli.cli.kernel_report import ceilings_text, use_json
-from llmcli.cli.kernels_bench import (
-    CEILING_TYPES,
-    LaunchOptions,
-    ScratchOption,
-    open_card,
-    require_kernels,
-)
+from llmcli.cli.kernels_bench import CEILING_TYPES, LaunchOptions, ScratchOption, open_card, require_kernels
 from llmcli.cli.options import MessageOptions
 from llmcli.cli.progress import say_compiling
 from llmcli.cli.tables import csv_text

@@ -31,9 +31,9 @@ from llmcli.cli.chat_session.state import (
 from llmcli.cli.option_names import near_names
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
-    level_names,
     likelihood_level,
     percent,
+    show_legend,
     show_piece,
     terminal_tints,
     tinted,
@@ -347,8 +347,7 @@ def probs(state: ChatSession, argument: str) -> Outcome:
 
 def _show_tinted(state: ChatSession, probabilities: list[float]) -> None:
     tints = terminal_tints()
-    names = " · ".join(tinted(name, tint) for name, tint in zip(level_names(), tints, strict=True))
-    terminal.info(f"probability of each token: {names}", is_drawn=True)
+    show_legend(tints)
     answer = state.chat.conversation.last.answer
     assert answer is not None
     decoder = StreamDecoder(state.session.tokenizer, at_start=True)

@@ -203,8 +203,7 @@ class ColorOutput(TextOutput):
         self._shares = {sample: TextShares(facts.tokenizer) for sample in facts.samples}
         self._probabilities: dict[int, list[float | None]] = {sample: [] for sample in facts.samples}
         if sys.stderr.isatty():  # it may be a file though stdout is a terminal, and there a legend explains nothing
-            names = [tinted(name, tint) for name, tint in zip(level_names(), self._tints, strict=True)]
-            terminal.info(f"probability of each token: {' · '.join(names)}", is_drawn=True)
+            show_legend(self._tints)
 
     def show(self, event: Event) -> None:
         """Write what the event adds, tinted."""
@@ -226,6 +225,12 @@ class ColorOutput(TextOutput):
             probability = math.prod(value for value in known if value is not None)
             text += tinted(visible(share.text), self._tints[likelihood_level(probability)])
         return text
+
+
+def show_legend(tints: Sequence[str]) -> None:
+    """Say on stderr what the tints mean."""
+    names = " · ".join(tinted(name, tint) for name, tint in zip(level_names(), tints, strict=True))
+    terminal.info(f"probability of each token: {names}", is_drawn=True)
 
 
 def terminal_tints() -> tuple[str, ...]:
