@@ -57,10 +57,10 @@ SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
 # Terminals that certainly have no clipboard to write to.
 BARE_TERMINALS = ("", "dumb", "linux")
 
-NUM_SHOWN = 10  # of the least likely tokens
+LISTED_TOKENS = 10  # of the least likely tokens
 NUM_ALTERNATIVES = 4
 
-NAMES = (*SPECS, "seed", "max_new_tokens", "overflow", "thinking", "markdown")
+SETTINGS = (*SPECS, "seed", "max_new_tokens", "overflow", "thinking", "markdown")
 
 # What the same commands are called in other chat programs.
 HABITS = {
@@ -320,7 +320,7 @@ def probs(state: ChatSession, argument: str) -> Outcome:
     """
     if argument and not (argument.isascii() and argument.isdecimal()):
         raise UsageError("/probs takes the number of tokens to list, such as /probs 20")
-    num_shown = int(argument[:9]) if argument else NUM_SHOWN
+    num_shown = int(argument[:9]) if argument else LISTED_TOKENS
     tokenizer = state.session.tokenizer
     known = list(state.chat.logprobs(NUM_ALTERNATIVES))
     probabilities = [math.exp(chosen.logprob) for chosen, _ in known]
@@ -361,8 +361,8 @@ def set_value(state: Talk, argument: str) -> Outcome:
     """Change one setting for the answers from now on. Raises: UsageError for an unknown name or a value out of range"""
     name, _, value = argument.partition(" ")
     name, value = name.replace("-", "_").lower(), value.strip()
-    if name not in NAMES:
-        raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(NAMES)}, and a value")
+    if name not in SETTINGS:
+        raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(SETTINGS)}, and a value")
     if name in SPECS:
         state.set_number(name, check_param(name, _number(name, value)))
     elif name == "seed":
