@@ -120,12 +120,13 @@ else:
         if name not in find_places():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, attribute = find_places()[name]
-        return getattr(import_module(module), attribute)
+        return getattr(import_module(f"llmcli.{module}"), attribute)
 
 
 @cache
 def find_places() -> dict[str, tuple[str, str]]:
-    """Name here -> its module and its name there. It takes a millisecond, and nothing before the first name is used."""
+    """Name here -> its module of llmcli and its name there. It takes a millisecond, and nothing before the first name is used."""
     (block,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {one.asname or one.name: (node.module or "", one.name) for node in imports for one in node.names}
+    modules = [(node, (node.module or "").removeprefix("llmcli.")) for node in imports]
+    return {one.asname or one.name: (module, one.name) for node, module in modules for one in node.names}

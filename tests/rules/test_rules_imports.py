@@ -276,7 +276,7 @@ def test_lazy_names_are_there_and_are_used() -> None:
     assert sorted(declared) == sorted(lazy.find_places())  # no name stands for two things
     used = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmcli" / "cli").rglob("*.py"))
     for name, (module, attribute) in lazy.find_places().items():
-        tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+        tree = ast.parse(modules()[f"llmcli.{module}"].read_text(encoding="utf-8"))
         names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
         names |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
         names |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
