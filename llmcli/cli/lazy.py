@@ -125,7 +125,7 @@ else:
 
 @cache
 def find_places() -> dict[str, tuple[str, str]]:
-    """Name here -> its module of llmcli and its name there. It takes a millisecond, and nothing before the first name is used."""
+    """Name here -> module of llmcli and name there. It takes a millisecond, when the first name is used."""
     (block,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     modules = [(node, (node.module or "").removeprefix("llmcli.")) for node in imports]
