@@ -137,9 +137,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     _count_kept(job, completeness)
     if job.output is not None and not job.todo:
-        with _Sink(job) as sink:
-            sink.finish()
-        terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
+        _finish_again(job)
         completeness.show_count()
         _end(job, progress, completeness, require_complete=require_complete)
         return
@@ -148,9 +146,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     _settle_record(job, loaded.runner.description)
     # Nobody waits for the next token, so newcomers' prompts are not rationed by time; and equal runs take equal steps.
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
-    num_rows = scheduler.usage.num_rows
-    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
-    terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
+    _say_how_many(num_prompts, scheduler.usage.num_rows)
     start_time = time.perf_counter()
     with _Sink(job) as sink, loaded_objects_set_aside():
 
@@ -193,11 +189,22 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     _end(job, progress, completeness, require_complete=require_complete)
 
 
+def _say_how_many(num_prompts: int, num_rows: int) -> None:
+    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+    terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
+
+
 def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
     """Count what an earlier run has written."""
     done = job.written.done
     kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
     completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
+
+
+def _finish_again(job: Job) -> None:
+    with _Sink(job) as sink:
+        sink.finish()
+    terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
 
 
 def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import Runner
     from llmcli.sampling.inspect import Inspection
+    from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.base import Tokenizer
 
 _START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the command's name
@@ -221,22 +222,12 @@ def generate(
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
     run = _with_own_kernels(run, kernels, num_rows, timeline)
-    receipt = None
-    if output.receipt is not None:  # before the weights are read
-        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
+    receipt = _open_receipt(output, run, prompt.facts(text, encoded))  # before the weights are read
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
     cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
-    wanted = session.request(
-        encoded,
-        chosen_sampler,
-        samples=samples.indices,
-        max_new_tokens=max_new_tokens,
-        stop_strings=run.stop_strings,
-        num_alternatives=output.num_alternatives,
-        keeps_pages=bool(output.roads),
-    )
+    wanted = _request(run, encoded, chosen_sampler, samples, output, max_new_tokens)
     wanted = schemas.hold(wanted, grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     completeness = CompletenessNotice()
@@ -254,6 +245,25 @@ def generate(
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
+def _request(
+    run: Run,
+    encoded: EncodedPrompt,
+    sampler: Sampler,
+    samples: SampleOptions,
+    output: OutputOptions,
+    max_new_tokens: int | None,
+) -> Request:
+    return run.session.request(
+        encoded,
+        sampler,
+        samples=samples.indices,
+        max_new_tokens=max_new_tokens,
+        stop_strings=run.stop_strings,
+        num_alternatives=output.num_alternatives,
+        keeps_pages=bool(output.roads),
+    )
+
+
 def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:
     """The run on a card that launches the user's kernels, once they have passed their checks.
 
@@ -263,6 +273,13 @@ def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, tim
         return run
     with timeline.part("checks of kernels"):
         return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
+
+
+def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> ReceiptOutput | None:
+    """The receipt that is asked for, if any. Raises: UsageError for a file that is there, OSError"""
+    if output.receipt is None:
+        return None
+    return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
 
 
 def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:
