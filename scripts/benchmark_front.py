@@ -16,11 +16,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from llmcli.cli.options import SamplerOptions
+from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import check_run
-from llmcli.cli.run_options import RunOptions
-from llmcli.cli.serve_options import ServeOptions
-from llmcli.cli.served_model import open_served_model
+from llmcli.cli.serve import ServeOptions, open_served_model
 from llmcli.engine.events import Event, Finished, Timings, Token
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage

@@ -44,11 +44,9 @@ import psutil
 from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.held_texts import Schemas
-from llmcli.cli.options import SamplerOptions
+from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
-from llmcli.cli.run_options import RunOptions
-from llmcli.cli.serve_options import ServeOptions
-from llmcli.cli.served_model import open_served_model
+from llmcli.cli.serve import ServeOptions, open_served_model
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler

@@ -1,16 +1,276 @@
-"""`llmcli batch`: many prompts in one run, one line of JSON for each."""
+"""`llmcli batch`: many prompts in one run, one line of JSON for each; what a batch will take, and what it took.
+
+A line has the keys of `generate --json` and its id, or OpenAI's batch form.
+"""
 
 from __future__ import annotations
 
-from llmcli.cli.batch_job import open_job
-from llmcli.cli.batch_options import BatchOptions
-from llmcli.cli.batch_report import show_check
-from llmcli.cli.batch_run import run_job
-from llmcli.cli.groups import with_groups
-from llmcli.cli.many_rows_options import ManyRowsRunOptions
-from llmcli.cli.options import MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
-from llmcli.cli.run import check_run
-from llmcli.cli.schema_options import SchemaOptions
+import math
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmcli.batch.input import Line, LineId
+from llmcli.batch.output import InOrder, Journal
+from llmcli.batch.record import Record, refuse_other_settings, save_record
+from llmcli.batch.run import Progress, RowsOverTime, Usage, estimate_seconds, run_batch
+from llmcli.cli import lazy
+from llmcli.cli.batch_job import BatchOptions, Job, Task, open_job
+from llmcli.cli.command import with_groups
+from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions
+from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
+from llmcli.cli.output.base import draft_rows, sample_json
+from llmcli.cli.progress import progress as draw_progress
+from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside
+from llmcli.cli.targets import open_target
+from llmcli.cli.terminal import fact_lines, json_line, terminal
+from llmcli.cli.units import counted, estimated_duration, size
+from llmcli.engine.events import Failed, Finished
+from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
+from llmcli.serve.answers import FINISH_REASONS
+
+if TYPE_CHECKING:
+    from llmcli.measure.subject import TargetPlan
+
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
+
+def result_json(
+    line: Line, event: Finished | Failed, prompt_token_ids: Sequence[int], seed: int, model: str, load_seconds: float
+) -> dict[str, Any]:
+    """The object of one prompt."""
+    if line.form != "native":
+        return _openai_json(line, event, len(prompt_token_ids), model)
+    if isinstance(event, Failed):
+        return {"id": line.id, "error": {"message": str(event.error)}}
+    facts = {"prompt_token_ids": list(prompt_token_ids), "seed": seed, "model": model}
+    return {"id": line.id, **sample_json(event, load_seconds), **facts}
+
+
+def _openai_json(line: Line, event: Finished | Failed, num_prompt_tokens: int, model: str) -> dict[str, Any]:
+    common = {"id": f"batch_req_{line.number}", "custom_id": line.id}
+    if isinstance(event, Failed):
+        return {**common, "response": None, "error": {"code": "failed", "message": str(event.error)}}
+    is_chat = line.form == "chat"
+    content = {"message": {"role": "assistant", "content": event.text}} if is_chat else {"text": event.text}
+    num_new_tokens = len(event.token_ids)
+    body = {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.number}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": FINISH_REASONS[event.finish_reason]}],
+        "usage": {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_new_tokens,
+            "total_tokens": num_prompt_tokens + num_new_tokens,
+        },
+    }
+    return {**common, "response": {"status_code": 200, "body": body}, "error": None}
+
+
+def show_check(job: Job) -> None:
+    """Counts, memory and time of what is still to be run, on standard output.
+
+    Raises: InsufficientMemoryError if the model does not fit.
+    """
+    run = job.prompts.run
+    lengths = [len(task.token_ids) for task in job.tasks]
+    longest = max(job.tasks, key=lambda task: len(task.token_ids))
+    sizes = [(len(task.token_ids), task.max_new_tokens or run.context - len(task.token_ids)) for task in job.todo]
+    planned = _plan(job)
+    memory, predictor, num_rows = planned.memory, planned.predictor, planned.num_rows
+    seconds = estimate_seconds(predictor, sizes, num_rows)
+    needed = "unknown" if seconds is None else estimated_duration(seconds)
+    facts = {
+        "prompts": f"{len(lengths)}" + (f", {len(sizes)} left to run" if len(sizes) < len(lengths) else ""),
+        "prompt tokens": f"{sum(lengths)}, the longest prompt {max(lengths)} (line {longest.line.number})",
+        "new tokens": f"at most {sum(new for _, new in sizes)}",
+        "memory": f"{size(memory.total_bytes)} needed, {size(memory.available_bytes)} free",
+        "time": f"{needed}: estimated for texts of full length, in {counted(num_rows, 'row')}",
+    }
+    terminal.write(fact_lines(facts.items(), 15, sys.stdout))
+
+
+def _plan(job: Job) -> TargetPlan:
+    """The memory and the speed of the rows that the run will have."""
+    run = job.prompts.run
+    subject = lazy.Subject(run.session.name, run.session.model, None)
+    target = open_target(run.devices, subject)
+    # On a card more rows than have room for a full context share the memory; those that have are what is planned.
+    most = job.most_rows if run.devices.card is None else None
+    planned = target.plan(subject, context=run.context, num_rows=most)
+    limit = job.most_rows or max(len(job.todo), 1)
+    return planned if planned.num_rows <= limit else target.plan(subject, context=run.context, num_rows=limit)
+
+
+def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, loaded: LoadedRunner, run_seconds: float) -> None:
+    """What the run took, on stderr."""
+    mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
+    facts = {
+        "prompts": f"{progress.num_finished} finished, {progress.num_failed} failed",
+        "load": f"{loaded.load_seconds:.2f} s",
+        "run": f"{run_seconds:.2f} s",
+        "new tokens": f"{progress.num_tokens}, {progress.num_tokens / run_seconds:.1f} tokens/s",
+        "prompt tokens": f"{usage.prompt_tokens_computed} computed, {usage.prompt_tokens_shared} shared",
+        "rows in use": f"{mean_rows:.1f} of {usage.num_rows} on average",
+        "rows over time": f"{' '.join(f'{mean:.3g}' for mean in rows.means(10))} in tenths of the run",
+        "preemptions": f"{usage.preemptions}",
+        **draft_rows(loaded.draft_usage),
+    }
+    for name, text in facts.items():
+        terminal.show(f"{name:<15}{text}\n")
+
+
+def run_job(job: Job, *, require_complete: bool = False) -> None:
+    """Run what is still to be run.
+
+    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
+            UnfinishedTextError with `require_complete` if a text that is held to a schema was cut, now or earlier
+    """
+    progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
+    _count_kept(job, completeness)
+    if job.output is not None and not job.todo:
+        _finish_again(job)
+        completeness.show_count()
+        _end(job, progress, completeness, require_complete=require_complete)
+        return
+    run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
+    loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
+    _settle_record(job, loaded.runner.description)
+    # Nobody waits for the next token, so newcomers' prompts are not rationed by time; and equal runs take equal steps.
+    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
+    _say_how_many(num_prompts, scheduler.usage.num_rows)
+    start_time = time.perf_counter()
+    with _Sink(job) as sink, loaded_objects_set_aside():
+
+        def take(task: Task, event: Finished | Failed) -> None:
+            seed = run.seed if task.line.seed is None else task.line.seed
+            value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
+            sink.put(task.line.id, json_line(value))
+            if isinstance(event, Finished):
+                completeness.count(event)
+
+        def rate() -> str:
+            return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
+
+        last_drawing = 0.0
+        try:
+            beside_lines = job.output is None
+            with draw_progress(run.session.name, "prompts", rate, beside_lines=beside_lines) as on_progress:
+
+                def on_step() -> None:
+                    nonlocal last_drawing
+                    usage = scheduler.usage
+                    rows.note(time.perf_counter() - start_time, usage.steps, usage.row_steps)
+                    if time.monotonic() - last_drawing >= _SECONDS_BETWEEN_DRAWINGS:
+                        last_drawing = time.monotonic()
+                        on_progress(progress.num_finished + progress.num_failed, num_prompts)
+
+                request_of = partial(job.prompts.request_of, run_seed=run.seed)
+                run_batch(scheduler, job.todo, request_of, take, progress, on_step)
+            sink.finish()
+        except KeyboardInterrupt:
+            ended = progress.num_finished + progress.num_failed
+            remedy = "" if job.output is None else "; run the same command again to resume"
+            terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    if job.output is not None and not progress.num_failed:
+        terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
+    completeness.show_count()
+    if options.stats is not None:
+        show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
+    _end(job, progress, completeness, require_complete=require_complete)
+
+
+def _say_how_many(num_prompts: int, num_rows: int) -> None:
+    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+    terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
+
+
+def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
+    """Count what an earlier run has written."""
+    done = job.written.done
+    kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
+    completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
+
+
+def _finish_again(job: Job) -> None:
+    with _Sink(job) as sink:
+        sink.finish()
+    terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
+
+
+def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:
+    """Raises: FailedLinesError if prompts failed; UnfinishedTextError, see `run_job`"""
+    if progress.num_failed:
+        where = "the output" if job.output is None else str(job.output)
+        again = "" if job.output is None else "; run the same command again to retry them"
+        raise FailedLinesError(
+            f"{progress.num_failed} of {len(job.todo)} prompts failed; see their lines in {where}{again}"
+        )
+    if require_complete:
+        completeness.require_complete()
+
+
+def _settle_record(job: Job, runner: str) -> None:
+    """Write down the settings before the first line, or check that the device is that of the lines there are.
+
+    Raises: UsageError for another device, OutputError.
+    """
+    record = job.record
+    if job.output is None:
+        return
+    if record.runner:
+        refuse_other_settings(job.output, {"device": record.runner}, {"device": runner})
+    else:
+        save_record(job.output, Record(record.settings, record.seed, runner))
+
+
+class _Sink:
+    """Where lines go: the output's file or standard output, each as it comes or in the order of the input.
+
+    What is held back at the end is written even then when the run ends early.
+    """
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._journal = None if job.output is None else Journal(job.output, job.written)
+        is_ordered = job.prompts.options.ordered
+        self._in_order = InOrder((task.line.id for task in job.todo), self._write) if is_ordered else None
+
+    def put(self, line_id: LineId, line: str) -> None:
+        """Take the line of a prompt."""
+        if self._in_order is None:
+            self._write(line_id, line)
+        else:
+            self._in_order.put(line_id, line)
+
+    def finish(self) -> None:
+        """All prompts have a line: bring those of several runs into order, if it is asked for."""
+        if self._journal is not None and self._in_order is not None:
+            self._journal.sort([task.line.id for task in self._job.tasks])
+
+    def __enter__(self) -> _Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._in_order is not None:
+                self._in_order.flush()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+
+    def _write(self, line_id: LineId, line: str) -> None:
+        if self._journal is None:
+            terminal.write(line)
+        else:
+            self._journal.append(line_id, line)
 
 
 @with_groups

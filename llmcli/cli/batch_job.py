@@ -1,35 +1,224 @@
-"""A batch before its weights are read: the input is checked, the output is locked, and what it holds is found."""
+"""A batch before its weights are read: its options, its input, which is checked, and its output, which is locked.
+
+Lines become requests with the session's own functions, so that a line tells what `generate` tells. Line k has the run's
+seed and sample index k - 1, as `generate --only k`. A line with a seed of its own has index 0, as `generate --seed`
+alone. What the output already holds is found.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
+
+import typer
 
 from llmcli import __version__
-from llmcli.batch.input import LineReader, Problems
+from llmcli.batch.input import Line, LineReader, Problems, read_input
 from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
 from llmcli.cli import lazy
-from llmcli.cli.batch_options import PIPE, BatchOptions
-from llmcli.cli.batch_prompts import Prompts, Task
+from llmcli.cli.held_texts import Schemas
+from llmcli.cli.options import (
+    AUTO,
+    ChatTemplateOption,
+    RowsOption,
+    SystemOption,
+    TemplateVarOption,
+    output_option,
+    parse_rows,
+    prompt_option,
+)
 from llmcli.cli.progress import progress
-from llmcli.cli.run import RunRequest, open_run
-from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_undecoded
+from llmcli.cli.run import Run, RunRequest, open_run
+from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
 from llmcli.destination_lock import DestinationLock
-from llmcli.errors import OutputError, UsageError
+from llmcli.errors import OutputError, TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
+from llmcli.schema.held_to import HeldTo
 
 if TYPE_CHECKING:
+    from llmcli.engine.request import Request
+    from llmcli.sampling.params import ResolvedSampling
     from llmcli.schema.grammar import Grammar
+
+PIPE = "-"
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Where prompts come from, what stands around them, and where and how results go.
+
+    Raises: UsageError for values that cannot be.
+    """
+
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="JSON Lines file with one prompt per line; `-` reads standard input.")
+    ]
+    output: Annotated[str, typer.Argument(metavar="OUT", help="File to write results to; `-` writes standard output.")]
+    text: Annotated[bool, prompt_option("--text", help="IN is plain text: each line is a prompt.")] = False
+    system: SystemOption = None
+    chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
+    rows: RowsOption = AUTO
+    check: Annotated[
+        bool, output_option("--check", help="Check IN and OUT and estimate the run, but do not run it.")
+    ] = False
+    ordered: Annotated[bool, output_option("--ordered", help="Write results in the order of IN.")] = False
+    stats: Annotated[str | None, output_option("--stats", metavar="", help="Print times, rates and rows.")] = None
+
+    def __post_init__(self) -> None:
+        refuse_undecoded(self.system, "--system")
+        if self.stats not in (None, "run"):
+            raise UsageError(f"--stats is {self.stats!r}, expected no value")
+        parse_rows(self.rows)
+        parse_template_variables(self.template_var)
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows at most; None is as many as the device gains from."""
+        return parse_rows(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt that is checked and encoded. `line` has lost its text; `token_ids` take four bytes each."""
+
+    line: Line
+    token_ids: Sequence[int]
+    prompt: EncodedPrompt  # without text and ids
+    max_new_tokens: int | None
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Turns lines into tasks, and tasks into requests."""
+
+    run: Run
+    request: RunRequest
+    options: BatchOptions
+    max_new_tokens: int | None
+    grammar: Grammar | None = None
+    _resolved: dict[tuple[tuple[str, int | float], ...], ResolvedSampling] = field(default_factory=dict)
+    _grammars: dict[tuple[str, str], Grammar] = field(default_factory=dict)
+
+    @property
+    def _session(self) -> Session:
+        return self.run.session
+
+    @cached_property
+    def _schemas(self) -> Schemas:
+        return Schemas(self._session)
+
+    @cached_property
+    def _encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+        variables = parse_template_variables(self.options.template_var)
+        return self._session.message_encoder(*self._session.open_template(self.options.chat_template, variables))
+
+    def read(self, reader: LineReader, problems: Problems, on_read: Callable[[int], None]) -> list[Task]:
+        """Every prompt of a file. What is wrong with one is noted in `problems`; `on_read` gets the bytes so far.
+
+        Raises: UsageError for what is wrong with all of them, such as a missing chat template.
+        """
+        # Flags that no sampler could follow are no problem of a line.
+        self.run.sampler(EncodedPrompt("", (), at_start=False))
+        tasks = []
+        has_messages = False
+        names = (self.run.model, self._session.name)
+        for line in read_input(reader, names, problems, is_text=self.options.text):
+            on_read(reader.num_bytes)
+            if line.messages is not None:
+                has_messages = True
+                _ = self._encode_messages  # a template that is missing is no problem of this line
+            try:
+                tasks.append(self._task(line))
+            except (UsageError, TokenizerError) as error:
+                problems.add(reader.name, line.number, error)
+        if not problems.count and not has_messages:
+            options = self.options
+            if options.system is not None or options.chat_template is not None or options.template_var:
+                flags = "--system, --chat-template and --template-var"
+                raise UsageError(f"{flags} are for lines with messages; {reader.name} has none")
+            if not tasks:
+                raise UsageError(f"{reader.name} holds no prompts")
+        return tasks
+
+    def request_of(self, task: Task, run_seed: int) -> Request:
+        """What to generate for a task."""
+        prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
+        line = task.line
+        seed, sample = (run_seed, line.number - 1) if line.seed is None else (line.seed, 0)
+        sampler = self._session.sampler(self._sampling(line.sampling).params, seed, prompt, self._flags(line))
+        request = self._session.request(
+            prompt,
+            sampler,
+            samples=(sample,),
+            max_new_tokens=task.max_new_tokens,
+            stop_strings=line.stop or self.run.stop_strings,
+        )
+        return self._schemas.hold(request, task.grammar)
+
+    def _task(self, line: Line) -> Task:
+        requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
+        if line.messages is not None:
+            prompt = self._encode_messages(self._with_system(line.messages))
+        else:
+            assert line.prompt is not None
+            prompt = self._session.encode_prompt(line.prompt)
+        can_end = not self.request.flags.ignore_eos and self._session.can_end(prompt)
+        limit = self._session.limit_new_tokens(requested, len(prompt.token_ids), self.run.context, can_end=can_end)
+        packed = array("I", prompt.token_ids)
+        grammar = self.grammar if line.held_to is None else self._grammar(line.held_to)
+        line = replace(line, prompt=None, messages=None, held_to=None)
+        task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
+        if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
+            request = self.request_of(replace(task, grammar=None), 0)
+            self._schemas.prepare(grammar, request.sampler)
+        return task
+
+    def _grammar(self, held_to: HeldTo) -> Grammar:
+        """What a line is held to; equal ones are read once. Raises: UsageError"""
+        key = held_to.kind, json.dumps(held_to.value)
+        if key not in self._grammars:
+            self._grammars[key] = lazy.grammar_of(held_to)
+        return self._grammars[key]
+
+    def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+        """The messages behind the run's system prompt, unless they have one."""
+        if self.options.system is None or any(message["role"] == "system" for message in messages):
+            return messages
+        return [{"role": "system", "content": self.options.system}, *messages]
+
+    def _flags(self, line: Line) -> SamplerFlags:
+        flags = self.run.flags
+        if not line.logit_bias:
+            return flags
+        vocab_size = self._session.model.config.vocab_size
+        if (largest := max(line.logit_bias)) >= vocab_size:
+            raise UsageError(f"logit_bias names token {largest}, expected 0 to {vocab_size - 1}")
+        return replace(flags, logit_bias={**flags.logit_bias, **line.logit_bias})
+
+    def _sampling(self, own: Mapping[str, int | float]) -> ResolvedSampling:
+        if not own:
+            return self.run.sampling
+        key = tuple(sorted(own.items()))
+        if key not in self._resolved:
+            numbers = {**self.request.numbers, **own}
+            self._resolved[key] = self._session.resolve_sampling(numbers, self.request.preset, self.run.flags)
+        return self._resolved[key]
 
 
 @dataclass(frozen=True)
@@ -187,6 +376,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
     """Everything but seed and device that decides the texts, by name."""
     run, options, flags = prompts.run, prompts.options, prompts.run.flags
     folder = run.session.model.checkpoint.folder.resolve()
+    lark = None if prompts.grammar is None else prompts.grammar.lark.encode()
     template = options.chat_template
     if template is not None and (path := Path(template)).is_file():
         template = f"sha256 {hashlib.sha256(CHAT_TEMPLATE.read_bytes(path)).hexdigest()}"
@@ -211,13 +401,9 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "sampler_order": flags.order,
         "dry_breakers": flags.dry_breakers,
         "ignore_eos": flags.ignore_eos,
-        "schema": None if prompts.grammar is None else f"sha256 {_digest(prompts.grammar.lark)}",
+        "schema": None if lark is None else f"sha256 {hashlib.sha256(lark).hexdigest()}",
         "logit_bias": {str(token_id): bias for token_id, bias in flags.logit_bias.items()},
     }
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _model_files(folder: Path) -> dict[str, str]:

@@ -6,50 +6,46 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.adapters import parse_adapters
-from llmcli.cli.chat_session.chat_list import show_list
-from llmcli.cli.chat_session.kept_names import names_file
-from llmcli.cli.chat_session.look_commands import show_end
-from llmcli.cli.chat_session.loop import converse
-from llmcli.cli.chat_session.prompt_line import open_prompt_line
+from llmcli.cli.chat_session.answer import TextWriter, Writer
+from llmcli.cli.chat_session.commands import show_end
+from llmcli.cli.chat_session.kept_chats import names_file, show_list
+from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line, read_messages
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
-from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
-from llmcli.cli.chat_session.turn_commands import count_turns
-from llmcli.cli.chat_session.view import TextWriter, Writer
+from llmcli.cli.command import given_options, with_groups
 from llmcli.cli.completion import complete_words
-from llmcli.cli.groups import given_options, with_groups
-from llmcli.cli.held_texts import Schemas
+from llmcli.cli.held_texts import SchemaOptions, Schemas
 from llmcli.cli.options import (
     KEY_VARIABLE,
-    OUTPUT_PANEL,
-    PROMPT_PANEL,
-    STOPPING_PANEL,
     ChatTemplateOption,
     MessageOptions,
     ModelArgument,
     RowsOption,
+    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StopOption,
     SystemOption,
     TemplateVarOption,
     chosen_model,
+    output_option,
+    parse_adapters,
     parse_rows,
+    prompt_option,
+    stopping_option,
 )
-from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
-from llmcli.cli.run_options import RunOptions
-from llmcli.cli.schema_options import SchemaOptions
 from llmcli.cli.session import EncodedPrompt
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import chat_folder
@@ -59,7 +55,7 @@ if TYPE_CHECKING:
     from llmcli.cli.server_client import ServerClient
     from llmcli.schema.grammar import Grammar
 
-CONVERSATION_PANEL = "Conversation"
+conversation_option = partial(typer.Option, rich_help_panel="Conversation")
 
 # What a chat with a server has of the options; the others are for a model that runs here.
 WITH_SERVER = frozenset(
@@ -75,52 +71,32 @@ class ConversationOptions:
     Raises: UsageError for flags that exclude each other, and for messages that are no text.
     """
 
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Talk with the model of this server.", rich_help_panel=CONVERSATION_PANEL),
-    ] = None
+    server: Annotated[str | None, conversation_option(metavar="URL", help="Talk with the model of this server.")] = None
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar=KEY_VARIABLE,
-            help="The key of --server.",
-            rich_help_panel=CONVERSATION_PANEL,
-        ),
+        str | None, conversation_option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="The key of --server.")
     ] = None
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
     message: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Answer this message and exit; repeatable.", rich_help_panel=PROMPT_PANEL),
+        list[str] | None, prompt_option(metavar="TEXT", help="Answer this message and exit; repeatable.")
     ] = None
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Resume a chat: its name or number in --list, or a file written by /save.",
-            rich_help_panel=CONVERSATION_PANEL,
+        conversation_option(
+            metavar="NAME|FILE", help="Resume a chat: its name or number in --list, or a file written by /save."
         ),
     ] = None
-    continue_: Annotated[
-        bool,
-        typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL),
-    ] = False
-    list_: Annotated[
-        bool,
-        typer.Option("--list", help="List the kept chats and exit.", rich_help_panel=CONVERSATION_PANEL),
-    ] = False
+    continue_: Annotated[bool, conversation_option("--continue", help="Resume the last conversation.")] = False
+    list_: Annotated[bool, conversation_option("--list", help="List the kept chats and exit.")] = False
     rows: RowsOption = "1"
     overflow: Annotated[
         str,
-        typer.Option(
+        conversation_option(
             metavar="POLICY",
             help="What to do when the context is full: drop-oldest (turns), or stop.",
             autocompletion=complete_words("drop-oldest", "stop"),
             hidden=True,
-            rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = "drop-oldest"
 
@@ -137,8 +113,7 @@ class ConversationOptions:
         overflow_policy("--overflow", self.overflow)
         parse_rows(self.rows)
         parse_template_variables(self.template_var)
-        if self.system is not None:
-            refuse_undecoded(self.system, "--system")
+        refuse_undecoded(self.system, "--system")
 
     @property
     def is_interactive(self) -> bool:
@@ -156,10 +131,7 @@ class ConversationOptions:
         return {Path(self.resume): saved} if is_file and self.resume and saved else {}
 
     def source(self, keeper: Keeper) -> Path | None:
-        """The file to go on with, held by `keeper` if it is a kept one.
-
-        Raises: UsageError if there is none.
-        """
+        """The file to go on with, held by `keeper` if it is a kept one. Raises: UsageError if there is none"""
         if self.continue_:
             return keeper.continue_last()
         if self.resume is None or names_file(self.resume):
@@ -173,12 +145,11 @@ class AnswerOptions:
 
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
+        stopping_option(
             min=1,
             metavar="N",
             help="Stop an answer after this many new tokens.",
             show_default="until the context is full",
-            rich_help_panel=STOPPING_PANEL,
         ),
     ] = None
     stop: StopOption = None
@@ -187,32 +158,21 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """How answers are shown.
+    """How answers are shown. Raises: UsageError for a way that there is not"""
 
-    Raises: UsageError for a way that there is not.
-    """
-
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Render Markdown on a terminal.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
+    markdown: Annotated[bool, output_option("--markdown", help="Render Markdown on a terminal.")] = False
     thinking: Annotated[
         str,
-        typer.Option(
+        output_option(
             metavar="HOW",
             help="What to do with a model's reasoning: show, fold or hide.",
             autocompletion=complete_words("show", "fold", "hide"),
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = "fold"
     json_: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="In a script: print one JSON object with token ids and times.", rich_help_panel=OUTPUT_PANEL
-        ),
+        bool, output_option("--json", help="In a script: print one JSON object with token ids and times.")
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print times and rates after each answer.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
+    verbose: Annotated[bool, output_option("--verbose", help="Print times and rates after each answer.")] = False
 
     def __post_init__(self) -> None:
         thinking_view("--thinking", self.thinking)
@@ -308,19 +268,14 @@ def _begun(saved: SavedConversation | None, options: ConversationOptions) -> Con
 
 
 def _talk(
-    state: Talk,
-    keeper: Keeper,
-    options: ConversationOptions,
-    view: ViewOptions,
-    *,
-    require_complete: bool = False,
+    state: Talk, keeper: Keeper, options: ConversationOptions, view: ViewOptions, *, require_complete: bool = False
 ) -> None:
     """Talk until the user leaves, or until all messages are answered."""
     state.keeper = keeper if options.is_kept else None
     if view.markdown and not sys.stdout.isatty():
         terminal.info("--markdown has no effect: stdout is not a terminal")
     if state.chat.conversation.turns:
-        terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
+        terminal.info(f"Resumed: {counted(len(state.chat.conversation.turns), 'turn')}")
     if options.is_interactive:
         show_end(state.chat.conversation)
         terminal.info("/help lists the commands")

@@ -1,15 +1,228 @@
-"""The classes of our commands and groups: what each does with its arguments before Typer reads them, and its help."""
+"""How our commands bend Typer's: groups of options, the reading of arguments, how help and usage errors are written.
 
-from collections.abc import Collection
-from typing import Any
+An option that few need is declared with `hidden=True`; only --help-all shows it. Options are declared once: a command's
+parameter whose type is a dataclass stands for one option a field. Such a group is frozen; its fields are annotated as a
+command's parameters are, or are groups themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.models import OptionInfo
 
-from llmcli.cli.help_text import HELP_ALL, usage_pieces, write_commands, write_description, write_params
 from llmcli.cli.option_names import refuse_unknown_command, refuse_unknown_option
-from llmcli.cli.optional_value import OPTIONAL_VALUES, with_values
-from llmcli.cli.path_values import refuse_empty_paths
+from llmcli.errors import UsageError
+
+HELP_NAMES = ("-h", "--help", "--help-all")
+HELP_ALL = HELP_NAMES[-1]
+_EXAMPLE = "llmcli "
+_MAX_NAME_WIDTH = 28
+
+# What the option means alone, and the words that it takes. They are declared as options with a value.
+OPTIONAL_VALUES = {"--stats": ("run", ("start",))}
+
+_PATH_WORDS = frozenset({"FILE", "IN", "OUT"})  # metavars of paths that may also be a word, such as `-`
+
+# Typer's sentence, and ours.
+_SENTENCES = (
+    (r"Invalid value for (.+): Input should be a valid integer\b.*", r"\1: expected an integer"),
+    (
+        r"Invalid value for (.+): Unable to parse input string as an integer, exceeded.*",
+        r"\1: expected a smaller integer",
+    ),
+    (r"Invalid value for (.+): Input should be a valid number\b.*", r"\1: expected a number"),
+    (r"Invalid value for (.+): Input should be greater than or equal to (.+)", r"\1: expected at least \2"),
+    (r"Invalid value for (.+): Input should be less than or equal to (.+)", r"\1: expected at most \2"),
+    (r"Option (.+) requires an argument", r"\1 needs a value"),
+    (r"Option (.+) does not take a value", r"\1 takes no value"),
+    (r"Missing argument (.+)", r"missing argument: \1"),
+    (r"Missing command", "no command given"),
+    (r"Got unexpected extra argument\(?s?\)? \((.+)\)", r"unexpected argument: \1"),
+    (r"No such option: (.+)", r"no such option: \1"),
+)
+
+
+@dataclass(frozen=True)
+class OptionEach:
+    """Marks a parameter that takes a dict: one option for each name, with this annotation; None if it is not given."""
+
+    annotations: Mapping[str, Any]
+
+
+# Makes the value of a parameter out of all options' values.
+_Build = Callable[[Mapping[str, Any]], Any]
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of its groups, in their order."""
+    signature = inspect.signature(command, eval_str=True)
+    expanded = {
+        parameter.name: _expand(parameter.name, parameter.annotation, parameter.default)
+        for parameter in signature.parameters.values()
+    }
+    options = [option for part, _ in expanded.values() for option in part]
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        command(**{name: build(values) for name, (_, build) in expanded.items()})
+
+    with_options.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {option.name: option.annotation for option in options}
+    return with_options
+
+
+def given_options(group: Any) -> list[str]:
+    """The options of a group whose value is not the default, as they are written on the command line."""
+    hints = get_type_hints(type(group), include_extras=True)
+    given = []
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if is_dataclass(value):
+            given += given_options(value)
+        elif value != field.default:
+            infos = [info for info in hints[field.name].__metadata__ if isinstance(info, OptionInfo)]
+            # With Annotated the first name stands where a default would.
+            words = [word for info in infos for word in (info.default, *(info.param_decls or ()))]
+            names = [word for word in words if isinstance(word, str) and word.startswith("--")]
+            given.append(names[0] if names else f"--{field.name.replace('_', '-')}")
+    return given
+
+
+def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Parameter], _Build]:
+    """The options that a parameter stands for, and how its value is made of theirs."""
+    if is_dataclass(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        parts = {field.name: _expand(field.name, hints[field.name], field.default) for field in fields(annotation)}
+        make: Any = annotation
+        return (
+            [option for part, _ in parts.values() for option in part],
+            lambda values: make(**{key: build(values) for key, (_, build) in parts.items()}),
+        )
+    each = next((mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, OptionEach)), None)
+    if each is not None:
+        names = tuple(each.annotations)
+        return (
+            [_option(key, option, None) for key, option in each.annotations.items()],
+            lambda values: {key: values[key] for key in names},
+        )
+    return [_option(name, annotation, default)], lambda values: values[name]
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=empty if default is MISSING else default, annotation=annotation
+    )
+
+
+def write_description(formatter: Any, text: str) -> None:
+    """Write a command's own text; its examples stay as they are, so that they can be copied."""
+    for paragraph in text.split("\n\n"):
+        with formatter.indentation():
+            if paragraph.startswith(_EXAMPLE):
+                formatter.write(f"{'':{formatter.current_indent}}{paragraph}\n")
+            else:
+                formatter.write_paragraph()
+                formatter.write_text(paragraph)
+
+
+def write_params(formatter: Any, params: Sequence[Any], *, shows_all: bool) -> None:
+    """Write arguments, then options by panel in the order of their declaration, then what shows help."""
+    _write_section(formatter, "Arguments", [_row(param) for param in params if isinstance(param, TyperArgument)])
+    options = [param for param in params if isinstance(param, TyperOption) and not set(HELP_NAMES) & set(param.opts)]
+    shown = [option for option in options if shows_all or not option.hidden]
+    panels = list(dict.fromkeys(option.rich_help_panel or "Options" for option in shown))
+    for panel in panels:
+        _write_section(
+            formatter, panel, [_row(option) for option in shown if (option.rich_help_panel or "Options") == panel]
+        )
+    rows = [("-h, --help", "Show this message.")]
+    if num_left_out := len(options) - len(shown):
+        rows.append((HELP_ALL, f"Show all options ({num_left_out} more)."))
+    _write_section(formatter, "Help", rows)
+
+
+def _write_section(formatter: Any, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows, col_max=_MAX_NAME_WIDTH)
+
+
+def _row(param: Any) -> tuple[str, str]:
+    if isinstance(param, TyperArgument):
+        name = _name(param)
+    else:
+        name = ", ".join(sorted(param.opts, key=len))
+        if not param.is_flag and param.metavar != "":
+            name += f" {param.metavar or param.name.upper()}"
+    default = _default(param)
+    return name, f"{param.help or ''}{f' [default: {default}]' if default else ''}"
+
+
+def _name(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _default(param: Any) -> str:
+    """In words if the declaration has them, else the value; empty for none."""
+    if isinstance(param.show_default, str):
+        return param.show_default
+    is_said = param.show_default and param.default not in (None, False, "", [], ()) and not param.required
+    return str(param.default) if is_said else ""
+
+
+def with_values(arguments: Sequence[str], taking: set[str]) -> Iterator[tuple[str, bool]]:
+    """The arguments with `--stats=run` for `--stats`, each with whether it may be an option: not one's value.
+
+    `taking` are the other options that take a value.
+    """
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            yield from ((one, False) for one in (argument, *rest))
+            return
+        if argument in OPTIONAL_VALUES:
+            alone, words = OPTIONAL_VALUES[argument]
+            argument = f"{argument}={rest.pop(0) if rest and rest[0] in words else alone}"
+        yield argument, True
+        if argument in taking and rest:
+            yield rest.pop(0), False
+
+
+def refuse_empty_paths(params: Iterable[Any]) -> None:
+    """Make each param that takes a path raise a UsageError for an empty one."""
+    for param in params:
+        annotation = param.type_descriptor.annotation
+        if Path in (annotation, *get_args(annotation)) or param.metavar in _PATH_WORDS:
+            param.process_value = partial(_process_value, param, param.process_value)
+
+
+def _process_value(param: Any, process_value: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    if not ctx.resilient_parsing and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+        name = param.metavar if param.param_type_name == "argument" else max(param.opts, key=len)
+        raise UsageError(f"{name} is empty; give it a path")
+    return process_value(ctx, value)
+
+
+def usage_message(error: typer.TyperException) -> str:
+    """The error's message, on one line and with the command whose help says more."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    for theirs, ours in _SENTENCES:
+        if match := re.fullmatch(theirs, message):
+            message = match.expand(ours).replace("'", "")
+    context = getattr(error, "ctx", None)
+    return f"{message} (see {context.command_path if context else 'llmcli'} --help)"
 
 
 class Command(TyperCommand):
@@ -22,10 +235,7 @@ class Command(TyperCommand):
         refuse_empty_paths(self.params)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments.
-
-        Raises: UsageError for an unknown option.
-        """
+        """Read the arguments. Raises: UsageError for an unknown option"""
         options = _options(self.get_params(ctx))
         taking = {name for option in options if not option.is_flag for name in option.opts} - OPTIONAL_VALUES.keys()
         known = _names(options)
@@ -43,8 +253,9 @@ class Command(TyperCommand):
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The usage line behind the command's name."""
-        return usage_pieces(self.get_params(ctx))
+        """What follows the command's name in its usage line: `[OPTIONS] IN [OUT]`."""
+        arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
+        return ["[OPTIONS]", *(_name(param) if param.required else f"[{_name(param)}]" for param in arguments)]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the description and the examples."""
@@ -65,10 +276,7 @@ class Group(TyperGroup):
     """A group of commands, and a proposal for an option or a command that it lacks."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments before the command's name.
-
-        Raises: UsageError for an unknown option.
-        """
+        """Read the arguments before the command's name. Raises: UsageError for an unknown option"""
         known = _names(_options(self.get_params(ctx)))
         for argument in args:
             if not argument.startswith("-") or ctx.resilient_parsing:
@@ -79,10 +287,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command.
-
-        Raises: UsageError for an unknown one.
-        """
+        """Find the command. Raises: UsageError for an unknown one"""
         if not ctx.resilient_parsing:
             refuse_unknown_command(args[0], self.commands, ctx.command_path)
         return super().resolve_command(ctx, args)
@@ -92,8 +297,9 @@ class Group(TyperGroup):
         write_description(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands and the options."""
-        write_commands(formatter, self.commands.values())
+        """Write the commands, each with the first paragraph of its help, and the options."""
+        helps = {str(command.name): (command.help or "").split("\n\n")[0] for command in self.commands.values()}
+        _write_section(formatter, "Commands", [(name, " ".join(text.split())) for name, text in helps.items()])
         write_params(formatter, self.get_params(ctx), shows_all=True)
 
 

@@ -1,15 +1,18 @@
-"""Which device runs a model and why, and the loading of its runner."""
+"""Which device runs a model and why, the loading of its runner, and how torch's threads wait for each other."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.environment import find_driver
@@ -21,11 +24,42 @@ if TYPE_CHECKING:
     from llmcli.kernels.device import Device
     from llmcli.runners.base import Runner
 
+_WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_LOAD = Path("/proc/loadavg")
+# Rounds of waiting before a thread sleeps, 0.1 ms: the next work is there by then, and to be woken takes as long. By
+# itself OpenMP waits for milliseconds. Three programs on two cores then take ten times as long as one by one.
+_WAITING_ROUNDS = 10_000
+_LOAD_SAMPLES, _PAUSE_SECONDS = 8, 0.001
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHES = ("auto", "int8")
 CPU_DTYPES = ("auto", "float32", "bfloat16")
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+
+
+def choose_waiting(num_threads: int | None) -> None:
+    """Let waiting threads sleep at once if other programs need the cores; else after a moment.
+
+    What a user has set stays. `num_threads` are those that will compute; None for one a core.
+    """
+    if any(name in os.environ for name in _WAITING_VARIABLES):
+        return
+    num_cores = os.cpu_count() or 1
+    is_crowded = _num_running() + (num_threads or num_cores) > num_cores
+    os.environ["GOMP_SPINCOUNT"] = "0" if is_crowded else str(_WAITING_ROUNDS)
+
+
+def _num_running() -> int:
+    """Other threads of this machine that compute now, in the middle of some samples; 0 where nothing tells."""
+    samples = []
+    for _ in range(_LOAD_SAMPLES):
+        try:
+            samples.append(int(_LOAD.read_text().split()[3].partition("/")[0]) - 1)  # this thread also runs
+        except (OSError, ValueError, IndexError):
+            return 0
+        time.sleep(_PAUSE_SECONDS)
+    return sorted(samples)[_LOAD_SAMPLES // 2]
 
 
 @dataclass(frozen=True)
@@ -125,7 +159,7 @@ def prepare_for_torch(num_threads: int | None) -> None:
     """
     if "torch" in sys.modules:
         return
-    lazy.choose_waiting(num_threads)
+    choose_waiting(num_threads)
     if sys.platform != "win32":
         lazy.require_room_for_torch()
 

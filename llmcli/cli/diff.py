@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.groups import with_groups
+from llmcli.cli.evaluate import require_same_tokenizer
 from llmcli.cli.options import DeviceOptions, MessageOptions
 from llmcli.cli.output.page_kit import PAGE, write_page
 from llmcli.cli.output.tokens import SPACE, show_piece
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.scoring import require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.cli.units import divergence
@@ -38,10 +38,7 @@ MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
 
 @dataclass(frozen=True)
 class DiffOutput:
-    """What is written.
-
-    Raises: UsageError for a page that cannot be written
-    """
+    """What is written. Raises: UsageError for a page that cannot be written"""
 
     html: Annotated[
         Path | None,

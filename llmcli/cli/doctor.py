@@ -1,16 +1,36 @@
-"""`llmcli doctor`: is this machine ready?"""
+"""`llmcli doctor`: is this machine ready? `llmcli verify`: does its card compute what it should?
+
+Kernels, layers and logits are compared with references.
+"""
+
+from __future__ import annotations
 
 import dataclasses
+import math
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.options import DebugOption
-from llmcli.cli.terminal import terminal
-from llmcli.errors import DeviceError
+from llmcli.cli.command import with_groups
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import AUTO, DebugOption, DeviceOption, MessageOptions, ModelNames
+from llmcli.cli.progress import progress, say_compiling
+from llmcli.cli.session import Session, open_session
+from llmcli.cli.terminal import fact_lines, terminal
+from llmcli.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.kernels.device import Device
+    from llmcli.lab.verify import KernelVerdict
+    from llmcli.measure.verify import LayerVerdict, LogitsVerdict
+
+_TEXT = (
+    "On the first morning of spring the miller opened the door and found a small grey cat asleep on a sack of flour. "
+    'He asked: "Where do you come from?" The cat looked at him with 2 green eyes, yawned, and went in. By noon it had '
+    "caught 13 mice; by evening it knew every room, every stair and the 1 warm place beside the oven. "
+)
 
 
 def doctor(
@@ -40,3 +60,168 @@ def doctor(
             terminal.write(fact_lines(lines, 19, sys.stdout))
     if any(check.state == "problem" for check in checks):
         raise typer.Exit(DeviceError.exit_code)
+
+
+@with_groups
+def verify(
+    *,
+    names: ModelNames,
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens to run through the model.")] = 32,
+    device: DeviceOption = AUTO,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    messages: MessageOptions,
+) -> None:
+    """Check that this machine's card computes what it should.
+
+    Every kernel runs on small and odd inputs and is compared with a float64 reference, every element within a bound
+    from the theory. Then the first tokens of a text run through the model on the card and, in float32, on the CPU. What
+    every layer adds is compared, and all logits. The exit code is 4 if anything is wrong.
+
+    Examples:
+
+    llmcli verify my-model
+
+    llmcli verify my-model --tokens 200 --json
+    """
+    card = _card(device)
+    session = open_session(names.chosen)
+    token_ids = _token_ids(session, tokens)
+    opened = lazy.Device.open(card)
+    opened.activate()
+    if not json_:
+        terminal.write(f"{opened.name}, {opened.arch}\n")
+    verdicts = []
+    for verdict in lazy.verify_kernels(opened, say_compiling):
+        verdicts.append(verdict)
+        if not json_:
+            terminal.write(_kernel_line(verdict))
+    layers, logits = _compare(session, card, token_ids)
+    first_wrong = _first_wrong(layers)
+    is_right = logits.is_right and first_wrong is None and not any(verdict.num_wrong for verdict in verdicts)
+    if json_:
+        terminal.write_json(_as_json(session.name, opened, verdicts, layers, logits, is_right))
+    else:
+        terminal.write(_layers_title(session.name, logits), wraps=True)
+        terminal.write("".join(map(_layer_line, layers)))
+        if first_wrong is not None:
+            terminal.write(_wrong_layer_text(first_wrong), wraps=True)
+        terminal.write(_logits_text(session.name, logits), wraps=True)
+    if not is_right:
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def _card(device: str) -> int:
+    """The card to check. Raises: DeviceError if there is none"""
+    card = RunnerOptions(device, AUTO, None).card
+    if card is None:
+        problem = "--device cpu was given" if device == "cpu" else lazy.find_problem()
+        raise DeviceError(f"verify compares a card with the CPU, and no card can be used: {problem}")
+    return card
+
+
+def _token_ids(session: Session, count: int) -> tuple[int, ...]:
+    longest = session.model.config.max_position_embeddings
+    if count > longest:
+        raise UsageError(f"--tokens is {count}, and the context limit of {session.name} is {longest} tokens")
+    text = _TEXT
+    while len(token_ids := session.encode_prompt(text).token_ids) < count:
+        text += text
+    return token_ids[:count]
+
+
+def _compare(session: Session, card: int, token_ids: tuple[int, ...]) -> tuple[list[LayerVerdict], LogitsVerdict]:
+    """The model on the card in its own precision, and on the CPU in float32, both with the stored weights."""
+    runner = session.load_runner(RunnerOptions(f"cuda:{card}", AUTO, None), len(token_ids))[0]
+    reference = session.load_runner(RunnerOptions("cpu", "float32", None), len(token_ids))[0]
+    terminal.info(f"{session.name}: {runner.description} against {reference.description}")
+    with progress("comparing layers and logits", "passes") as on_progress:
+        on_progress(0, 2)
+        layers = lazy.compare_layers(runner, reference, token_ids)
+        on_progress(1, 2)
+        return layers, lazy.compare_logits(runner, reference, token_ids)
+
+
+def _first_wrong(layers: list[LayerVerdict]) -> LayerVerdict | None:
+    return next((layer for layer in layers if not layer.is_right), None)
+
+
+def _as_json(
+    model: str,
+    opened: Device,
+    verdicts: list[KernelVerdict],
+    layers: list[LayerVerdict],
+    logits: LogitsVerdict,
+    is_right: bool,
+) -> dict[str, object]:
+    first_wrong = _first_wrong(layers)
+    return {
+        "model": model,
+        "device": opened.name,
+        "arch": opened.arch,
+        "is_right": is_right,
+        "kernels": [
+            {**dataclasses.asdict(one), "largest": _finite(one.largest), "is_right": not one.num_wrong}
+            for one in verdicts
+        ],
+        "layers": [
+            {
+                **dataclasses.asdict(one),
+                **{name: _finite(getattr(one, name)) for name in ("largest", "actual", "expected", "part_of_bound")},
+                "is_right": one.is_right,
+            }
+            for one in layers
+        ],
+        "first_wrong_layer": first_wrong and first_wrong.module,
+        "logits": {
+            **dataclasses.asdict(logits),
+            "largest": _finite(logits.largest),
+            "part_of_bound": _finite(logits.part_of_bound),
+            "is_right": logits.is_right,
+        },
+    }
+
+
+def _kernel_line(verdict: KernelVerdict) -> str:
+    if verdict.num_wrong:
+        result = f"WRONG in {verdict.num_wrong}: {verdict.fault}"
+    elif verdict.largest == 0:
+        result = "exact             ok"
+    else:
+        result = f"{verdict.largest:4.2f} of its bound  ok"
+    return f"{verdict.kernel:<18} {verdict.num_cases:>4} cases  {result}\n"
+
+
+def _layers_title(name: str, logits: LogitsVerdict) -> str:
+    alone = logits.num_tokens - logits.num_prompt_tokens
+    return (
+        f"what each layer of {name} adds ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest "
+        "error of an element as a part of its scale\n"
+    )
+
+
+def _layer_line(layer: LayerVerdict) -> str:
+    result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
+    return f"{layer.module:<18} {layer.largest:>10.2g}  {result}{'ok' if layer.is_right else 'WRONG'}\n"
+
+
+def _wrong_layer_text(layer: LayerVerdict) -> str:
+    return (
+        f"{layer.module} is the first that is wrong: behind it element {layer.element} at position {layer.position} is "
+        f"{layer.actual:.6g}, expected {layer.expected:.6g}\n"
+    )
+
+
+def _logits_text(name: str, logits: LogitsVerdict) -> str:
+    alone = logits.num_tokens - logits.num_prompt_tokens
+    return (
+        f"logits of {name} ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest difference is "
+        f"{logits.largest:.3g} at position {logits.position}, token {logits.token_id}, where logits have a standard "
+        f"deviation of {logits.spread:.3g}; {logits.part_of_bound:.2f} of its bound  "
+        f"{'ok' if logits.is_right else 'WRONG'}\n"
+        f"the likeliest token is the same at {logits.num_same_choices} of {logits.num_tokens} positions\n"
+    )
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return number if math.isfinite(number) else None

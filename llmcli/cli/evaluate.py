@@ -1,4 +1,7 @@
-"""`llmcli eval`: perplexity of a model on a text, and how far a second model is from it."""
+"""`llmcli eval`: perplexity of a model on a text, and how far a second model is from it.
+
+`diff` compares two models, and `quantize` an export with its source, by the same functions.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.adapters import AdapterOption, parse_adapters, with_adapters
+from llmcli.cli import lazy
+from llmcli.cli.command import with_groups
 from llmcli.cli.completion import complete_model
-from llmcli.cli.groups import with_groups
-from llmcli.cli.options import AUTO, MODEL_PANEL, DeviceOptions, MessageOptions, ModelNames
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import (
+    AUTO,
+    AdapterOption,
+    DeviceOptions,
+    MessageOptions,
+    ModelNames,
+    model_option,
+    parse_adapters,
+    with_adapters,
+)
+from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_text
-from llmcli.cli.scoring import evaluate_models, require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import divergence
@@ -27,19 +40,53 @@ if TYPE_CHECKING:
 DEFAULT_WINDOW = 2048
 
 
+def require_same_tokenizer(first: Session, second: Session) -> None:
+    """Refuse two models that cannot be compared token by token. Raises: UsageError"""
+    sizes = [session.model.config.vocab_size for session in (first, second)]
+    same_pieces = first.tokenizer.vocab_size == second.tokenizer.vocab_size and all(
+        first.tokenizer.piece(token_id) == second.tokenizer.piece(token_id)
+        for token_id in range(first.tokenizer.vocab_size)
+    )
+    if not same_pieces or sizes[0] != sizes[1]:
+        raise UsageError(
+            f"{first.name} and {second.name} have different vocabularies, so their tokens cannot be compared; "
+            "give two versions of one model"
+        )
+
+
+def evaluate_models(
+    sessions: list[Session], options: RunnerOptions, text: str, *, window: int, stride: int
+) -> tuple[list[Evaluation], Comparison | None]:
+    """Perplexity of one model on a text, or of two and how far they are from each other.
+
+    Of two the first is the measure: an int8 KV cache that the options ask for is the second one's.
+    """
+    token_ids = sessions[0].encode_prompt(text).token_ids
+    bos_token_id = sessions[0].tokenizer.bos_token_id
+    bos_token_ids = [bos_token_id] if bos_token_id is not None and token_ids[0] == bos_token_id else []
+    first_options = options if len(sessions) == 1 else options.with_usual_cache
+    runner = sessions[0].load_runner(first_options, window)[0]
+    others = [session.load_runner(options, window)[0] for session in sessions[1:]]
+    terminal.info(f"{len(token_ids)} tokens, {runner.description}{options.note}, windows of {window}")
+    with progress("scoring", unit="tokens") as on_progress:
+        if not others:
+            return [lazy.evaluate(runner, token_ids, stride, bos_token_ids, on_progress)], None
+        pair = lazy.compare(runner, others[0], token_ids, stride, bos_token_ids, on_progress)
+        return [pair.first, pair.second], pair
+
+
 @dataclass(frozen=True)
 class WindowOptions:
     """How a text is cut into windows."""
 
     context: Annotated[
         int | None,
-        typer.Option(
+        model_option(
             "--context",
             min=8,
             metavar="N",
             help="Tokens in a window.",
             show_default=f"the model's maximum, at most {DEFAULT_WINDOW}",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     stride: Annotated[

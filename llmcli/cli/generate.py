@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,33 +12,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.groups import with_groups
-from llmcli.cli.held_texts import CompletenessNotice, Schemas
+from llmcli.cli.command import with_groups
+from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions, Schemas
 from llmcli.cli.options import (
-    PROMPT_PANEL,
-    SAMPLING_PANEL,
     ChatTemplateOption,
     MessageOptions,
+    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
     SystemOption,
     TemplateVarOption,
+    prompt_option,
+    sampling_option,
 )
-from llmcli.cli.output.base import Output
-from llmcli.cli.output.choice import OutputOptions, open_outputs
-from llmcli.cli.output.cut import CutNotice
-from llmcli.cli.output.receipt import ReceiptOutput
-from llmcli.cli.output.text import begin_text
+from llmcli.cli.output.base import CutNotice, Output, begin_text
+from llmcli.cli.output.choice import OutputOptions, ReceiptOutput, open_outputs
 from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_change
-from llmcli.cli.process_age import process_age
-from llmcli.cli.prompt import read_prompt, refuse_undecoded
-from llmcli.cli.roads import RoadFinder
+from llmcli.cli.progress import progress
+from llmcli.cli.prompt import parse_template_variables, read_prompt, refuse_undecoded
 from llmcli.cli.run import Run, check_run, open_run
-from llmcli.cli.run_options import RunOptions
-from llmcli.cli.schema_options import SchemaOptions
 from llmcli.cli.session import EncodedPrompt, Session
-from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -45,9 +41,62 @@ from llmcli.timeline import IMPORTS, Timeline
 if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
+    from llmcli.engine.roads import Road, Roads
     from llmcli.lab.own_kernel import OwnKernel
     from llmcli.receipt.receipt import PromptFacts
+    from llmcli.runners.base import Runner
+    from llmcli.sampling.inspect import Inspection
     from llmcli.sampling.params import Sampler
+    from llmcli.tokenizer.base import Tokenizer
+
+_START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the command's name
+
+
+def process_age() -> float:
+    """Seconds since this process was started.
+
+    Linux knows that to a hundredth of a second. Elsewhere it is the time the process has spent computing, which is
+    nearly all it does while it starts.
+    """
+    computing = time.process_time()
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, computing)
+    except (OSError, AttributeError, ValueError, IndexError):
+        return computing
+
+
+class RoadFinder:
+    """Finds the `count` likeliest roads of a request's texts. A Ctrl-C ends that; `is_complete` is then false."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request, count: int):
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._request = request
+        self._count = count
+        self.is_complete = True
+
+    def __call__(self, texts: Mapping[int, Sequence[Inspection]]) -> Sequence[Road]:
+        """Follow the roads that leave these texts, given by the choices of each sample."""
+        if not self._count:
+            return ()
+        roads: Roads | None = None
+        try:
+            forks = lazy.find_forks(texts, self._count)
+            roads = lazy.Roads(self._runner, self._tokenizer, self._request, texts, forks)
+            with progress("following roads", unit="tokens") as on_progress:
+                for _ in roads.steps():
+                    on_progress(roads.num_tokens, roads.most_tokens)
+        except KeyboardInterrupt:
+            self.is_complete = False
+        found = [] if roads is None else roads.found()
+        if not self.is_complete:
+            terminal.info(f"interrupted; roads on the page: {len(found)} of {self._count}")
+        elif len(found) < self._count:
+            terminal.info(f"roads: {len(found)}, as no other token could have been drawn")
+        return found
 
 
 @dataclass(frozen=True)
@@ -69,35 +118,18 @@ class PromptOptions:
         typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            readable=False,
-            metavar="FILE",
-            help="Read the prompt from a file.",
-            rich_help_panel=PROMPT_PANEL,
-        ),
+        Path | None, prompt_option("--file", "-f", readable=False, metavar="FILE", help="Read the prompt from a file.")
     ] = None
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="Answer the prompt: apply the model's chat template.", rich_help_panel=PROMPT_PANEL
-        ),
-    ] = False
+    chat: Annotated[bool, prompt_option("--chat", help="Answer the prompt: apply the model's chat template.")] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
     show_prompt: Annotated[
-        bool,
-        typer.Option(
-            "--show-prompt", help="Show the prompt's text and token ids.", hidden=True, rich_help_panel=PROMPT_PANEL
-        ),
+        bool, prompt_option("--show-prompt", help="Show the prompt's text and token ids.", hidden=True)
     ] = False
 
     def __post_init__(self) -> None:
-        if self.system is not None:
-            refuse_undecoded(self.system, "--system")
+        refuse_undecoded(self.system, "--system")
         if not self.chat and (self.system is not None or self.chat_template is not None or self.template_var):
             raise UsageError("--system, --chat-template and --template-var need --chat")
         parse_template_variables(self.template_var)
@@ -107,10 +139,7 @@ class PromptOptions:
         return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
-        """The prompt in the model's tokens, shown where that was asked for.
-
-        Raises: UsageError, TokenizerError.
-        """
+        """The prompt in the model's tokens, shown where that was asked for. Raises: UsageError, TokenizerError"""
         if self.chat:
             variables = parse_template_variables(self.template_var)
             encoded = session.encode_message(text, self.system, self.chat_template, variables)
@@ -123,32 +152,15 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Which continuations are drawn.
-
-    Raises: UsageError for one that is not among them.
-    """
+    """Which continuations are drawn. Raises: UsageError for one that is not among them"""
 
     num_samples: Annotated[
-        int,
-        typer.Option(
-            "-n",
-            "--num-samples",
-            min=1,
-            max=10_000,
-            metavar="K",
-            help="Number of samples.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        int, sampling_option("-n", "--num-samples", min=1, max=10_000, metavar="K", help="Number of samples.")
     ] = 1
     only: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=2**32,
-            metavar="K",
-            help="Generate only sample K of -n; its text stays the same.",
-            hidden=True,
-            rich_help_panel=SAMPLING_PANEL,
+        sampling_option(
+            min=1, max=2**32, metavar="K", help="Generate only sample K of -n; its text stays the same.", hidden=True
         ),
     ] = None
 

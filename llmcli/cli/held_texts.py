@@ -1,26 +1,126 @@
-"""Texts that are held to a schema: the schema in a model's tokens, made while the weights load; texts that are cut."""
+"""Texts that are held to a schema: the options, the schema in a model's tokens, and texts that are cut.
+
+The schema is made while the weights load.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.session import Session, TokenTree
 from llmcli.cli.terminal import terminal
-from llmcli.cli.token_tree import TokenTree
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import UnfinishedTextError, UsageError
+from llmcli.reading import GRAMMAR, SCHEMA, parse_json
 
 if TYPE_CHECKING:
-    from llmcli.cli.session import Session
     from llmcli.engine.request import Request
     from llmcli.sampling.params import Sampler
     from llmcli.schema.grammar import Grammar
     from llmcli.schema.schema import Schema, Vocabulary
 
+schema_option = partial(typer.Option, rich_help_panel="Schema")
+_BOM = "\ufeff"  # some editors begin a text in UTF-8 with it
+
 KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, may each have their own
+
+
+@dataclass(frozen=True)
+class SchemaOptions:
+    """What texts are held to. Raises: UsageError for more than one schema, and for options that need one"""
+
+    schema: Annotated[str | None, schema_option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.")] = (
+        None
+    )
+    json_output: Annotated[bool, schema_option("--json-output", help="Write any JSON value.")] = False
+    regex: Annotated[str | None, schema_option(metavar="RE", help="Write a text that matches this.")] = None
+    choice: Annotated[list[str] | None, schema_option(metavar="TEXT", help="Write one of these; repeatable.")] = None
+    grammar: Annotated[
+        Path | None, schema_option(readable=False, metavar="FILE", help="Write a text of a grammar (Lark or GBNF).")
+    ] = None
+    schema_whitespace: Annotated[
+        bool,
+        schema_option("--schema-whitespace", help="Allow line breaks and more than one space in JSON.", hidden=True),
+    ] = False
+    schema_strict: Annotated[
+        bool, schema_option("--schema-strict", help="Refuse unknown keywords and formats of a schema.", hidden=True)
+    ] = False
+    require_complete: Annotated[
+        bool, schema_option("--require-complete", help="Fail if a text is cut before it is complete.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        given = self._given
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given[:2])} cannot be combined")
+        if self.schema_whitespace and given not in (["--schema"], ["--json-output"]):
+            raise UsageError("--schema-whitespace needs --schema or --json-output")
+        if self.schema_strict and given != ["--schema"]:
+            raise UsageError("--schema-strict needs --schema")
+        if self.require_complete and not given:
+            raise UsageError("--require-complete needs --schema, --json-output, --regex, --choice or --grammar")
+        for flag, texts in (("--schema", [self.schema]), ("--regex", [self.regex]), ("--choice", self.choice or [])):
+            for text in texts:
+                refuse_undecoded(text, flag)
+
+    @property
+    def _given(self) -> list[str]:
+        named = {
+            "--schema": self.schema,
+            "--json-output": self.json_output or None,
+            "--regex": self.regex,
+            "--choice": self.choice or None,
+            "--grammar": self.grammar,
+        }
+        return [flag for flag, value in named.items() if value is not None]
+
+    def read(self, *, ignore_eos: bool = False) -> Grammar | None:
+        """The grammar; None if no text is held to anything.
+
+        Raises: UsageError for one that cannot be held exactly, or that no text fits; as `SmallFile.read_text`.
+        """
+        if not self._given:
+            return None
+        if ignore_eos:
+            raise UsageError(f"--ignore-eos and {self._given[0]} cannot be combined: the text could not end")
+        if self.schema is not None:
+            if not self.schema.strip():
+                raise UsageError("--schema is empty; give it a file or a JSON Schema")
+            is_json = _is_json(self.schema)
+            text = self.schema if is_json else SCHEMA.read_text(Path(self.schema)).removeprefix(_BOM)
+            name = "--schema" if is_json else self.schema
+            grammar = lazy.json_schema_grammar(
+                name, text, any_space=self.schema_whitespace, is_strict=self.schema_strict
+            )
+            for note in grammar.notes:
+                terminal.info(f"{name}: {note}")
+            return grammar
+        if self.regex is not None:
+            return lazy.regex_grammar("--regex", self.regex)
+        if self.choice:
+            return lazy.choice_grammar("--choice", self.choice)
+        if self.grammar is not None:
+            return lazy.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar).removeprefix(_BOM))
+        return lazy.any_json_grammar("--json-output", any_space=self.schema_whitespace)
+
+
+def _is_json(text: str) -> bool:
+    """Whether it is a schema itself, not the name of a file; one that is damaged is recognized by its brace."""
+    if text.lstrip().startswith("{"):
+        return True
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return not Path(text).exists()
 
 
 class Schemas:

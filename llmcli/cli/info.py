@@ -1,26 +1,83 @@
-"""`llmcli info`: what a model folder holds and needs."""
+"""`llmcli info`: what a model folder holds and needs. `llmcli tokenize`: text to its token ids and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.groups import with_groups
-from llmcli.cli.model_notes import warn_of
-from llmcli.cli.options import ContextOption, DebugOption, ModelNames
-from llmcli.cli.session import open_session
-from llmcli.cli.terminal import terminal
-from llmcli.cli.units import divergence, size
+from llmcli.cli.command import with_groups
+from llmcli.cli.options import ContextOption, DebugOption, ModelNames, ModelOption
+from llmcli.cli.prompt import read_prompt
+from llmcli.cli.session import model_folder, open_session, warn_of
+from llmcli.cli.terminal import fact_lines, terminal
+from llmcli.cli.units import counted, divergence, size
 from llmcli.errors import UsageError
+from llmcli.tokenizer.base import decode as decode_text
 
 if TYPE_CHECKING:
     from llmcli.measure.info import ModelInfo
+
+MAX_DIGITS = 20
+
+
+def tokenize(
+    model: ModelOption = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="Text to tokenize; without it, or with `-`, read standard input."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", readable=False, metavar="FILE", help="Read the text from a file.")
+    ] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Read TEXT as token ids and print their text.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object: token_ids, pieces, text.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show the tokens of a text: each id and its piece.
+
+    Examples:
+
+    llmcli tokenize "Once upon a time" -m my-model
+
+    llmcli tokenize --decode "1 9038 2501" -m my-model
+    """
+    content = read_prompt(text, file)
+    tokenizer = lazy.load_tokenizer(model_folder(model))
+    token_ids = _parse_ids(content, tokenizer.vocab_size) if decode else tokenizer.encode(content)
+    pieces = [tokenizer.piece(token_id) for token_id in token_ids]
+    if json_:
+        terminal.write_json(
+            {"token_ids": token_ids, "pieces": pieces, "text": decode_text(tokenizer, token_ids, at_start=True)}
+        )
+    elif decode:
+        terminal.write(f"{decode_text(tokenizer, token_ids, at_start=True)}\n")
+    else:
+        width = len(str(max(token_ids, default=0)))
+        for token_id, piece in zip(token_ids, pieces, strict=True):
+            shown = piece if piece.isprintable() else ascii(piece)[1:-1]
+            terminal.write(f"{token_id:>{width}}  {shown}\n")
+        terminal.info(f"{len(token_ids)} tokens")
+
+
+def _parse_ids(text: str, vocab_size: int) -> list[int]:
+    """Token ids out of text such as `1 2 3`, `1,2,3` or `[1, 2, 3]`.
+
+    Raises: UsageError for anything else, or an id outside the vocabulary.
+    """
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    for word in words:
+        if not (word.isascii() and word.isdecimal() and len(word) < MAX_DIGITS) or int(word) >= vocab_size:
+            raise UsageError(
+                f"{word[:MAX_DIGITS]!r} is not a token id of this tokenizer, "
+                f"expected numbers from 0 to {vocab_size - 1}"
+            )
+    return [int(word) for word in words]
 
 
 @with_groups
@@ -82,9 +139,8 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         rows.append(("quantized", f"{count} layers as {scheme}"))
     if facts.quality_card is not None:
         rows += _quality_rows(facts.quality_card)
-    files = "1 file" if facts.num_shards == 1 else f"{facts.num_shards} files"
     rows += [
-        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {files}"),
+        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {counted(facts.num_shards, 'file')}"),
         ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
         ("read per token", f"{size(facts.decode_bytes_per_token)} of weights as stored"),
         ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),

@@ -1,4 +1,4 @@
-"""`llmcli kernels`: the kernel lab."""
+"""`llmcli kernels`: the kernel lab; here its studies, side by side, and the list of kernels."""
 
 from __future__ import annotations
 
@@ -10,22 +10,71 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.command import Command, Group
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.kernel_options import LengthOptions
-from llmcli.cli.kernels_bench import bench_kernels
-from llmcli.cli.kernels_list import ArchOption, list_kernels, show_kernels
+from llmcli.cli.command import Command, Group, with_groups
+from llmcli.cli.kernel_report import as_csv, as_json, finding_text, list_json, list_text, study_text
+from llmcli.cli.kernels_bench import LaunchOptions, bench_kernels, roofline
 from llmcli.cli.kernels_profile import profile_kernel
-from llmcli.cli.kernels_roofline import roofline
-from llmcli.cli.options import DebugOption, QuietOption
-from llmcli.cli.progress import progress
-from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
-from llmcli.cli.terminal import terminal
+from llmcli.cli.options import DebugOption, MessageOptions, QuietOption
+from llmcli.cli.progress import progress, say_compiling
+from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.lab.compare import Measured
     from llmcli.lab.study import Rung, Source, Study
+
+ArchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ARCH",
+        help="Compile for this architecture, such as sm_86, and measure nothing; needs no card.",
+        show_default=False,
+    ),
+]
+_NO_CARD_ARCH = "sm_90"
+
+
+@with_groups
+def list_kernels(
+    *,
+    launches: LaunchOptions,
+    arch: ArchOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+    messages: MessageOptions,
+) -> None:
+    """List the kernels and what a model's launches of them take of a multiprocessor.
+
+    Registers, shared memory and spills are the compiler's; occupancy is computed from them. Without a card they are
+    those of sm_90.
+
+    Examples:
+
+    llmcli kernels list
+
+    llmcli kernels list -m Llama-2-7B --format int4 --arch sm_86
+    """
+    show_kernels(launches, arch, json_)
+
+
+def show_kernels(launches: LaunchOptions, arch: str | None, json_: bool) -> None:
+    """Print what the command prints."""
+    subject, lengths = launches.open()
+    if arch is None and (problem := lazy.find_problem()) is None:
+        device = lazy.Device.open()
+        card, arch, place = device.facts, device.arch, f"{device.name}, {device.arch}"
+    else:
+        if arch is None:
+            terminal.info(f"compiling for {_NO_CARD_ARCH}: {problem}; choose another with --arch")
+        arch = arch or _NO_CARD_ARCH
+        card = lazy.card_of(arch)
+        place = f"{arch}, compiled and not measured"
+    walks = lazy.walk_model(subject.model, lengths, card, arch, say_compiling)
+    if json_:
+        terminal.write_json(list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.KERNELS))
+        return
+    title = f"{subject.full_name} on {place}, {card.num_multiprocessors} multiprocessors"
+    terminal.write(list_text(title, walks, lazy.KERNELS), is_drawn=True)
+
 
 kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, side by side, on this machine's card.")
 
@@ -41,7 +90,7 @@ _COMMANDS = (
 def kernels(context: typer.Context) -> None:
     """See why kernels are fast: studies, side by side, on this machine's card."""
     if context.invoked_subcommand is None:
-        show_kernels(None, None, LengthOptions(), None, False)
+        show_kernels(LaunchOptions(), None, False)
 
 
 @kernels_app.command("compare", cls=Command)

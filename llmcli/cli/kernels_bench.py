@@ -1,8 +1,12 @@
-"""`llmcli kernels bench`: every kernel of a model timed alone, on the model's own arrays."""
+"""`llmcli kernels bench` and `roofline`: every kernel of a model timed alone, and how near that is to the card's best.
+
+The kernels run on the model's own arrays. Options say which model launches them, and with how many tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +14,13 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
-from llmcli.cli.compile_notice import say_compiling
-from llmcli.cli.groups import with_groups
-from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked, require_kernels
-from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
-from llmcli.cli.options import FormatOption, MessageOptions
-from llmcli.cli.progress import progress
-from llmcli.cli.targets import refuse_scratch_of_model, subject_files
+from llmcli.cli.command import with_groups
+from llmcli.cli.completion import complete_subject
+from llmcli.cli.kernel_report import LIBRARY, bench_csv, bench_json, bench_text
+from llmcli.cli.options import FormatOption, MessageOptions, model_option
+from llmcli.cli.progress import progress, say_compiling
+from llmcli.cli.roofline_report import placed_marks, roofline_json, roofline_text
+from llmcli.cli.targets import open_subject, refuse_scratch_of_model, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError
 
@@ -26,7 +30,60 @@ if TYPE_CHECKING:
     from llmcli.lab.walk import Lengths
     from llmcli.measure.subject import Subject
 
+DEFAULT_SHAPE = "Llama-3.2-1B"
+
+SubjectOption = Annotated[
+    str | None,
+    model_option(
+        "--model",
+        "-m",
+        metavar="MODEL|SHAPE",
+        help="Whose launches: a model folder, a hub id, or a shape such as Llama-2-7B.",
+        show_default=DEFAULT_SHAPE,
+        autocompletion=complete_subject,
+    ),
+]
+
 CEILING_TYPES = ("float32", "float16")
+
+_PICTURES = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The prompt and the step of decoding whose launches are meant."""
+
+    prompt: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of the prompt.", show_default="512")
+    ] = None
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens in the KV cache before a step of decoding.", show_default="512"),
+    ] = None
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that decode side by side.")] = 1
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The model or shape whose launches are meant, and of which steps."""
+
+    model: SubjectOption = None
+    form: FormatOption = None
+    lengths: LengthOptions = LengthOptions()
+
+    def open(self) -> tuple[Subject, Lengths]:
+        """The model or the shape, and the lengths as far as its context allows. Raises: as `open_subject`"""
+        subject = open_subject(self.model or DEFAULT_SHAPE, self.form)
+        maximum, lengths = subject.model.config.max_position_embeddings, self.lengths
+        return subject, lazy.Lengths.within(maximum, lengths.prompt, lengths.depth, lengths.rows)
+
+
+def require_kernels(names: Iterable[str]) -> None:
+    """Refuse what is not the name of a kernel or of the matrix library. Raises: UsageError"""
+    for name in names:
+        if name not in (*lazy.KERNELS, LIBRARY):
+            raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")
+
 
 ScratchOption = Annotated[
     Path | None,
@@ -46,12 +103,10 @@ def bench_kernels(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="The kernels to show; without one, all.")
     ] = None,
-    model: SubjectOption = None,
-    form: FormatOption = None,
-    lengths: LengthOptions = LengthOptions(),  # noqa: B008
+    launches: LaunchOptions,
     scratch: ScratchOption = None,
-    output: ReportOptions = ReportOptions(),  # noqa: B008
-    messages: MessageOptions = MessageOptions(),  # noqa: B008
+    output: ReportOptions,
+    messages: MessageOptions,
 ) -> None:
     """Time every kernel of a model alone, on the model's own arrays.
 
@@ -66,9 +121,8 @@ def bench_kernels(
     """
     chosen = names or []
     require_kernels(chosen)
-    subject = open_walked(model, form)
-    tokens = lengths.within(subject)
-    device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
+    subject, lengths = launches.open()
+    device, ceilings, steps = measure_subject_kernels(subject, lengths, scratch)
     launched = {stem for step in steps for stem, _ in step.walk.labels}
     for name in chosen:
         if name not in launched:
@@ -83,10 +137,7 @@ def bench_kernels(
 
 
 def open_card() -> Device:
-    """Card 0, current in this thread.
-
-    Raises: DeviceError saying what can be had without a card
-    """
+    """Card 0, current in this thread. Raises: DeviceError saying what can be had without a card"""
     problem = lazy.find_problem()
     if problem is not None:
         raise DeviceError(f"CUDA cannot be used: {problem}; llmcli kernels list needs no card")
@@ -117,3 +168,71 @@ def measure_subject_kernels(
             on_measure=on_measure,
         )
     return device, lazy.Ceilings(rates.read_bytes, rates.flops), steps
+
+
+@with_groups
+def roofline(
+    *,
+    shape: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|SHAPE",
+            help="Whose kernels: a model folder, a hub id, or a shape such as Llama-2-7B.",
+            show_default=DEFAULT_SHAPE,
+            autocompletion=complete_subject,
+        ),
+    ] = None,
+    form: FormatOption = None,
+    lengths: LengthOptions,
+    scratch: ScratchOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False, metavar="FILE", help="Save the plot as .png or .svg; needs matplotlib.", show_default=False
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+    messages: MessageOptions,
+) -> None:
+    """Measure the card's ceilings and place every kernel of a model under them.
+
+    The ceilings are the speed of reading and that of large products in float32, float16 and int8.
+
+    Examples:
+
+    llmcli kernels roofline
+
+    llmcli kernels roofline Llama-2-7B --format int4 --out roofline.svg
+    """
+    if out is not None:
+        _check_picture(out)
+    subject, tokens = LaunchOptions(shape, form, lengths).open()
+    device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
+    try:
+        # What the card could do: products with codes take two int8 operations for each that is counted.
+        roofs = {**ceilings.flops, "int8": lazy.measure_flops(device, "int8")}
+    except DeviceError as error:
+        terminal.warn(f"the rate of int8 products is left out: {error}")
+        roofs = dict(ceilings.flops)
+    measured: Ceilings = lazy.Ceilings(ceilings.read_bytes, roofs)
+    placed = [lazy.place_calls(step, measured) for step in steps]
+    gaps = [lazy.find_gap(step, measured) for step in steps]
+    title = f"{subject.full_name} on {device.name}"
+    if json_:
+        terminal.write_json(roofline_json(title, measured, steps, placed, gaps))
+    else:
+        terminal.write(roofline_text(title, measured, steps, placed, gaps), is_drawn=True)
+    if out is not None:
+        marks, labels = placed_marks(placed)
+        lazy.save_figure(out, title, marks, labels, measured.read_bytes, measured.flops)
+        terminal.info(f"saved {out}")
+
+
+def _check_picture(out: Path) -> None:
+    """Refuse what could not be drawn, before anything is measured. Raises: UsageError"""
+    if out.suffix.lower() not in _PICTURES:
+        raise UsageError(f"--out {out} must end in {' or '.join(_PICTURES)}")
+    try:
+        lazy.PICTURE.check(out, replace=False)
+    except ModuleNotFoundError as error:
+        raise UsageError('--out needs matplotlib, which is not installed; pip install "llmcli[plot]"') from error

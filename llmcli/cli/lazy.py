@@ -1,175 +1,17 @@
 """What is slow to import, by name: `lazy.open_model` imports its module when it is first used.
 
-So `--help` and usage errors come at once. The only module of the command line that imports late; beside it
-`commands.py` imports the module of the command that was called.
+So `--help` and usage errors come at once. The imports below are written for mypy and never run: this module reads in
+its own text what they say. No other module of the command line imports late, but for `commands.py`, which imports that
+of the command that was called.
 """
 
 from __future__ import annotations
 
+import ast
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-# Name here -> module of llmcli and name there. The imports below say the same to mypy; tests/rules compares them.
-PLACES = {
-    "BenchOptions": "measure.bench:BenchOptions",
-    "CardQuantizer": "runners.cuda.quantizer:CardQuantizer",
-    "CardTarget": "cli.card_target:CardTarget",
-    "Ceilings": "lab.roofline:Ceilings",
-    "Chat": "engine.chat:Chat",
-    "ChatSettings": "engine.chat:ChatSettings",
-    "Comparison": "measure.bench:Comparison",
-    "Device": "kernels.device:Device",
-    "DiffFacts": "cli.output.page_diff:DiffFacts",
-    "DraftModel": "engine.draft_sources:DraftModel",
-    "Drafting": "engine.drafts:Drafting",
-    "Exporter": "checkpoint.export:Exporter",
-    "FORMATS": "checkpoint.shapes:FORMATS",
-    "Fields": "config.fields:Fields",
-    "FrontWork": "serve.front:FrontWork",
-    "Generation": "engine.generation:Generation",
-    "Grammar": "schema.grammar:Grammar",
-    "GrammarProcess": "schema.grammar:GrammarProcess",
-    "HostTarget": "cli.host_target:HostTarget",
-    "KERNELS": "kernels.registry:KERNELS",
-    "Keeper": "cli.chat_session.keeping:Keeper",
-    "LOOPBACK_NAMES": "serve.gate:LOOPBACK_NAMES",
-    "Lengths": "lab.walk:Lengths",
-    "Limits": "serve.service:Limits",
-    "LineEditor": "cli.chat_session.line_editor:LineEditor",
-    "LogWriter": "serve.server:LogWriter",
-    "MAX_DRAFT_ROWS": "engine.drafts:MAX_DRAFT_ROWS",
-    "MAX_ROWS": "runners.base:MAX_ROWS",
-    "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
-    "NgramSource": "engine.draft_sources:NgramSource",
-    "NumpyProbes": "runners.numpy.probes:NumpyProbes",
-    "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
-    "PICTURE": "cli.roofline_figure:PICTURE",
-    "PromptFacts": "receipt.receipt:PromptFacts",
-    "RATES": "measure.bench:RATES",
-    "RECEIPT_FILE": "receipt.receipt:RECEIPT_FILE",
-    "Request": "engine.request:Request",
-    "Roads": "engine.roads:Roads",
-    "RungRequest": "lab.profile:RungRequest",
-    "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
-    "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
-    "Sampler": "sampling.params:Sampler",
-    "Scheduler": "engine.scheduler:Scheduler",
-    "Schema": "schema.schema:Schema",
-    "Scratch": "measure.scratch:Scratch",
-    "Server": "serve.server:Server",
-    "ServerClient": "cli.server_client:ServerClient",
-    "ServerOptions": "serve.front:ServerOptions",
-    "SourceState": "checkpoint.folder:SourceState",
-    "StepRequest": "lab.profile:StepRequest",
-    "Subject": "measure.subject:Subject",
-    "TokenPieces": "tokenizer.pieces:TokenPieces",
-    "Tokens": "schema.library:Tokens",
-    "TorchProbes": "runners.torch.probes:TorchProbes",
-    "Vocabulary": "schema.schema:Vocabulary",
-    "add_evaluation": "checkpoint.export_files:add_evaluation",
-    "any_json_grammar": "schema.grammar:any_json_grammar",
-    "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
-    "card_of": "lab.walk:card_of",
-    "check_own_kernel": "lab.verify:check_own_kernel",
-    "choice_grammar": "schema.grammar:choice_grammar",
-    "choose_call": "lab.profile:choose_call",
-    "choose_waiting": "cli.thread_waiting:choose_waiting",
-    "compare": "measure.evaluate:compare",
-    "compare_layers": "measure.verify:compare_layers",
-    "compare_logits": "measure.verify:compare_logits",
-    "compare_receipts": "receipt.receipt:compare_receipts",
-    "compare_rungs": "lab.compare:compare_rungs",
-    "compare_samples": "receipt.receipt:compare_samples",
-    "describe_on_host": "runners.host.description:describe",
-    "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
-    "describe_run": "receipt.describe:describe_run",
-    "describe_samples": "receipt.describe:describe_samples",
-    "diff": "measure.evaluate:diff",
-    "discard_typed_keys": "cli.chat_session.key_echo:discard_typed_keys",
-    "distant_card": "cli.card_target:distant_card",
-    "draw_bar": "cli.bar:draw_bar",
-    "encode_chat": "tokenizer.chat_encoding:encode_chat",
-    "evaluate": "measure.evaluate:evaluate",
-    "examine": "measure.doctor:examine",
-    "excerpt": "lab.study:excerpt",
-    "find_cached": "checkpoint.hub:find_cached",
-    "find_cached_adapter": "checkpoint.hub:find_cached_adapter",
-    "find_claims": "lab.compare:find_claims",
-    "find_forks": "engine.roads:find_forks",
-    "find_gap": "lab.roofline:find_gap",
-    "find_kept_pieces": "tokenizer.pieces:find_kept_pieces",
-    "find_limit": "lab.nsight:find_limit",
-    "find_ncu": "lab.nsight:find_ncu",
-    "find_problem": "kernels.device:find_problem",
-    "find_rung": "lab.study:find_rung",
-    "find_studies": "lab.study:find_studies",
-    "free_bytes": "runners.cuda.arena:free_bytes",
-    "grammar_of": "schema.grammar:grammar_of",
-    "inspect_model": "measure.info:inspect_model",
-    "inspect_rungs": "lab.compare:inspect_rungs",
-    "json_schema_grammar": "schema.grammar:json_schema_grammar",
-    "keep_pieces": "tokenizer.pieces:keep_pieces",
-    "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
-    "lark_grammar": "schema.grammar:lark_grammar",
-    "list_cached_models": "checkpoint.hub:list_cached_models",
-    "list_presets": "config.presets:list_presets",
-    "load_chat_template": "tokenizer.chat_template:load_chat_template",
-    "load_on_card": "runners.cuda.load:load",
-    "load_on_numpy": "runners.numpy.load:load",
-    "load_on_torch": "runners.torch.load:load",
-    "load_preset": "config.presets:load_preset",
-    "load_receipt": "receipt.receipt:load_receipt",
-    "load_study": "lab.study:load_study",
-    "load_tokenizer": "tokenizer.load:load_tokenizer",
-    "look_at_files": "receipt.describe:look_at_files",
-    "measure_change": "measure.bench:measure_change",
-    "measure_flops": "runners.cuda.rates:measure_flops",
-    "measure_rates": "runners.cuda.rates:measure_rates",
-    "measure_steps": "lab.roofline:measure_steps",
-    "measure_subject": "measure.subject:measure_subject",
-    "merge_adapters": "checkpoint.adapter_merge:merge_adapters",
-    "num_parameters": "checkpoint.model:num_parameters",
-    "open_adapter": "checkpoint.adapter:open_adapter",
-    "open_meter": "measure.energy:open_meter",
-    "open_model": "checkpoint.model:open_model",
-    "own_sources": "lab.study:own_sources",
-    "place_calls": "lab.roofline:place_calls",
-    "plan_bench": "measure.subject:plan_bench",
-    "plan_conversion": "checkpoint.export_plan:plan_conversion",
-    "plan_draft": "measure.subject:plan_draft",
-    "plan_export": "checkpoint.export_plan:plan_export",
-    "plan_removal": "checkpoint.hub:plan_removal",
-    "plan_subject": "measure.subject:plan_subject",
-    "prepare_own_kernels": "lab.verify:prepare_own_kernels",
-    "preset_names": "config.presets:preset_names",
-    "product_types": "cli.card_target:product_types",
-    "profile": "lab.profile:profile",
-    "read_generation_defaults": "config.generation:read_generation_defaults",
-    "read_own_kernels": "lab.own_kernel:read_own_kernels",
-    "read_rung": "lab.study:read_rung",
-    "refuse_existing": "checkpoint.export_workspace:refuse_existing",
-    "regex_grammar": "schema.grammar:regex_grammar",
-    "render_diff_page": "cli.output.page_diff:render_diff_page",
-    "require_room_for_torch": "cli.address_space:require_room_for_torch",
-    "require_text": "checkpoint.export_workspace:require_text",
-    "resolve_adapter": "checkpoint.hub:resolve_adapter",
-    "resolve_destination": "checkpoint.export_workspace:resolve_destination",
-    "resolve_dtype": "runners.torch.precision:resolve_dtype",
-    "resolve_model": "checkpoint.hub:resolve_model",
-    "rung_call": "lab.profile:rung_call",
-    "sampler_of": "receipt.describe:sampler_of",
-    "save_figure": "cli.roofline_figure:save_figure",
-    "save_receipt": "receipt.receipt:save_receipt",
-    "shape_model": "checkpoint.shapes:shape_model",
-    "shape_names": "checkpoint.shapes:shape_names",
-    "study_names": "lab.study:study_names",
-    "time_own_kernel": "lab.verify:time_own_kernel",
-    "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
-    "verdict": "measure.evaluate:verdict",
-    "verify_kernels": "lab.verify:verify_kernels",
-    "walk_model": "lab.walk:walk_model",
-    "widens_prompts": "runners.torch.precision:widens_prompts",
-}
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.adapter import open_adapter
@@ -192,16 +34,14 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
-    from llmcli.cli.card_target import CardTarget, distant_card, product_types
     from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.key_echo import discard_typed_keys, keys_unseen
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
-    from llmcli.cli.host_target import HostTarget
+    from llmcli.cli.device_targets import CardTarget, HostTarget, distant_card, product_types
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.server_client import ServerClient
-    from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset, preset_names
@@ -277,7 +117,16 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Import what the name stands for."""
-        if name not in PLACES:
+        if name not in find_places():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, attribute = PLACES[name].split(":")
+        module, attribute = find_places()[name]
         return getattr(import_module(f"llmcli.{module}"), attribute)
+
+
+@cache
+def find_places() -> dict[str, tuple[str, str]]:
+    """Name here -> module of llmcli and name there. It takes a millisecond, when the first name is used."""
+    (block,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    modules = [(node, (node.module or "").removeprefix("llmcli.")) for node in imports]
+    return {one.asname or one.name: (module, one.name) for node, module in modules for one in node.names}

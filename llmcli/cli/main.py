@@ -18,11 +18,9 @@ from typing import Annotated, TextIO
 import typer
 
 from llmcli import __version__
-from llmcli.cli.command import Group
+from llmcli.cli.command import HELP_NAMES, Group, usage_message
 from llmcli.cli.commands import add_commands
-from llmcli.cli.help_text import HELP_NAMES
 from llmcli.cli.terminal import OutputClosedError, give_up, terminal
-from llmcli.cli.usage_errors import usage_message
 from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError
 from llmcli.foreign_errors import is_memory_error, out_of_memory
 

@@ -1,4 +1,4 @@
-"""`llmcli models`: list and remove what the hub's cache holds."""
+"""`llmcli models` and `pull`: what the hub's cache holds, and a download into it. `presets`: sampling by name."""
 
 import sys
 from datetime import UTC, datetime
@@ -12,8 +12,68 @@ from llmcli.cli import lazy
 from llmcli.cli.command import Command, Group
 from llmcli.cli.completion import complete_hub_id
 from llmcli.cli.options import DebugOption, QuietOption
-from llmcli.cli.terminal import terminal, visible
+from llmcli.cli.session import fetch_model
+from llmcli.cli.terminal import fact_lines, terminal, visible
 from llmcli.errors import UsageError
+from llmcli.resources import user_presets_folder
+
+
+def pull(
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="Hub id: ORG/NAME or ORG/NAME@REVISION.", autocompletion=complete_hub_id)
+    ],
+    update: Annotated[
+        bool, typer.Option("--update", help="Look for a newer commit even if the model is in the cache.")
+    ] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Download a model into the hub's cache and print its folder.
+
+    A download that was stopped resumes.
+
+    Examples:
+
+    llmcli pull HuggingFaceTB/SmolLM2-135M
+
+    llmcli pull HuggingFaceTB/SmolLM2-135M@main --update
+    """
+    if find_hub_id(name) is None:
+        raise UsageError(f"{name!r} is not of the form ORG/NAME or ORG/NAME@REVISION")
+    terminal.write(f"{fetch_model(name, update)}\n")
+
+
+def presets(
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the presets for --preset, built-in and your own.
+
+    Examples:
+
+    llmcli presets
+
+    llmcli generate "Once upon a time" --preset story
+    """
+    found = lazy.list_presets()
+    if json_:
+        terminal.write_json(
+            {
+                preset.name: {
+                    "description": preset.description,
+                    "sampling": dict(preset.sampling),
+                    "path": str(preset.path),
+                }
+                for preset in found
+            }
+        )
+        return
+    for preset in found:
+        values = "  ".join(f"{name} {value}" for name, value in preset.sampling.items())
+        lines = (("", preset.description), ("", values), ("", str(preset.path)))
+        terminal.write(f"{preset.name}\n{fact_lines(lines, 2, sys.stdout)}")
+    terminal.info(f"your own presets go to {user_presets_folder()}")
+
 
 models_app = typer.Typer(cls=Group, help="List or remove downloaded models.")
 

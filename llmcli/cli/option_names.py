@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from llmcli.cli.near_names import near_names
 from llmcli.errors import UsageError
+
+_MAX_PROPOSALS = 2
 
 # What llama.cpp, ollama, llm, mlx-lm, transformers and vLLM call it, with dashes for underscores. A value is an option
 # of ours, offered where the command has it, or a note. docs/guide/coming-from-llama.cpp.md has the same names; a test
@@ -112,6 +113,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--verbose": ("--stats",),
     "--verbose-prompt": ("--show-prompt",),
 }
+
 # The same for commands.
 COMMAND_ALIASES: Mapping[str, str] = {
     "ask": "generate",
@@ -126,6 +128,41 @@ COMMAND_ALIASES: Mapping[str, str] = {
     "show": "info",
     "tokenizer": "tokenize",
 }
+
+
+def near_names(name: str, known: Collection[str]) -> list[str]:
+    """The known names that are near, the nearest first, at most two; a dash more or less counts for nothing."""
+    found = {other: distance for other in known if (distance := _distance(name, other)) is not None}
+    return sorted(found, key=lambda other: (found[other], other))[:_MAX_PROPOSALS]
+
+
+def _distance(name: str, other: str) -> int | None:
+    """How many slips lie between two names; None for too many."""
+    words, others = name.strip("-").split("-"), other.strip("-").split("-")
+    if len(words) != len(others):
+        words, others = ["".join(words)], ["".join(others)]
+    total = 0
+    for word, meant in zip(words, others, strict=True):
+        slips = _slips(word, meant)
+        # People hit the first letter, and two slips make another word of a short one.
+        if slips and (word[:1] != meant[:1] or slips > min(2, min(len(word), len(meant)) // 3)):
+            return None
+        total += slips
+    return total
+
+
+def _slips(word: str, meant: str) -> int:
+    """Letters that are missing, too many, wrong or swapped (Damerau and Levenshtein's distance, restricted)."""
+    before: list[int] = []
+    row = list(range(len(meant) + 1))
+    for i, letter in enumerate(word, start=1):
+        before, last, row = row, before, [i]
+        for j, expected in enumerate(meant, start=1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != expected))
+            if i > 1 and j > 1 and letter == meant[j - 2] and word[i - 2] == expected:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str) -> None:
@@ -143,10 +180,7 @@ def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str)
 
 
 def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> None:
-    """Refuse a command that `parent`, such as `llmcli`, lacks.
-
-    Raises: UsageError.
-    """
+    """Refuse a command that `parent`, such as `llmcli`, lacks. Raises: UsageError"""
     if name in known:
         return
     found = [COMMAND_ALIASES[name]] if name in COMMAND_ALIASES else near_names(name, known)

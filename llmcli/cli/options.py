@@ -4,29 +4,55 @@ A group holds what was said. What it means is checked by whoever takes it. An op
 --help-all shows it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.completion import complete_device, complete_model, complete_preset, complete_subject, complete_words
+from llmcli.cli.command import OptionEach
+from llmcli.cli.completion import (
+    complete_adapter,
+    complete_device,
+    complete_draft,
+    complete_model,
+    complete_preset,
+    complete_subject,
+    complete_words,
+)
 from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
-from llmcli.cli.groups import OptionEach
-from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS
+from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, Session, fetch_model
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.sampling.params import DEFAULT_ORDER, SPECS
 
-MODEL_PANEL = "Model"
-PROMPT_PANEL = "Prompt"
-SAMPLING_PANEL = "Sampling"
-STOPPING_PANEL = "Stopping"
-OUTPUT_PANEL = "Output"
+if TYPE_CHECKING:
+    from llmcli.checkpoint.adapter import Adapter
+    from llmcli.checkpoint.model import Model
+
+# An option in a section of the help.
+model_option = partial(typer.Option, rich_help_panel="Model")
+prompt_option = partial(typer.Option, rich_help_panel="Prompt")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+stopping_option = partial(typer.Option, rich_help_panel="Stopping")
+output_option = partial(typer.Option, rich_help_panel="Output")
 KEY_VARIABLE = "LLMCLI_API_KEY"  # what --api-key is taken from where it is not given
 
 AUTO = "auto"
+
+_MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
+_MODEL_DEFAULT = "the built-in storyteller"
+
+# Those that most people set; the others are hidden.
+_EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 
 
 def _set_quiet(value: bool) -> None:
@@ -37,18 +63,10 @@ def _set_debug(value: bool) -> None:
     terminal.is_debug = terminal.is_debug or value
 
 
-_MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
-_MODEL_DEFAULT = "the built-in storyteller"
 ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help=_MODEL_HELP,
-        show_default=_MODEL_DEFAULT,
-        autocompletion=complete_model,
-        rich_help_panel=MODEL_PANEL,
+    model_option(
+        "--model", "-m", metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT, autocompletion=complete_model
     ),
 ]
 # For commands about a model itself: chosen_model() joins it with ModelOption.
@@ -68,73 +86,61 @@ SubjectArgument = Annotated[
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--format",
         metavar="FORMAT",
         help="Format of a SHAPE's weights: int8, int4, awq, fp8 or bf16.",
         show_default="int8",
         autocompletion=complete_words("int8", "int4", "awq", "fp8", "bf16"),
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 RowsOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--rows",
         metavar="N",
         help="Texts to decode side by side, or auto: as many as fit in memory.",
         autocompletion=complete_words(AUTO),
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 ContextOption = Annotated[
     int | None,
-    typer.Option(
+    model_option(
         "--context",
         min=1,
         metavar="N",
         help="Context limit: tokens of prompt and new text together.",
         show_default="the model's maximum, at most 8192",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="auto, cpu, cuda or cuda:N.",
-        metavar="DEVICE",
-        autocompletion=complete_device,
-        rich_help_panel=MODEL_PANEL,
-    ),
+    str, model_option("--device", help="auto, cpu, cuda or cuda:N.", metavar="DEVICE", autocompletion=complete_device)
 ]
 DtypeOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--dtype",
         help="What to compute in: float32, bfloat16 or (on CUDA) float16. auto is the model's own type on CUDA; on the "
         "CPU bfloat16 for quantized and bfloat16 models where that is faster, else float32.",
         metavar="DTYPE",
         autocompletion=complete_words(*DTYPES),
         hidden=True,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 KvCacheOption = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--kv-cache",
         help="Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, "
         "half the size of float16.",
         metavar="TYPE",
         autocompletion=complete_words(*KV_CACHES),
         hidden=True,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(
+    model_option(
         "--threads",
         min=1,
         max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
@@ -142,107 +148,77 @@ ThreadsOption = Annotated[
         help="CPU threads to use.",
         hidden=True,
         show_default="one per core; one for a model below 128 MiB",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
-SystemOption = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", help="System prompt.", rich_help_panel=PROMPT_PANEL),
-]
+SystemOption = Annotated[str | None, prompt_option("--system", metavar="TEXT", help="System prompt.")]
 ChatTemplateOption = Annotated[
     str | None,
-    typer.Option(
+    prompt_option(
         "--chat-template",
         metavar="FILE",
         help="Use this Jinja file in place of the model's chat template, or `plain`.",
         autocompletion=complete_words("plain"),
         hidden=True,
-        rich_help_panel=PROMPT_PANEL,
     ),
 ]
 TemplateVarOption = Annotated[
     list[str] | None,
-    typer.Option(
+    prompt_option(
         "--template-var",
         metavar="NAME=VALUE",
         help="Set a variable of the chat template, such as enable_thinking=false; the value is JSON; repeatable.",
-        rich_help_panel=PROMPT_PANEL,
     ),
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option(
+    sampling_option(
         "--preset",
         metavar="NAME",
         help="Use a named set of sampling parameters: story, precise, your own, or a .toml file.",
         autocompletion=complete_preset,
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 SeedOption = Annotated[
     int | None,
-    typer.Option(
+    sampling_option(
         "--seed",
         min=0,
         max=2**64 - 1,
         metavar="N",
         help="Seed of the random numbers: the same seed gives the same text.",
         show_default="random, and printed",
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 StopOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.", rich_help_panel=STOPPING_PANEL),
+    list[str] | None, stopping_option(metavar="TEXT", help="Stop before this text appears; repeatable.")
 ]
 LogitBiasOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="ID=BIAS",
-        help="Add BIAS to the logit of a token, -inf bans it; repeatable.",
-        hidden=True,
-        rich_help_panel=SAMPLING_PANEL,
-    ),
+    sampling_option(metavar="ID=BIAS", help="Add BIAS to the logit of a token, -inf bans it; repeatable.", hidden=True),
 ]
 SamplerOrderOption = Annotated[
     str | None,
-    typer.Option(
+    sampling_option(
         metavar="STEP,...",
         help="Run only these sampling steps, in this order.",
         hidden=True,
         show_default=",".join(DEFAULT_ORDER),
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 DryBreakerOption = Annotated[
     list[str] | None,
-    typer.Option(
+    sampling_option(
         metavar="TEXT",
         help="DRY: repetitions end at this text; repeatable; `none` for no breaker.",
         hidden=True,
         show_default='newline, :, ", *',
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 QuietOption = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        help="Do not print messages about the run.",
-        callback=_set_quiet,
-        rich_help_panel=OUTPUT_PANEL,
-    ),
+    bool, output_option("--quiet", "-q", help="Do not print messages about the run.", callback=_set_quiet)
 ]
 DebugOption = Annotated[
-    bool,
-    typer.Option(
-        "--debug",
-        help="Show the traceback of an error.",
-        callback=_set_debug,
-        hidden=True,
-        rich_help_panel=OUTPUT_PANEL,
-    ),
+    bool, output_option("--debug", help="Show the traceback of an error.", callback=_set_debug, hidden=True)
 ]
 
 
@@ -268,8 +244,6 @@ def parse_rows(flag: str) -> int | None:
     return int(flag)
 
 
-# Those that most people set; the others are hidden.
-_EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None for what was not given
 # One option for each sampling parameter, in place of one parameter of a command.
 SamplingNumbers = Annotated[
@@ -278,13 +252,12 @@ SamplingNumbers = Annotated[
         {
             name: Annotated[
                 type(spec.default) | None,
-                typer.Option(
+                sampling_option(
                     f"--{name.replace('_', '-')}",
                     metavar="X" if isinstance(spec.default, float) else "N",
                     help=spec.help,
                     show_default=f"the model's, or {spec.default:g}",
                     hidden=name not in _EVERYDAY_NUMBERS,
-                    rich_help_panel=SAMPLING_PANEL,
                 ),
             ]
             for name, spec in SPECS.items()
@@ -303,10 +276,7 @@ class DeviceOptions:
     threads: ThreadsOption = None
 
     def checked(self) -> RunnerOptions:
-        """The same, checked.
-
-        Raises: UsageError for unknown names, DeviceError for a card that cannot be used.
-        """
+        """The same, checked. Raises: UsageError for unknown names, DeviceError for a card that cannot be used"""
         return RunnerOptions(self.device, self.dtype, self.threads, self.kv_cache)
 
 
@@ -327,19 +297,15 @@ class StoppingOptions:
 
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
+        stopping_option(
             min=1,
             metavar="N",
             help="Stop after this many new tokens.",
             show_default=f"the model's; else no limit, or {DEFAULT_MAX_NEW_TOKENS} without an end-of-text token",
-            rich_help_panel=STOPPING_PANEL,
         ),
     ] = None
     stop: StopOption = None
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos", help="Ignore end-of-text tokens.", hidden=True, rich_help_panel=STOPPING_PANEL),
-    ] = False
+    ignore_eos: Annotated[bool, stopping_option("--ignore-eos", help="Ignore end-of-text tokens.", hidden=True)] = False
 
 
 @dataclass(frozen=True)
@@ -375,3 +341,132 @@ class MessageOptions:
 
     quiet: QuietOption = False
     debug: DebugOption = False
+
+
+AdapterOption = Annotated[
+    list[str] | None,
+    model_option(
+        "--adapter",
+        metavar="DIR|ID[=WEIGHT]",
+        help="Add a LoRA adapter to the model's 16-bit weights: a folder or hub id; repeatable.",
+        autocompletion=complete_adapter,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class AdapterChoice:
+    """An adapter by folder or hub id, and how often its product counts."""
+
+    name: str
+    weight: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """The value of --adapter for it."""
+        return self.name if self.weight == 1 else f"{self.name}={self.weight!r}"
+
+
+def parse_adapters(values: Sequence[str] | None) -> tuple[AdapterChoice, ...]:
+    """The values of --adapter. What is there as a path is one, whether or not it looks like `PATH=WEIGHT`.
+
+    Raises: UsageError for a weight that is not a number other than 0, and an adapter that is named twice
+    """
+    choices = tuple(_parse_adapter(value) for value in values or ())
+    names = [choice.name for choice in choices]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--adapter names {twice!r} twice; give it once, with a weight")
+    return choices
+
+
+def _parse_adapter(value: str) -> AdapterChoice:
+    name, sign, number = value.rpartition("=")
+    if not sign or os.path.exists(value):
+        name, number = value, "1"
+    if not name:
+        raise UsageError(f"--adapter is {value!r}, expected a folder or a hub id")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    if not math.isfinite(weight) or weight == 0:
+        raise UsageError(f"--adapter is {value!r}, expected a number other than 0 as the weight, not {number!r}")
+    return AdapterChoice(name, weight)
+
+
+def with_adapters(session: Session, choices: Sequence[AdapterChoice]) -> Session:
+    """The session with adapters in its model. Raises: CheckpointError and its subclasses."""
+    if not choices:
+        return session
+    model = add_adapters(session.model, choices)
+    return replace(session, model=model, name=" + ".join([session.name, *(one.shown_name for one in model.adapters)]))
+
+
+def add_adapters(model: Model, choices: Sequence[AdapterChoice]) -> Model:
+    """The model with adapters, which lines tell of; what the cache lacks is downloaded first.
+
+    Raises: CheckpointError and its subclasses.
+    """
+    adapters = [_open_adapter(choice) for choice in choices]
+    model = lazy.merge_adapters(model, adapters)
+    for adapter in adapters:
+        base = f", trained on {adapter.config.base_name}" if adapter.config.base_name else ""
+        terminal.info(f"Adapter {adapter.shown_name}: LoRA of rank {adapter.config.rank}{base}")
+    return model
+
+
+def _open_adapter(choice: AdapterChoice) -> Adapter:
+    is_on_hub = find_hub_id(choice.name) is not None
+    folder = fetch_model(choice.name, is_adapter=True) if is_on_hub else Path(choice.name)
+    return lazy.open_adapter(folder, choice.name, choice.weight)
+
+
+DraftOption = Annotated[
+    str,
+    model_option(
+        "--draft",
+        metavar="HOW",
+        help="How to guess tokens ahead, for the same text sooner: auto, ngram (from the text so far), "
+        "a smaller MODEL, or off.",
+        autocompletion=complete_draft,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The model that runs, its adapters, its context, its device, and what drafts for it."""
+
+    model: ModelOption = None
+    adapter: AdapterOption = None
+    context: ContextOption = None
+    draft: DraftOption = AUTO
+    devices: DeviceOptions = DeviceOptions()
+
+
+SpeedFirstOption = Annotated[
+    bool,
+    model_option(
+        "--speed-first",
+        help="Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
+        "run beside it.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ManyRowsDeviceOptions(DeviceOptions):
+    """Where a model runs, in which precision, and whether a text may depend on those beside it for speed."""
+
+    speed_first: SpeedFirstOption = False
+
+    def checked(self) -> RunnerOptions:
+        """See `DeviceOptions`."""
+        return replace(super().checked(), speed_first=self.speed_first)
+
+
+@dataclass(frozen=True)
+class ManyRowsRunOptions(RunOptions):
+    """The options of a command that generates, for many rows."""
+
+    devices: ManyRowsDeviceOptions = ManyRowsDeviceOptions()

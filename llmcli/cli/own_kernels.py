@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from llmcli.cli import lazy
-from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import MODEL_PANEL
+from llmcli.cli.options import model_option
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import first_of
 from llmcli.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -27,12 +26,11 @@ _MOST_LISTED = 3
 
 KernelOption = Annotated[
     list[str] | None,
-    typer.Option(
+    model_option(
         "--kernel",
         metavar="NAME=FILE",
         help="Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
         hidden=True,
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 
@@ -78,7 +76,7 @@ def open_card(
         terminal.info(f"checking {kernel}: {kernel.num_cases} cases")
         lazy.check_own_kernel(device, kernel)
     if unchecked:
-        terminal.warn(f"no check launches {_listed(unchecked)}, which the model may launch")
+        terminal.warn(f"no check launches {first_of(unchecked, _MOST_LISTED, '; ')}, which the model may launch")
     for kernel in kernels:
         terminal.info(_alone_text(kernel, lazy.time_own_kernel(device, kernel)))
     return replace(devices, opened=device)
@@ -124,11 +122,6 @@ def change_text(own: Spread, engine: Spread) -> str:
 
 def _milliseconds(spread: Spread) -> str:
     return f"{1e3 * spread.median:.3f} ms"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return f"{'; '.join(names[:_MOST_LISTED])}{more}"
 
 
 def _alone_text(kernel: OwnKernel, times: TimesAlone) -> str:

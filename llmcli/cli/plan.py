@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.groups import with_groups
-from llmcli.cli.many_rows_options import ManyRowsDeviceOptions
+from llmcli.cli.command import with_groups
 from llmcli.cli.options import (
     AUTO,
-    MODEL_PANEL,
     ContextOption,
+    ManyRowsDeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,
+    model_option,
     parse_rows,
 )
 from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate, size
 from llmcli.errors import UsageError
 
@@ -36,31 +35,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DistantCardOptions:
-    """A card that is not in this machine.
-
-    Raises: UsageError for half of one.
-    """
+    """A card that is not in this machine. Raises: UsageError for half of one"""
 
     memory: Annotated[
         float | None,
-        typer.Option(
+        model_option(
             min=0.1,
             max=1e6,
             metavar="GiB",
             help="Plan for a card with this much memory; needs --bandwidth.",
             hidden=True,
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     bandwidth: Annotated[
         float | None,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            metavar="GB/s",
-            help="Read bandwidth of the card that --memory describes.",
-            hidden=True,
-            rich_help_panel=MODEL_PANEL,
+        model_option(
+            min=0.1, max=1e6, metavar="GB/s", help="Read bandwidth of the card that --memory describes.", hidden=True
         ),
     ] = None
 
@@ -98,10 +88,7 @@ def plan(
     *,
     names: SubjectOptions,
     place: PlaceOptions,
-    draft: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A draft model (or SHAPE) beside it.", rich_help_panel=MODEL_PANEL),
-    ] = None,
+    draft: Annotated[str | None, model_option(metavar="MODEL", help="A draft model (or SHAPE) beside it.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     messages: MessageOptions,
 ) -> None:
@@ -181,11 +168,7 @@ def _decode_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
 def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
     header = ["prompt", "tokens/s", "first token"]
     rows = [
-        [
-            str(item.num_tokens),
-            rate(item.tokens_per_second),
-            duration(item.first_token_seconds),
-        ]
+        [str(item.num_tokens), rate(item.tokens_per_second), duration(item.first_token_seconds)]
         for item in facts.prompts
         if item.tokens_per_second is not None and item.first_token_seconds is not None
     ]

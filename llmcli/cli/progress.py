@@ -1,4 +1,4 @@
-"""Shows how far a long piece of work is, where somebody may be watching."""
+"""Shows how far a long piece of work is, where somebody may be watching, and why the first start takes longer."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,6 +6,9 @@ from contextlib import contextmanager
 
 from llmcli.cli import lazy
 from llmcli.cli.terminal import OnProgress, terminal
+from llmcli.cli.units import counted
+from llmcli.private_folder import folder_problem
+from llmcli.resources import kernel_cache_folder
 
 
 @contextmanager
@@ -22,3 +25,15 @@ def progress(
         return
     with lazy.draw_bar(what, unit, note, first) as on_progress:
         yield on_progress
+
+
+def say_compiling(done: int, total: int) -> None:
+    """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
+    if done == 0:
+        kernels, them = counted(total, "kernel"), "it" if total == 1 else "them"
+        problem = folder_problem(kernel_cache_folder())
+        if problem is None:
+            terminal.info(f"compiling {kernels}; the next start finds {them} compiled")
+        else:
+            terminal.info(f"compiling {kernels} at each start: {problem}")
+    terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

@@ -1,18 +1,26 @@
-"""Where a prompt comes from: the argument, a file, or standard input."""
+"""Where a prompt comes from, and the values of flags beside it: template variables, and settings of the sampler."""
 
+import json
 import os
+import re
 import select
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+from llmcli.reading import check_value
 
 _PATIENCE_SECONDS = 2
 MAX_BYTES = 64 * 1024**2  # far beyond any context; ends what would never end, such as `yes | llmcli generate`
+
+_ALMOST_JSON = ("true", "false", "null", "none")
+
+NO_BREAKERS = "none"
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -70,10 +78,7 @@ def _read_piped() -> str:
 
 
 def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
-    """The values of --stop.
-
-    Raises: UsageError for one that is empty, or that no text can contain.
-    """
+    """The values of --stop. Raises: UsageError for one that is empty, or that no text can contain"""
     for flag in flags or ():
         if not flag:
             raise UsageError("--stop is empty; give it the text to stop at")
@@ -81,12 +86,12 @@ def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(flags or ())
 
 
-def refuse_undecoded(argument: str, what: str) -> None:
+def refuse_undecoded(argument: str | None, what: str) -> None:
     """Refuse a command line argument that is not UTF-8: Python carries such bytes as lone surrogates.
 
     Raises: UsageError.
     """
-    if any("\ud800" <= character <= "\udfff" for character in argument):
+    if any("\ud800" <= character <= "\udfff" for character in argument or ""):
         raise UsageError(f"{what} is not UTF-8 text")
 
 
@@ -99,3 +104,99 @@ def _read(file: BinaryIO, where: str) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not UTF-8 text: byte {content[error.start]:#04x} at {error.start}") from error
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def parse_template_variables(flags: Sequence[str] | None) -> dict[str, Any]:
+    """The variables by name. A value is JSON; what is not JSON is a text.
+
+    Raises: UsageError for a flag without a name or a value, for a name that is given twice, and for a word such as
+    False, which as a text would mean the opposite.
+    """
+    variables: dict[str, Any] = {}
+    for flag in flags or ():
+        refuse_undecoded(flag, "--template-var")
+        name, equals, value = flag.partition("=")
+        if not (equals and name.isidentifier()):
+            raise UsageError(f"--template-var is {flag!r:.80}, expected NAME=VALUE, such as enable_thinking=false")
+        if name in variables:
+            raise UsageError(f"--template-var gives {name} twice")
+        variables[name] = _value(name, value)
+    return variables
+
+
+def _value(name: str, value: str) -> Any:
+    try:
+        loaded = json.loads(value)
+    except RecursionError:
+        raise UsageError(f"--template-var {name} is nested too deeply") from None
+    except ValueError:
+        if value.lower() in _ALMOST_JSON:
+            raise UsageError(f"--template-var {name} is {value!r}, expected JSON: true, false or null") from None
+        return value
+    try:
+        check_value(loaded)
+    except ValueError as error:
+        raise UsageError(f"--template-var {name}: {error}") from error
+    return loaded
+
+
+@dataclass(frozen=True)
+class SamplerFlags:
+    """What the command line says of the sampler beside numbers; None where it says nothing."""
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    order: tuple[str, ...] | None = None
+    dry_breakers: tuple[str, ...] | None = None
+    ignore_eos: bool = False
+
+
+def parse_sampler_flags(
+    logit_bias: Sequence[str] | None,
+    sampler_order: str | None,
+    dry_breakers: Sequence[str] | None,
+    *,
+    ignore_eos: bool = False,
+) -> SamplerFlags:
+    """The flags as values; names of steps are checked with the parameters, when the sampler is made.
+
+    Raises: UsageError for what no sampler could be asked for.
+    """
+    return SamplerFlags(
+        parse_logit_bias(logit_bias or []),
+        None if sampler_order is None else _parse_order(sampler_order),
+        None if dry_breakers is None else _parse_breakers(dry_breakers),
+        ignore_eos,
+    )
+
+
+def parse_logit_bias(flags: Sequence[str]) -> Mapping[int, float]:
+    """Token ids and biases out of flags such as `1234=-2.5`, `1234=+3` or `1234=-inf`.
+
+    Raises: UsageError for anything else.
+    """
+    biases: dict[int, float] = {}
+    for flag in flags:
+        token_id, separator, bias = flag.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            separator = ""
+        if not separator:
+            raise UsageError(f"--logit-bias is {flag!r}, expected a token id, =, and a number, such as 1234=-2.5")
+    return biases
+
+
+def _parse_order(flag: str) -> tuple[str, ...]:
+    """Names with commas or, as llama.cpp has it, semicolons between them; `-` in a name is `_`."""
+    names = tuple(name.strip().replace("-", "_") for name in re.split("[,;]", flag))
+    if not all(names):
+        raise UsageError(f"--sampler-order is {flag!r}, expected names of steps with commas between them")
+    return names
+
+
+def _parse_breakers(flags: Sequence[str]) -> tuple[str, ...]:
+    for flag in flags:
+        if not flag:
+            raise UsageError(f"--dry-breaker is empty; give it a text, or {NO_BREAKERS} for no breaker at all")
+        refuse_undecoded(flag, "--dry-breaker")
+    return tuple(dict.fromkeys(flag for flag in flags if flag != NO_BREAKERS))

@@ -1,37 +1,256 @@
-"""`llmcli quantize`: write an int8 or int4 export of a model."""
+"""`llmcli quantize` and `convert`: write an int8 or int4 export of a model, or a quantized one as compressed-tensors.
+
+`convert` takes it code for code. Both share source and destination, what they say of sizes, layers and earlier runs,
+and what an export did to a text.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.cli.adapters import AdapterOption, parse_adapters
-from llmcli.cli.completion import complete_device, complete_words
+from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
+from llmcli.cli import lazy
+from llmcli.cli.command import with_groups
+from llmcli.cli.completion import complete_device, complete_model, complete_words
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
-from llmcli.cli.export_files import DestinationArgument, FileOptions, SourceArgument, run_export
-from llmcli.cli.export_report import listed, report_earlier_run, report_layers, size_table
-from llmcli.cli.groups import with_groups
-from llmcli.cli.options import AUTO, OUTPUT_PANEL, MessageOptions
+from llmcli.cli.evaluate import DEFAULT_WINDOW, evaluate_models
+from llmcli.cli.options import (
+    AUTO,
+    AdapterChoice,
+    AdapterOption,
+    MessageOptions,
+    add_adapters,
+    output_option,
+    parse_adapters,
+    with_adapters,
+)
+from llmcli.cli.progress import progress, say_compiling
+from llmcli.cli.prompt import read_text
+from llmcli.cli.session import model_folder, open_session, shown_name
 from llmcli.cli.terminal import terminal
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.cli.units import divergence, first_of
+from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.resources import resource_folder
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_plan import ExportPlan
+    from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
     from llmcli.checkpoint.export_workspace import ExportWorkspace
+    from llmcli.checkpoint.folder import SourceState
+    from llmcli.checkpoint.model import Model
     from llmcli.quantization.rounding import TensorQuality
+    from llmcli.runners.cuda.quantizer import CardQuantizer
+
+_UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+_MAX_LISTED = 8  # layers named in one line; the model card has them all
+
+BUILTIN_TEXT = "builtin"
 
 BITS = (8, 4)
 GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
 HEAD_BITS = {"keep": None, "int8": 8}
+
+
+def report_layers(plan: ExportPlan) -> None:
+    """Say which layers stay as they are, which tensors are left out, and who may not take the result."""
+    if plan.skipped:
+        terminal.info(f"kept as they are: {first_of(plan.skipped, _MAX_LISTED)}")
+    if plan.model.tensors.unused:
+        terminal.info(f"left out, not used by the model: {first_of(plan.model.tensors.unused, _MAX_LISTED)}")
+    for concern in plan.concerns:
+        terminal.warn(concern)
+
+
+def report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
+    """Say what a run that was stopped has left."""
+    if workspace.num_resumed:
+        terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
+    elif workspace.has_cleaned:
+        terminal.info("starting over: the unfinished earlier run had another source or other options")
+
+
+def size_table(plan: ExportPlan) -> str:
+    """Sizes by kind of tensor, before and after."""
+    lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
+    for kind, sizes in {**plan.sizes, "all": plan.total}.items():
+        before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
+        lines.append(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
+    return "".join(lines)
+
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model)
+]
+DestinationArgument = Annotated[
+    Path, typer.Argument(readable=False, metavar="DST", help="Folder to write; it must not exist.")
+]
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """What may be written, and in files of what size."""
+
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
+    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB"
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after; write nothing.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
+
+    def shard_bytes(self) -> int:
+        """The size of the largest file. Raises: UsageError for a size that is none."""
+        match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", self.shard_size)
+        num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+        if num_bytes < 1:
+            raise UsageError(f"--shard-size is {self.shard_size!r}, expected a size such as 5GB or 500MB")
+        return num_bytes
+
+
+def run_export(
+    exporter: Exporter, workspace: ExportWorkspace, doing: str, on_tensor: Callable[[str, TensorQuality], None]
+) -> dict[str, TensorQuality]:
+    """Write the export under a progress bar named `doing`; a Ctrl-C ends the command and says how to go on."""
+    try:
+        with progress(doing) as on_progress:
+            return exporter.run(workspace, on_progress, on_tensor)
+    except KeyboardInterrupt:
+        terminal.info(f"Stopped: run the same command again to resume; finished files are in {workspace.folder}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def open_export(
+    source: str,
+    destination: Path,
+    options: ExportOptions,
+    adapters: Sequence[AdapterChoice] = (),
+    *,
+    card: int | None,
+    replace: bool,
+    dry_run: bool,
+) -> Exporter:
+    """Check the source, its adapters and the destination of an export and plan it; `card` None is the CPU.
+
+    Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
+    """
+    model, state, name, destination = _open_source(source, destination, replace=replace, dry_run=dry_run)
+    plan = lazy.plan_export(add_adapters(model, adapters), options, state)
+    if card is None:
+        return lazy.Exporter(plan, destination, name, replace=replace)
+    open_quantizer = partial(_open_card_quantizer, card, plan.weights)
+    return lazy.Exporter(plan, destination, name, replace=replace, open_quantizer=open_quantizer)
+
+
+def open_conversion(source: str, destination: Path, shard_bytes: int, *, replace: bool, dry_run: bool) -> Exporter:
+    """Check the source and the destination of a conversion and plan it.
+
+    Raises: UsageError and CheckpointError, with their subclasses.
+    """
+    model, state, name, destination = _open_source(source, destination, replace=replace, dry_run=dry_run)
+    return lazy.Exporter(lazy.plan_conversion(model, state, shard_bytes), destination, name, replace=replace)
+
+
+def _open_source(
+    source: str, destination: Path, *, replace: bool, dry_run: bool
+) -> tuple[Model, SourceState, str, Path]:
+    """A source with the state of its files, its name in the cards, and the resolved destination."""
+    destination = lazy.resolve_destination(destination)  # before anything is downloaded
+    if not dry_run:
+        lazy.refuse_existing(destination, replace=replace)
+    folder = model_folder(source)
+    state = lazy.SourceState.record(folder)
+    model = lazy.open_model(folder)
+    name = shown_name(source, folder)
+    lazy.require_text(name, "the name of the source")
+    return model, state, name, destination
+
+
+def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQuantizer:
+    device = lazy.Device.open(card)
+    terminal.info(f"quantizing on {device.name} (cuda:{device.index})")
+    return lazy.CardQuantizer(device, weights, on_compile=say_compiling)
+
+
+def evaluate_export(
+    source: str, adapters: Sequence[AdapterChoice], destination: Path, text: str, options: RunnerOptions
+) -> None:
+    """Measure what quantizing did to a text: `builtin`, or a file. The figures go into the export's cards.
+
+    Raises: UsageError for a text that cannot be read.
+    """
+    content, name = read_evaluation_text(text)
+    sessions = [with_adapters(open_session(source), adapters), open_session(str(destination))]
+    window = sessions[0].resolve_context(None, DEFAULT_WINDOW)
+    (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
+    assert comparison is not None
+    lazy.add_evaluation(
+        destination,
+        {
+            "text": name,
+            "num_tokens": before.num_tokens,
+            "window": before.window,
+            "stride": before.stride,
+            "perplexity_before": before.perplexity,
+            "perplexity_after": after.perplexity,
+            "mean_kl": comparison.mean_kl,
+            "top1_agreement": comparison.top1_agreement,
+        },
+    )
+    terminal.info(
+        f"perplexity {before.perplexity:.4f} -> {after.perplexity:.4f} "
+        f"({after.perplexity / before.perplexity - 1:+.3%}), "
+        f"mean KL {divergence(comparison.mean_kl)} nats, top-1 agreement {comparison.top1_agreement:.2%}, on {name}"
+    )
+
+
+def read_evaluation_text(choice: str) -> tuple[str, str]:
+    """The text of `--eval` and its name: the built-in one, or a file.
+
+    Raises: UsageError for a file that cannot be read.
+    """
+    if choice == BUILTIN_TEXT:
+        path = resource_folder("configs") / "texts" / "stories.txt"
+        return path.read_text(encoding="utf-8"), "the built-in stories"
+    return read_text(Path(choice), "--eval"), Path(choice).name
+
+
+@with_groups
+def convert(
+    *, source: SourceArgument, destination: DestinationArgument, files: FileOptions, messages: MessageOptions
+) -> None:
+    """Write an AWQ, GPTQ or w8a8 model as compressed-tensors.
+
+    Codes, scales and zero points stay the same; nothing is quantized again. Run the same command again to resume.
+
+    Examples:
+
+    llmcli convert my-awq my-int4
+
+    llmcli convert ORG/NAME-GPTQ my-int4 --dry-run
+    """
+    shard_bytes = files.shard_bytes()
+    with foreign_errors_explained(f"reading {source}", CheckpointError):
+        exporter = open_conversion(source, destination, shard_bytes, replace=files.force, dry_run=files.dry_run)
+    plan = exporter.plan
+    if files.dry_run:
+        report_layers(plan)
+        terminal.write(size_table(plan))
+        return
+    workspace = exporter.prepare()
+    with exporter.lock:
+        report_layers(plan)
+        report_earlier_run(workspace, len(plan.shards))
+        run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
+    total = plan.total
+    terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")
 
 
 @dataclass(frozen=True)
@@ -67,10 +286,7 @@ class FormOptions:
     ] = None
 
     def checked(self, shard_bytes: int) -> ExportOptions:
-        """The same, checked.
-
-        Raises: UsageError for a value that there is not.
-        """
+        """The same, checked. Raises: UsageError for a value that there is not"""
         return ExportOptions(
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
             head_bits=_choice("--head", self.head, HEAD_BITS),
@@ -86,9 +302,7 @@ class WorkOptions:
     device: Annotated[
         str,
         typer.Option(
-            help="auto, cpu, cuda or cuda:N; the files are the same.",
-            metavar="DEVICE",
-            autocompletion=complete_device,
+            help="auto, cpu, cuda or cuda:N; the files are the same.", metavar="DEVICE", autocompletion=complete_device
         ),
     ] = AUTO
     eval_: Annotated[
@@ -110,9 +324,7 @@ def quantize(
     form: FormOptions,
     work: WorkOptions,
     files: FileOptions,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print the error of every layer.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="Print the error of every layer.")] = False,
     messages: MessageOptions,
 ) -> None:
     """Quantize a model to int8 or int4; transformers can load it too.
@@ -185,7 +397,7 @@ def _report_plan(plan: ExportPlan) -> None:
     if plan.options is not None and plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "
-            f"these layers, which get one scale per row: {listed(plan.channel_layers)}"
+            f"these layers, which get one scale per row: {first_of(plan.channel_layers, _MAX_LISTED)}"
         )
     if plan.unties_head:
         size = decimal(plan.sizes["output head"].bytes_after)

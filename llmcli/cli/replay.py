@@ -15,35 +15,34 @@ import typer
 
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.adapters import AdapterChoice, AdapterOption, parse_adapters, with_adapters
+from llmcli.cli.command import with_groups
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
-from llmcli.cli.groups import with_groups
 from llmcli.cli.held_texts import Schemas
-from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
-from llmcli.cli.output.text import TextOutput, begin_text
+from llmcli.cli.options import (
+    AdapterChoice,
+    AdapterOption,
+    MessageOptions,
+    model_option,
+    output_option,
+    parse_adapters,
+    sampling_option,
+    with_adapters,
+)
+from llmcli.cli.output.base import Output, TextOutput, begin_text
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
-from llmcli.cli.run import Run
-from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.prompt import SamplerFlags
+from llmcli.cli.run import LoadedRunner, Run
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
-from llmcli.errors import (
-    EXIT_INTERRUPTED,
-    CheckpointError,
-    DeviceError,
-    DifferentTextError,
-    TokenizerError,
-    UsageError,
-)
+from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, DeviceError, DifferentTextError, TokenizerError, UsageError
 from llmcli.resources import built_in_model
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.timeline import Timeline
 
 if TYPE_CHECKING:
-    from llmcli.cli.output.base import Output
-    from llmcli.cli.run import LoadedRunner
     from llmcli.differences import Difference
     from llmcli.engine.request import Request
     from llmcli.receipt.receipt import PromptFacts, Receipt, SampleComparison
@@ -58,36 +57,22 @@ class ReplayOptions:
     ]
     model: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--model",
             "-m",
             metavar="MODEL",
             help="Where the model is now: folder or hub id.",
             show_default="the receipt's",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     adapter: AdapterOption = None
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE", help="cpu, cuda or cuda:N.", show_default="the receipt's", rich_help_panel=MODEL_PANEL
-        ),
+        str | None, model_option(metavar="DEVICE", help="cpu, cuda or cuda:N.", show_default="the receipt's")
     ] = None
     only: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=2**32,
-            metavar="K",
-            help="Replay only sample K.",
-            show_default="all",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        int | None, sampling_option(min=1, max=2**32, metavar="K", help="Replay only sample K.", show_default="all")
     ] = None
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
+    json: Annotated[bool, output_option("--json", help="Print one JSON object instead of text.")] = False
 
 
 @with_groups
@@ -298,10 +283,7 @@ class _Collector:
 def _generate(
     run: Run, runner: LoadedRunner, receipt: Receipt, request: Request, options: ReplayOptions
 ) -> Sequence[Finished]:
-    """The texts, shown as they come unless JSON is asked for.
-
-    Raises: typer.Exit after a Ctrl-C.
-    """
+    """The texts, shown as they come unless JSON is asked for. Raises: typer.Exit after a Ctrl-C"""
     prompt = EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=request.at_start)
     collector = _Collector()
     outputs: list[Output] = [collector]

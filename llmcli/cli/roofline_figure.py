@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from llmcli.cli.roofline_plot import Mark
+from llmcli.cli.roofline_report import Mark
 from llmcli.writing import OutputFile
 
 PICTURE = OutputFile("a picture", lambda head: True, "name another file")

@@ -1,44 +1,329 @@
-"""`llmcli serve`: the model for other programs, over OpenAI's protocol."""
+"""`llmcli serve`: the model for other programs, over OpenAI's protocol.
+
+The bodies of requests become the engine's with the session's own functions, so that a request tells what `generate`
+tells.
+"""
 
 from __future__ import annotations
 
+import errno
+import ipaddress
+import json
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.groups import with_groups
-from llmcli.cli.held_texts import Schemas
-from llmcli.cli.many_rows_options import ManyRowsRunOptions
+from llmcli.cli.command import with_groups
+from llmcli.cli.held_texts import KEPT_SCHEMAS, Schemas
 from llmcli.cli.options import (
+    AUTO,
+    KEY_VARIABLE,
+    ChatTemplateOption,
+    ManyRowsRunOptions,
     MessageOptions,
+    ModelArgument,
+    RowsOption,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
+    TemplateVarOption,
     chosen_model,
+    output_option,
     parse_rows,
 )
-from llmcli.cli.run import Run, check_run, loaded_objects_set_aside, open_run
-from llmcli.cli.serve_options import ServeOptions
-from llmcli.cli.served_model import open_served_model
-from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.prompt import SamplerFlags, parse_template_variables
+from llmcli.cli.run import OFF, Run, RunRequest, check_run, loaded_objects_set_aside, open_run
+from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
-from llmcli.cli.units import size
-from llmcli.errors import EXIT_INTERRUPTED, UsageError
+from llmcli.cli.units import counted, size
+from llmcli.errors import EXIT_INTERRUPTED, TokenizerError, UsageError
+from llmcli.reading import API_KEY
+from llmcli.sampling.params import SamplingParams
+from llmcli.serve.refusal import Refusal
 
 if TYPE_CHECKING:
+    from llmcli.engine.request import Request
     from llmcli.engine.scheduler import Scheduler
     from llmcli.runners.base import Runner
+    from llmcli.schema.grammar import Grammar, GrammarProcess
+    from llmcli.schema.held_to import HeldTo
+    from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
     from llmcli.serve.server import Server
+    from llmcli.tokenizer.base import Tokenizer
+
+server_option = partial(typer.Option, rich_help_panel="Server")
+_MIB = 1024**2
 
 # The CPU gains little from more rows; but who asks while a long text runs should not wait for its end.
 HOST_ROWS = 4
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where the server listens, whom it lets in, and what a client may take.
+
+    Raises: UsageError for values that cannot be.
+    """
+
+    model_argument: ModelArgument = None
+    host: Annotated[str, server_option("--host", metavar="HOST", help="Address to listen at.")] = "127.0.0.1"
+    port: Annotated[
+        int, server_option("--port", min=0, max=65535, metavar="N", help="Port to listen at; 0 picks one.")
+    ] = 8080
+    rows: RowsOption = AUTO
+    api_key: Annotated[
+        str | None,
+        server_option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="Serve only who sends this key."),
+    ] = None
+    api_key_file: Annotated[
+        Path | None, server_option("--api-key-file", readable=False, metavar="FILE", help="Read the key from a file.")
+    ] = None
+    max_queue: Annotated[
+        int, server_option("--max-queue", min=0, metavar="N", help="Texts that may wait for a row.")
+    ] = 512
+    max_body: Annotated[
+        int, server_option("--max-body", min=1, max=1024, metavar="MIB", help="Longest request, in MiB.", hidden=True)
+    ] = 8
+    timeout: Annotated[
+        float | None,
+        server_option(
+            "--timeout",
+            min=0.1,
+            metavar="SECONDS",
+            help="Longest time for an answer, waiting included.",
+            show_default="no limit",
+        ),
+    ] = None
+    grace: Annotated[
+        float,
+        server_option(
+            "--grace", min=0, metavar="SECONDS", help="At the end, finish answers for this long.", hidden=True
+        ),
+    ] = 30
+    cors_origin: Annotated[
+        list[str] | None,
+        server_option(
+            "--cors-origin",
+            metavar="ORIGIN",
+            help="Let pages of this site use the server, such as https://example.org; repeatable.",
+            hidden=True,
+        ),
+    ] = None
+    chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
+    log_contents: Annotated[bool, output_option("--log-contents", help="Log prompts and answers too.", hidden=True)] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        parse_rows(self.rows)
+        parse_template_variables(self.template_var)
+        # The variable is for all runs, so it is no question for one with a file.
+        if self.api_key_file is not None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
+            raise UsageError("--api-key and --api-key-file cannot be combined")
+        for origin in self.cors_origin or ():
+            if origin != "*" and "://" not in origin:
+                raise UsageError(f"--cors-origin is {origin!r}, expected an origin such as https://example.org")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The longest request."""
+        return self.max_body * _MIB
+
+    def read_key(self) -> str | None:
+        """The API key, None for none. Raises: UsageError for an empty one, and for a file that cannot be read"""
+        if self.api_key_file is not None:
+            key, source = API_KEY.read_text(self.api_key_file).removeprefix("\ufeff").strip(), str(self.api_key_file)
+        elif self.api_key is not None:
+            key = self.api_key
+            source = KEY_VARIABLE if key == os.environ.get(KEY_VARIABLE) else "--api-key"
+        else:
+            return None
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise UsageError(f"{source} holds no usable key, expected visible ASCII characters without spaces")
+        return key
+
+    def listen(self, *, has_key: bool) -> tuple[socket.socket, bool]:
+        """A socket bound to host and port, and whether only this machine reaches it; it does not accept clients yet.
+
+        Raises: UsageError for an address that cannot be used, and for one that others reach without a key.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            raise UsageError(f"--host is {self.host!r}, which has no address: {error}") from error
+        family, _, _, _, address = found[0]
+        is_local = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        if not (is_local or has_key):
+            raise UsageError(
+                f"others can reach {self.host}: add --api-key-file or {KEY_VARIABLE}, or use --host 127.0.0.1"
+            )
+        try:
+            listener = socket.create_server(address[:2], family=family)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)  # Python's text says the address again
+            remedy = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+            raise UsageError(
+                f"cannot listen at {self.host} port {self.port}: {reason}; choose another {remedy}"
+            ) from error
+        return listener, is_local
+
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class SessionModel:
+    """A `ServedModel`. `seed` and `max_new_tokens` are for requests that give none."""
+
+    run: Run
+    seed: int | None
+    max_new_tokens: int | None
+    chat_template: str | None
+    template_variables: Mapping[str, Any]
+    _grammars: dict[tuple[str, str, str], Grammar] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The model's name, and as the command line names it."""
+        return tuple(dict.fromkeys((self.run.session.name, self.run.model)))
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and new text together."""
+        return self.run.context
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.run.session.tokenizer
+
+    def answer(self, body: ChatBody) -> Request:
+        """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
+        self._check_length("messages", *body.messages)
+        prompt = self._encode_messages(body.messages)
+        return self._request(body, "messages", prompt)
+
+    def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
+        """Texts that continue a prompt. Raises: UsageError, Refusal"""
+        if isinstance(prompt, str):
+            self._check_length("prompt", {"prompt": prompt})
+            encoded = self.run.session.encode_prompt(prompt)
+        else:
+            self._check_ids("prompt", prompt)
+            special = self.tokenizer.special_token_ids
+            is_empty = all(token_id in special for token_id in prompt)
+            encoded = EncodedPrompt("", tuple(prompt), at_start=is_empty)
+        scores_prompt = body.echo and body.logprobs is not None and len(encoded.token_ids) > 1
+        return replace(self._request(body, "prompt", encoded), scores_prompt=scores_prompt)
+
+    def grammar(self, held_to: HeldTo) -> Grammar:
+        """What texts are held to. Raises: UsageError, TokenizerError"""
+        key = held_to.kind, held_to.key, json.dumps(held_to.value)
+        if key not in self._grammars:
+            while len(self._grammars) >= KEPT_SCHEMAS:
+                del self._grammars[next(iter(self._grammars))]
+            self._grammars[key] = self._grammar_process.grammar(held_to)
+        return self._grammars[key]
+
+    def encode(self, prompt: str | Messages) -> Sequence[int]:
+        """The token ids of a prompt or a conversation. Raises: UsageError, TokenizerError"""
+        if isinstance(prompt, str):
+            self._check_length("prompt", {"prompt": prompt})
+            return self.run.session.encode_prompt(prompt).token_ids
+        self._check_length("messages", *prompt)
+        return self._encode_messages(prompt).token_ids
+
+    @cached_property
+    def _grammar_process(self) -> GrammarProcess:
+        return lazy.GrammarProcess()
+
+    @cached_property
+    def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
+        template, ends = self.run.session.open_template(self.chat_template, self.template_variables)
+        encode_messages = self.run.session.message_encoder(template, ends)
+
+        def encode(messages: Messages) -> EncodedPrompt:
+            try:
+                return encode_messages(messages)
+            except TokenizerError as error:  # where the template lies is no client's business
+                message = str(error).replace(template.origin, "the chat template")
+                raise Refusal(400, message, param="messages") from error
+
+        return encode
+
+    def _request(self, body: TextsBody, key: str, prompt: EncodedPrompt) -> Request:
+        """Of the prompt that was given under `key`."""
+        session, run = self.run.session, self.run
+        assert body.seed is not None
+        flags = replace(run.flags, logit_bias=self._biases(body), ignore_eos=run.flags.ignore_eos or body.ignore_eos)
+        params = SamplingParams(**{**vars(run.sampling.params), **body.sampling})
+        return session.request(
+            prompt,
+            session.sampler(params, body.seed, prompt, flags),
+            samples=tuple(range(body.n)),
+            max_new_tokens=self._limit(body, key, prompt, flags),
+            stop_strings=tuple(body.stop) or run.stop_strings,
+            num_alternatives=body.num_alternatives,
+        )
+
+    def _limit(self, body: TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
+        num_tokens, context = len(prompt.token_ids), self.run.context
+        room, wanted = context - num_tokens, body.max_new_tokens
+        is_full = room < (1 if wanted is None else min(wanted, 1))
+        if is_full or (wanted is not None and wanted > room):
+            more = "" if wanted is None else f" and {wanted} new tokens are requested"
+            remedy = "shorten the prompt" if is_full else f"request at most {room}"
+            limit_key = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+            message = f"the prompt has {num_tokens} tokens{more}; the context limit is {context}; {remedy}"
+            raise Refusal(400, message, param=key if is_full else limit_key)
+        if wanted is None and self.max_new_tokens is not None:
+            wanted = min(self.max_new_tokens, room)
+        can_end = not flags.ignore_eos and self.run.session.can_end(prompt)
+        return self.run.session.limit_new_tokens(wanted, num_tokens, context, can_end=can_end)
+
+    def _check_length(self, key: str, *messages: Mapping[str, str]) -> None:
+        """Refuse what cannot fit before it is encoded, at a second for each megabyte."""
+        num_bytes = sum(len(text.encode(errors="replace")) for message in messages for text in message.values())
+        if num_bytes > self.context and num_bytes > self.context * self.tokenizer.longest_token:
+            message = (
+                f"the prompt has {num_bytes} bytes; the context limit is {self.context} tokens; shorten the prompt"
+            )
+            raise Refusal(400, message, param=key)
+
+    def _biases(self, body: TextsBody) -> Mapping[int, float]:
+        self._check_ids("logit_bias", body.logit_bias)
+        return {**self.run.flags.logit_bias, **body.logit_bias}
+
+    def _check_ids(self, key: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
+        vocab_size = self.run.session.model.config.vocab_size
+        if not token_ids and key == "prompt":
+            raise Refusal(400, "prompt is an empty list of token ids, expected at least one", param=key)
+        if token_ids and (largest := max(token_ids)) >= vocab_size:
+            raise Refusal(400, f"{key} names token {largest}, expected 0 to {vocab_size - 1}", param=key)
+
+
+def open_served_model(
+    request: RunRequest,
+    name: str | None,
+    max_new_tokens: int | None,
+    chat_template: str | None,
+    template_variables: Sequence[str] | None,
+) -> SessionModel:
+    """The model `name` as the flags of `request` serve it. Raises: as `open_run`"""
+    variables = parse_template_variables(template_variables)
+    run = open_run(replace(request, draft=OFF), name)
+    return SessionModel(run, request.seed, max_new_tokens, chat_template, variables)
 
 
 @with_groups
@@ -130,11 +415,11 @@ def _address(listener: socket.socket) -> str:
 
 def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
     limits = runner.limits
-    rows = "1 row" if limits.num_rows == 1 else f"{limits.num_rows} rows"
     cache = (
         f"KV cache {size(limits.cache_bytes)} for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
     )
     memory = f"weights {size(limits.weight_bytes)} + {cache}"
+    rows = counted(limits.num_rows, "row")
     return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {memory}"
 
 

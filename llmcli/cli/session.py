@@ -1,10 +1,14 @@
-"""`Session`: a model with its tokenizer and what its files say of prompts, sampling and runners."""
+"""`Session`: a model with its tokenizer and what its files say of prompts, sampling and runners.
+
+Beside it the tokens that a schema needs, which are made while all else starts.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,18 +20,24 @@ from rich.filesize import decimal
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
-from llmcli.cli.model_notes import warn_of
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
-from llmcli.cli.token_tree import TokenTree
+from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
-from llmcli.sampling.params import DEFAULT_ORDER, GENERATION_CONFIG, leave_out, resolve
+from llmcli.sampling.params import (
+    DEFAULT_ORDER,
+    GENERATION_CONFIG,
+    ResolvedSampling,
+    SamplingParams,
+    leave_out,
+    resolve,
+)
 from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
-    from llmcli.cli.sampler_flags import SamplerFlags
+    from llmcli.cli.prompt import SamplerFlags
     from llmcli.config.fields import Fields
     from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
@@ -35,15 +45,62 @@ if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
-    from llmcli.sampling.params import ResolvedSampling, Sampler, SamplingParams
+    from llmcli.sampling.params import Sampler
+    from llmcli.schema.library import Tokens
     from llmcli.tokenizer.base import Tokenizer
     from llmcli.tokenizer.chat_template import ChatTemplate
+
+_MAX_NAMED = 3
 
 DEFAULT_MAX_CONTEXT = 8192
 DEFAULT_MAX_NEW_TOKENS = 256
 
 # What DRY does not look across, as in llama.cpp: line ends, and the punctuation of dialogue and lists.
 DRY_BREAKERS = (b"\n", b":", b'"', b"*")
+
+
+class TokenTree:
+    """The tokens of the tokenizer in `folder`, for a model with `vocab_size` logits.
+
+    They are begun at once from what an earlier run has kept; the tokenizer may still be loading then.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int):
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._pool = ThreadPoolExecutor(1, "tokens")
+        self._kept = self._pool.submit(self._make_of_kept)
+        self._made: Future[Tokens] | None = None
+
+    def start(self, tokenizer: Tokenizer) -> None:
+        """Go on with the tokenizer, if nothing was kept of it."""
+        if self._made is None:
+            self._made = self._pool.submit(self._make, tokenizer)
+
+    def tokens(self) -> Tokens:
+        """Wait for them; `start` must have been called."""
+        assert self._made is not None
+        return self._made.result()
+
+    def _make_of_kept(self) -> Tokens | None:
+        pieces = lazy.find_kept_pieces(self._folder)
+        return None if pieces is None else lazy.Tokens(pieces.first(self._vocab_size))
+
+    def _make(self, tokenizer: Tokenizer) -> Tokens:
+        kept = self._kept.result()
+        if kept is not None:
+            return kept
+        pieces = lazy.TokenPieces.of(tokenizer)
+        self._pool.submit(lazy.keep_pieces, self._folder, pieces)
+        return lazy.Tokens(pieces.first(self._vocab_size))
+
+
+def warn_of(model: Model, name: str) -> None:
+    """Say it, a line each; `name` is the model's."""
+    if unused := model.tensors.unused:
+        terminal.warn(f"{name} has tensors that its config does not use: {first_of(unused, _MAX_NAMED)}")
+    for note in model.notes:
+        terminal.warn(f"{name}: {note}")
 
 
 @dataclass(frozen=True)
@@ -112,11 +169,7 @@ class Session:
         return template, lazy.turn_end_token_ids(self.tokenizer, template)
 
     def encode_message(
-        self,
-        message: str,
-        system: str | None,
-        template_choice: str | None,
-        variables: Mapping[str, Any] | None = None,
+        self, message: str, system: str | None, template_choice: str | None, variables: Mapping[str, Any] | None = None
     ) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, in the template.
 

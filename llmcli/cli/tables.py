@@ -1,5 +1,6 @@
-"""Tables of figures: drawn by rich on a terminal, plain columns elsewhere."""
+"""Tables of figures: drawn by rich on a terminal, plain columns elsewhere; and as CSV."""
 
+import csv
 import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,15 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines
     )
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A line for each row, under a header; None is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _blocks(columns: Sequence[Sequence[str]], room: int) -> Iterator[list[Sequence[str]]]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
-from llmcli.cli.model_notes import warn_of
 from llmcli.cli.progress import progress
-from llmcli.cli.session import model_folder, shown_name
+from llmcli.cli.session import model_folder, shown_name, warn_of
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.resources import bench_folder, built_in_model

@@ -179,12 +179,7 @@ def _run(step: Step, folder: Path, *, with_color: bool) -> int:
         environment["LLMCLI_DEBUG"] = "1"
     command = [sys.executable, "-m", "llmcli", *shlex.split(step.command)[1:]]
     with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stdout,
-        stderr=subprocess.STDOUT,
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stdout, stderr=subprocess.STDOUT
     ) as process:
         try:
             return process.wait()

@@ -1,5 +1,6 @@
-"""Sizes, times, rates and divergences as people read them."""
+"""Sizes, times, rates, divergences, counts and lists as people read them."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 _LEAST_DIVERGENCE = 1e-6  # in nats; below it stands what rounding leaves of none
@@ -42,3 +43,14 @@ def divergence(nats: float, digits: int = 3) -> str:
 def rate(per_second: float) -> str:
     """A rate; a slow one keeps two digits."""
     return f"{per_second:,.1f}" if per_second >= 1 else f"{per_second:.2g}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 turn`, or `2 turns`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def first_of(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first names, and how many there are besides."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{separator.join(names[:most])}{more}"

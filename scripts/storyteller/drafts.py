@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.draft import WORDS, open_draft
+from llmcli.cli.run import DRAFT_WORDS, open_draft
 from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished, Token
@@ -112,7 +112,8 @@ def main(words: list[str] | None = None) -> None:
         if not prompts:
             continue
         ways = {
-            choice: open_draft(choice, voice.session).load(voice.runner, options, voice.context) for choice in WORDS
+            choice: open_draft(choice, voice.session).load(voice.runner, options, voice.context)
+            for choice in DRAFT_WORDS
         }
         if arguments.drafter:
             draft = open_draft(str(arguments.drafter), voice.session)

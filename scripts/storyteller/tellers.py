@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished

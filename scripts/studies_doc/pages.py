@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from llmcli.cli.study_report import finding_text, study_text
+from llmcli.cli.kernel_report import finding_text, study_text
 from llmcli.lab.study import Study, load_study, study_names
 from scripts.studies_doc.articles import article_text, read_articles
 from scripts.studies_doc.figure import figure

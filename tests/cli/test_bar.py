@@ -47,7 +47,7 @@ def test_nothing_is_counted_before_the_total_is_known(unit: str, done: str) -> N
 
 COMPILED = """
 import time
-from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.progress import say_compiling
 from llmcli.cli.progress import progress
 with progress("loading x", first="starting the card") as on_progress:
     for done in range(3):

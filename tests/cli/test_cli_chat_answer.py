@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scripted_talk import Talk
 
-from llmcli.cli.chat_session.view import View
+from llmcli.cli.chat_session.answer import View
 from llmcli.engine.conversation import load_conversation
 from llmcli.errors import DeviceError
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from scripted_talk import Talk, answers
 
-from llmcli.cli.chat_session.commands import COMMANDS, HABITS
-from llmcli.cli.chat_session.look_commands import CODE_BLOCK
+from llmcli.cli.chat_session.commands import CODE_BLOCK, COMMANDS, HABITS
 from llmcli.engine.conversation import load_conversation
 
 ANSWER = "[a-h]{8}"

@@ -16,11 +16,10 @@ import pytest
 from scripted_talk import Talk
 
 from llmcli.cli.chat import ConversationOptions
-from llmcli.cli.chat_session.answer import run_answer
+from llmcli.cli.chat_session.answer import NoWriter, View, run_answer
 from llmcli.cli.chat_session.commands import run_command
 from llmcli.cli.chat_session.keeping import Keeper
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
-from llmcli.cli.chat_session.view import NoWriter, View
 from llmcli.engine.conversation import Conversation, load_conversation
 from llmcli.errors import LLMCliError, UsageError
 

@@ -17,9 +17,9 @@ from results import Result
 from rich.cells import cell_len
 from scripted_talk import Talk, answers, open_talk
 
-from llmcli.cli.chat_session import keeping, kept_names
-from llmcli.cli.chat_session.chat_list import _table
+from llmcli.cli.chat_session import keeping, kept_chats
 from llmcli.cli.chat_session.keeping import Keeper
+from llmcli.cli.chat_session.kept_chats import _table
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 
 TODAY = "2026-11-22"
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def talk(llmcli: Callable[..., Result], talker: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     clock = SimpleNamespace(strftime=lambda form: {"%Y-%m-%d": TODAY, "-%H%M%S": "-171819"}[form])
-    monkeypatch.setattr(kept_names, "time", clock)
+    monkeypatch.setattr(kept_chats, "time", clock)
     return open_talk(llmcli, talker, folder.parent, monkeypatch)
 
 
@@ -91,7 +91,7 @@ def test_the_list_on_a_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, colu
         def isatty(self) -> bool:
             return True
 
-    for module in ("chat_session.chat_list", "facts"):
+    for module in ("chat_session.kept_chats", "terminal"):
         monkeypatch.setattr(f"llmcli.cli.{module}.columns_of", lambda stream: columns)
     monkeypatch.setattr("sys.stdout", Screen())
     heading = ("", "NAME", "WHEN", "TURNS", "MODEL", "BEGINS")

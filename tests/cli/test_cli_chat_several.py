@@ -13,7 +13,7 @@ from chat_terminal import LETTERS_ONLY
 from results import Result
 from scripted_talk import Talk, answers
 
-from llmcli.cli.chat_session import probs_command, several
+from llmcli.cli.chat_session import answer, commands
 from llmcli.engine.conversation import load_conversation
 
 
@@ -71,7 +71,7 @@ def test_the_context_may_be_full_of_them(talk: Talk) -> None:
 
 
 def test_ctrl_c_keeps_what_has_come(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = several._InOrder.take
+    shown = answer._InOrder.take
     events: list[Any] = []
 
     def take(self: Any, event: Any) -> None:
@@ -80,7 +80,7 @@ def test_ctrl_c_keeps_what_has_come(talk: Talk, monkeypatch: pytest.MonkeyPatch)
         if len(events) == 20:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(several._InOrder, "take", take)
+    monkeypatch.setattr(answer._InOrder, "take", take)
     result, _ = talk("One", "/n 3", "/choose 3", "/history", "/continue", flags=("--rows", "3"))
     first, *cut, rest = answers(result)
     assert len(first) == 8
@@ -120,7 +120,7 @@ def test_probabilities_are_those_of_generate(
 
 
 def test_probabilities_in_colour(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probs_command, "has_color", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(commands, "has_color", lambda stream: stream is sys.stderr)
     result, _ = talk("One", "/probs")
     text = answers(result)[0]
     assert "probability of each token: over 50%" in result.stderr

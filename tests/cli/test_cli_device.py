@@ -14,9 +14,9 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.cli import device_choice, lazy
-from llmcli.cli.card_target import CardTarget
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.output.stats import decode_wall_seconds
+from llmcli.cli.device_targets import CardTarget
+from llmcli.cli.output.base import decode_wall_seconds
 from llmcli.cli.targets import open_target
 from llmcli.engine.events import Timings
 from llmcli.errors import DeviceError, UsageError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from results import Result
 
+from llmcli.cli.kernel_report import as_csv, as_json, finding_text, study_text
 from llmcli.cli.kernels import _show
-from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
 from llmcli.lab.compare import Measured, find_claims
 from llmcli.lab.study import parse_study, study_names
 from llmcli.lab.trial import Times

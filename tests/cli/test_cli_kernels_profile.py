@@ -17,7 +17,7 @@ from results import Result
 
 from llmcli.checkpoint.model import open_model
 from llmcli.cli import kernels_profile
-from llmcli.cli.profile_report import Profiled, limit_text, profile_text
+from llmcli.cli.kernels_profile import Profiled, limit_text, profile_text
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.occupancy import Occupancy

@@ -12,10 +12,17 @@ import pytest
 from docs_schemas import check_docs_schema
 from results import Result
 
-from llmcli.cli import kernels_bench, kernels_roofline, lazy
+from llmcli.cli import kernels_bench, lazy
 from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
-from llmcli.cli.roofline_plot import HEIGHT, WIDTH, draw_roofline
-from llmcli.cli.roofline_report import gap_text, placed_marks, roofline_json, roofline_text
+from llmcli.cli.roofline_report import (
+    HEIGHT,
+    WIDTH,
+    draw_roofline,
+    gap_text,
+    placed_marks,
+    roofline_json,
+    roofline_text,
+)
 from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.registry import KERNELS
@@ -114,7 +121,7 @@ def test_without_matplotlib_a_line_says_how_to_get_it(llmcli: Llmcli, monkeypatc
         def __getattr__(self, name: str) -> Any:
             raise ModuleNotFoundError("No module named 'matplotlib'")
 
-    monkeypatch.setattr(kernels_roofline, "lazy", Missing())
+    monkeypatch.setattr(kernels_bench, "lazy", Missing())
     llmcli("kernels", "roofline", "--out", "plot.svg").expect_error(2, 'pip install "llmcli[plot]"')
 
 
@@ -130,8 +137,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that has been measured."""
     device = SimpleNamespace(name="A Card", arch="sm_90", num_multiprocessors=132)
-    for module in (kernels_bench, kernels_roofline):
-        monkeypatch.setattr(module, "measure_subject_kernels", lambda *arguments: (device, CEILINGS, STEPS))
+    monkeypatch.setattr(kernels_bench, "measure_subject_kernels", lambda *arguments: (device, CEILINGS, STEPS))
 
 
 @pytest.mark.usefixtures("card")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from results import Result
 
-from llmcli.cli.optional_value import with_values
-from llmcli.cli.output.start import BAR_CELLS, start_json, start_table
-from llmcli.cli.process_age import process_age
+from llmcli.cli.command import with_values
+from llmcli.cli.generate import process_age
+from llmcli.cli.output.base import BAR_CELLS, start_json, start_table
 from llmcli.timeline import Timeline
 
 
@@ -133,7 +133,7 @@ def test_no_table_without_a_token() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux knows when a process was started")
 def test_the_age_of_a_process() -> None:
-    program = "import time; time.sleep(0.5); from llmcli.cli.process_age import process_age; print(process_age())"
+    program = "import time; time.sleep(0.5); from llmcli.cli.generate import process_age; print(process_age())"
     start = time.perf_counter()
     age = float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
     assert 0.5 <= age + 0.01 <= time.perf_counter() - start + 0.02  # a clock of hundredths of a second

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from results import Result
 
-from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.prompt import parse_template_variables
 from llmcli.errors import UsageError
 
 TEMPLATE = (

@@ -15,9 +15,8 @@ from results import Result
 
 from llmcli.cli import tour
 from llmcli.cli.main import run as run_here
-from llmcli.cli.output.color import TRUE_COLORS
 from llmcli.cli.output.page_kit import PAGE_MARK
-from llmcli.cli.output.tokens import level_names
+from llmcli.cli.output.tokens import TRUE_COLORS, level_names
 from llmcli.cli.tour import Step, plan_tour
 from llmcli.resources import STORYTELLER_BF16
 

@@ -11,7 +11,7 @@ import pytest
 from docs_schemas import check_docs_schema
 from results import Result
 
-from llmcli.cli import lazy, verify
+from llmcli.cli import doctor, lazy
 from llmcli.lab.verify import KernelVerdict
 from llmcli.measure.verify import LayerVerdict, LogitsVerdict
 
@@ -48,8 +48,8 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[KernelVerdict], L
             return list(layers), logits
 
         device: Any = SimpleNamespace(name="A card", arch="sm_90", activate=lambda: None)
-        monkeypatch.setattr(verify, "_card", lambda named: 0)
-        monkeypatch.setattr(verify, "_compare", compare)
+        monkeypatch.setattr(doctor, "_card", lambda named: 0)
+        monkeypatch.setattr(doctor, "_compare", compare)
         monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=lambda card: device), raising=False)
         monkeypatch.setattr(lazy, "verify_kernels", lambda opened, on_compile: iter(kernels), raising=False)
 

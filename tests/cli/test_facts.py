@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from llmcli.cli.facts import fact_lines
+from llmcli.cli.terminal import fact_lines
 
 ROWS = [("model", "a folder of some name"), ("", "and what it holds: " + "weights " * 12), ("empty", "")]
 
@@ -20,7 +20,7 @@ def test_a_pipe_gets_one_line_each() -> None:
 
 
 def test_a_terminal_gets_texts_below_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.cli.facts.columns_of", lambda stream: 40)
+    monkeypatch.setattr("llmcli.cli.terminal.columns_of", lambda stream: 40)
     lines = fact_lines(ROWS, 10, Screen()).splitlines()
     assert lines[0] == "model     a folder of some name"
     expected = textwrap.wrap(ROWS[1][1].strip(), 30)
@@ -30,5 +30,5 @@ def test_a_terminal_gets_texts_below_each_other(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_very_narrow_terminal_breaks_lines_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.cli.facts.columns_of", lambda stream: 25)
+    monkeypatch.setattr("llmcli.cli.terminal.columns_of", lambda stream: 25)
     assert len(fact_lines(ROWS, 10, Screen()).splitlines()) == len(ROWS)

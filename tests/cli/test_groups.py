@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from llmcli.cli.groups import OptionEach, with_groups
+from llmcli.cli.command import OptionEach, with_groups
 from llmcli.errors import UsageError
 
 

@@ -8,17 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
 
-from llmcli.cli.output.color import (
+from llmcli.cli.output.base import TextOutput
+from llmcli.cli.output.tokens import (
     COLORS_16,
     COLORS_256,
+    LEVEL_LIMITS,
     RESET,
     TRUE_COLORS,
     ColorOutput,
+    level_names,
+    likelihood_level,
     terminal_tints,
     why_no_color,
 )
-from llmcli.cli.output.text import TextOutput
-from llmcli.cli.output.tokens import LEVEL_LIMITS, level_names, likelihood_level
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Timings
 

@@ -13,7 +13,7 @@ from html_tree import Element, parse
 from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
 
 from llmcli.cli.output import page
-from llmcli.cli.output.html import HtmlOutput
+from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.tokens import LEVEL_LIMITS
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Token

@@ -9,7 +9,7 @@ import pytest
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
 from results import Result
 
-from llmcli.cli.output.html import HtmlOutput
+from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.page_kit import PAGE_MARK
 from llmcli.errors import OutputError, UsageError
 

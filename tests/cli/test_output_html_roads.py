@@ -11,7 +11,7 @@ from html_tree import Element, parse
 from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
 from results import Result
 
-from llmcli.cli.output.html import HtmlOutput
+from llmcli.cli.output.page import HtmlOutput
 from llmcli.engine import roads as engine_roads
 from llmcli.engine.roads import Fork, Road, RoadEnd, RoadToken
 

@@ -9,8 +9,7 @@ from inspected_runs import PieceTokenizer, make_events, make_facts, play
 from rich.cells import cell_len
 from tiny_models import BOS, BOS_ID, write_byte_tokenizer
 
-from llmcli.cli.output.tokens import percent, show_piece, show_text
-from llmcli.cli.output.why import WhyOutput
+from llmcli.cli.output.tokens import WhyOutput, percent, show_piece, show_text
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Token
 from llmcli.sampling.inspect import inspect_choice

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
 
-from llmcli.cli.output.html import HtmlOutput
+from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
 from llmcli.engine.roads import Fork, Road, RoadToken
 from llmcli.measure.evaluate import Alternative, DiffToken, verdict

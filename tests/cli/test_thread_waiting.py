@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.cli import thread_waiting
-from llmcli.cli.thread_waiting import choose_waiting
+from llmcli.cli import device_choice
+from llmcli.cli.device_choice import choose_waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     path = tmp_path / "loadavg"
-    monkeypatch.setattr(thread_waiting, "_LOAD", path)
+    monkeypatch.setattr(device_choice, "_LOAD", path)
     return path
 
 
@@ -65,7 +65,7 @@ def test_what_a_user_has_set_stays(name: str, load: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("command", [["generate", "Once", "--max-new-tokens", "2"], ["plan"]])
 def test_openmp_reads_it(command: list[str]) -> None:
     """OpenMP itself says what it has read: too late a setting would leave 300000."""
-    environment = {name: value for name, value in os.environ.items() if name not in thread_waiting._VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in device_choice._WAITING_VARIABLES}
     run = subprocess.run(
         [sys.executable, "-m", "llmcli", *command, "--device", "cpu", "--dtype", "float32"],
         cwd=ROOT,

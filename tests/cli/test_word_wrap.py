@@ -11,7 +11,7 @@ import unicodedata
 import pexpect
 import pytest
 
-from llmcli.cli.word_wrap import WordWrap
+from llmcli.cli.terminal import WordWrap
 
 RED, RESET = "\x1b[31m", "\x1b[0m"
 

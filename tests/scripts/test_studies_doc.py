@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from llmcli.cli.study_report import as_json, finding_text, study_text
+from llmcli.cli.kernel_report import as_json, finding_text, study_text
 from llmcli.errors import UsageError
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.occupancy import occupancy

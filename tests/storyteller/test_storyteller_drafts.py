@@ -11,7 +11,7 @@ from storyteller.tellers import Voice
 from storyteller.train import narrowed
 
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.draft import open_draft
+from llmcli.cli.run import open_draft
 from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.resources import STORYTELLER, resource_folder

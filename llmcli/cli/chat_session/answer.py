@@ -1,19 +1,131 @@
-"""Runs one answer: shows it as it comes, stops at Ctrl-C, and saves the conversation."""
+"""Runs the answers to a message, one or several: shows them as they come, stops at Ctrl-C, and saves the conversation.
 
+Text or Markdown goes to stdout, reasoning and progress to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from llmcli.cli.chat_session.no_interrupts import no_interrupts
-from llmcli.cli.chat_session.state import Talk, TurnRecord
-from llmcli.cli.chat_session.view import View
-from llmcli.cli.terminal import terminal
-from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
+from llmcli.cli.chat_session.state import ChatSession, Talk, Thinking, TurnRecord
+from llmcli.cli.terminal import has_color, no_interrupts, terminal, visible
+from llmcli.engine.chat_events import ChatEvent, OfAnswer, Piece, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import UNFINISHED
 from llmcli.engine.events import PrefillProgress
 
+# A prefill of fewer tokens is over before anyone could read about it.
+MIN_PREFILL_SHOWN = 256
+
 # During an answer the conversation is saved this often, so that a kill costs no more than these seconds of it.
 SAVE_INTERVAL_SECONDS = 2.0
+
+
+class Writer(Protocol):
+    """Takes the answer's text as it comes."""
+
+    def write(self, text: str) -> None:
+        """Take more text."""
+
+    def close(self) -> None:
+        """Take the end, which is the end of a line."""
+
+
+class TextWriter:
+    """Writes text to stdout as it is, and ends the last line."""
+
+    def __init__(self) -> None:
+        self._last = "\n"
+
+    def write(self, text: str) -> None:
+        """Write it, in lines that break between words where stdout is a terminal."""
+        terminal.write(text, wraps=True)
+        self._last = text[-1:] or self._last
+
+    def close(self) -> None:
+        """End the line; an empty answer is an empty line where no one watches, so that answers can be counted."""
+        is_ended = self._last == "\n" and sys.stdout.isatty()
+        terminal.write("" if is_ended else "\n")
+
+
+class NoWriter:
+    """Writes nothing, for `--json`."""
+
+    def write(self, text: str) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class View:
+    """Shows one answer."""
+
+    def __init__(self, writer: Writer, thinking: Thinking):
+        self._writer = writer
+        self._thinking = thinking
+        self._has_status = False
+        self._num_to_compute = 0
+        self._thinking_since: float | None = None
+        self._is_dim = has_color(sys.stderr)
+
+    def start(self, event: TurnStarted) -> None:
+        """Take the size of the prompt, and name the turns that have been dropped for it."""
+        report_dropped(event)
+        self._num_to_compute = len(event.prompt_token_ids) - event.num_kept
+
+    def show_prefill(self, event: PrefillProgress) -> None:
+        """Say on a terminal how far a long prompt has been read."""
+        if self._num_to_compute >= MIN_PREFILL_SHOWN:
+            self._show_status(f"reading {event.num_computed} of {self._num_to_compute} tokens")
+
+    def show(self, piece: Piece) -> None:
+        """Show a piece of reasoning or answer."""
+        if piece.part == "answer":
+            self._end_thinking()
+            self.clear_status()
+            self._writer.write(piece.text)
+        elif self._thinking == "show":
+            self.clear_status()
+            self._thinking_since = self._thinking_since or time.monotonic()
+            if not terminal.is_quiet:
+                dim, reset = ("\x1b[2m", "\x1b[0m") if self._is_dim else ("", "")
+                text = visible(piece.text) if sys.stderr.isatty() else piece.text
+                terminal.show(f"{dim}{text}{reset}", is_drawn=True, wraps=True)
+        elif self._thinking_since is None:
+            self._thinking_since = time.monotonic()
+            self._show_status("thinking")
+
+    def close(self) -> None:
+        """Show the end."""
+        self._end_thinking()
+        self.clear_status()
+        self._writer.close()
+
+    def _end_thinking(self) -> None:
+        if self._thinking_since is None:
+            return
+        seconds, self._thinking_since = time.monotonic() - self._thinking_since, None
+        self.clear_status()
+        if self._thinking == "show" and not terminal.is_quiet:
+            terminal.show("\n\n")
+        elif self._thinking == "fold":
+            terminal.info(f"(thought for {seconds:.1f} s)")
+
+    def _show_status(self, text: str) -> None:
+        if not terminal.is_quiet and sys.stderr.isatty():
+            terminal.show(f"\r\x1b[K{text}...", is_drawn=True)
+            self._has_status = True
+
+    def clear_status(self) -> None:
+        """Take the line of progress away."""
+        if self._has_status:
+            terminal.show("\r\x1b[K", is_drawn=True)
+            self._has_status = False
+
 
 Event = TypeVar("Event")
 
@@ -33,7 +145,6 @@ class _Run:
         if isinstance(event, TurnStarted):
             self.started = event
             self._view.start(event)
-            report_dropped(event)
         elif isinstance(event, PrefillProgress):
             self._view.show_prefill(event)
         elif isinstance(event, TurnFinished):
@@ -118,3 +229,62 @@ def report_dropped(event: TurnStarted) -> None:
     which = f"turn {last}" if event.num_dropped == 1 else f"turns {event.dropped_from} to {last}"
     again = f"; {event.num_history_computed} tokens of the rest are recomputed" if event.num_history_computed else ""
     terminal.warn(f"the context is full: the model no longer sees {which}{again}")
+
+
+class _InOrder:
+    """Shows events, those of later answers later."""
+
+    def __init__(self, open_view: Callable[[], View]):
+        self.started: TurnStarted | None = None
+        self.first: TurnFinished | None = None
+        self._open_view = open_view
+        self._view = open_view()
+        self._number = 1
+        self._has_begun = False
+        self._waiting: defaultdict[int, deque[Piece | TurnFinished]] = defaultdict(deque)
+
+    def take(self, event: SeveralEvent) -> None:
+        """Show an event, or keep it until its answer is shown."""
+        if isinstance(event, TurnStarted):
+            self.started = event
+            self._view.start(event)
+        elif isinstance(event, PrefillProgress):
+            self._view.show_prefill(event)
+        elif isinstance(event, OfAnswer):
+            self._waiting[event.number].append(event.event)
+            while self._waiting[self._number]:
+                self._show(self._waiting[self._number].popleft())
+
+    def _show(self, event: Piece | TurnFinished) -> None:
+        if not self._has_begun:
+            self._view.clear_status()
+            terminal.info(f"[{self._number}]")
+            self._has_begun = True
+        if isinstance(event, Piece):
+            self._view.show(event)
+            return
+        self.first = self.first or event
+        self._view.close()
+        self._number += 1
+        self._has_begun, self._view = False, self._open_view()
+
+
+def run_several(state: ChatSession, events: Iterator[SeveralEvent], open_view: Callable[[], View]) -> None:
+    """Show the answers until they end or Ctrl-C stops them; those that have begun may be chosen then, too.
+
+    Raises: LLMCliError if they cannot be computed.
+    """
+    shown = _InOrder(open_view)
+    try:
+        take_all(events, shown.take, state.chat.interrupt_several)
+    finally:
+        state.keep()
+    if shown.started is not None and shown.first is not None:
+        state.last_turn = TurnRecord(state.chat.conversation.last.user, shown.started, shown.first)
+    count = len(state.chat.choices)
+    if count > 1:
+        *numbers, last = map(str, range(2, count + 1))
+        others = f"{', '.join(numbers)} or {last}" if numbers else last
+        terminal.info(f"(answer 1 is used; /choose {others} changes that)")
+    elif not count:
+        terminal.info("stopped")

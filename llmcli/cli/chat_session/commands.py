@@ -1,56 +1,65 @@
-"""The table of commands, and how a line is told to be one."""
+"""The commands of a conversation, a line that begins with a slash, and how a line is told to be one.
 
+Some change the conversation, its settings or its files. Others show something, on stderr like everything but the
+answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import re
+import shlex
 import sys
+from contextlib import suppress
+from pathlib import Path
 
-from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
-from llmcli.cli.chat_session.outcome import Command, Outcome
-from llmcli.cli.chat_session.state import ChatSession, Talk
-from llmcli.cli.chat_session.turn_commands import first_line
-from llmcli.cli.facts import fact_lines
-from llmcli.cli.near_names import near_names
-from llmcli.cli.terminal import terminal
-from llmcli.errors import UsageError
+from rich.cells import cell_len
 
-
-def show_help(state: Talk, argument: str) -> Outcome:
-    """List the commands and the keys."""
-    rows = {f"/{command.name} {command.arguments}".rstrip(): command.help for command in commands_of(state)}
-    rows |= {
-        '"""': "Begins and ends a message of several lines; a pasted block is one message too.",
-        "Alt-Enter": "Starts a new line.",
-        "Ctrl-C": "Stops the answer; at an empty prompt, press it twice to quit. Ctrl-D quits.",
-        "a space first": "Sends a message that begins with a slash.",
-    }
-    width = max(map(len, rows))
-    terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))
-    return Outcome()
-
-
-COMMANDS = (
-    Command("help", "", "List the commands.", show_help),
-    Command("reset", "", "Start a new conversation with the same system prompt.", turn_commands.reset),
-    Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", turn_commands.system),
-    Command("regen", "", "Answer the last message again.", turn_commands.regen),
-    Command(
-        "n", "COUNT", "Answer it again several times, to choose from.", turn_commands.answer_several, needs_model=True
-    ),
-    Command("choose", "NUMBER", "Choose one of those answers.", turn_commands.choose, needs_model=True),
-    Command("undo", "", "Remove the last turn.", turn_commands.undo),
-    Command("edit", "[TEXT]", "Edit the last message and answer it again.", turn_commands.edit),
-    Command("edit-answer", "[TEXT]", "Edit the last answer.", turn_commands.edit_answer, needs_model=True),
-    Command("continue", "", "Continue an answer that was stopped.", turn_commands.continue_answer, needs_model=True),
-    Command("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", turn_commands.save),
-    Command("load", "NAME|FILE", "Load a copy of a saved conversation.", turn_commands.load),
-    Command("history", "", "Show the conversation.", look_commands.history),
-    Command("params", "", "Show the settings.", look_commands.params),
-    Command("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_command.set_value),
-    Command("stats", "", "Show times and rates of the last answer.", look_commands.stats, needs_model=True),
-    Command("probs", "[COUNT]", "Show how likely the answer's tokens were.", probs_command.probs, needs_model=True),
-    Command("tokens", "", "Show how much of the context is used.", look_commands.tokens, needs_model=True),
-    Command("template", "", "Show the prompt that the model gets.", look_commands.template, needs_model=True),
-    Command("copy-code", "", "Copy the last code block.", look_commands.copy_code),
-    Command("quit", "", "Quit; so does Ctrl-D.", turn_commands.leave),
+from llmcli.cli.chat_session.answer import describe
+from llmcli.cli.chat_session.kept_chats import find_kept, first_line, names_file
+from llmcli.cli.chat_session.state import (
+    ChatSession,
+    Command,
+    Outcome,
+    Talk,
+    overflow_policy,
+    replace_system,
+    thinking_view,
 )
+from llmcli.cli.option_names import near_names
+from llmcli.cli.output.tokens import (
+    as_many_as_fit,
+    likelihood_level,
+    percent,
+    show_legend,
+    show_piece,
+    terminal_tints,
+    tinted,
+)
+from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
+from llmcli.cli.units import counted
+from llmcli.engine.conversation import Conversation, load_conversation, save_conversation
+from llmcli.errors import UsageError
+from llmcli.resources import chat_folder
+from llmcli.sampling.params import SPECS, check_param
+from llmcli.tokenizer.base import StreamDecoder
+
+MOST_ANSWERS = 16  # of /n: more than anyone reads
+
+CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
+
+# Of a conversation that goes on: enough to remember it by.
+SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
+
+# Terminals that certainly have no clipboard to write to.
+BARE_TERMINALS = ("", "dumb", "linux")
+
+LISTED_TOKENS = 10  # of the least likely tokens
+NUM_ALTERNATIVES = 4
+
+SETTINGS = (*SPECS, "seed", "max_new_tokens", "overflow", "thinking", "markdown")
 
 # What the same commands are called in other chat programs.
 HABITS = {
@@ -66,6 +75,370 @@ HABITS = {
 }
 
 
+def reset(state: Talk, argument: str) -> Outcome:
+    """Forget all turns; the system prompt stays."""
+    state.begin(Conversation(state.chat.conversation.system))
+    terminal.info("Started a new conversation")
+    return Outcome()
+
+
+def system(state: Talk, argument: str) -> Outcome:
+    """Show the system prompt, set another, or remove it with `-`."""
+    conversation = state.chat.conversation
+    if argument:
+        state.chat.conversation = replace_system(conversation, None if argument == "-" else argument)
+        state.keep()
+    shown = state.chat.conversation.system
+    terminal.info("no system prompt" if shown is None else f"system prompt: {shown}")
+    return Outcome()
+
+
+def regen(state: Talk, argument: str) -> Outcome:
+    """Answer the last message again."""
+    return Outcome(state.chat.regenerate())
+
+
+def undo(state: Talk, argument: str) -> Outcome:
+    """Take the last turn back; without the only one there is nothing to go on with, as after `/reset`."""
+    taken = state.chat.conversation.last
+    rest = state.chat.conversation.without_last()
+    terminal.info(f"Removed: {first_line(taken.user)}")
+    if not rest.turns:
+        return reset(state, argument)
+    state.chat.conversation = rest
+    state.keep()
+    return Outcome()
+
+
+def answer_several(state: ChatSession, argument: str) -> Outcome:
+    """Answer the last message again, several times, to choose from."""
+    if not (argument.isascii() and argument.isdecimal() and 2 <= int(argument[:9]) <= MOST_ANSWERS):
+        raise UsageError(f"/n needs a number of answers from 2 to {MOST_ANSWERS}, such as /n 3")
+    return Outcome(several=state.chat.answer_several(int(argument)))
+
+
+def choose(state: ChatSession, argument: str) -> Outcome:
+    """Take another one of several answers."""
+    if not (argument.isascii() and argument.isdecimal()):
+        raise UsageError("/choose needs the number of an answer, such as /choose 2")
+    state.chat.choose(int(argument[:9]))
+    state.keep()
+    terminal.info(f"answer {int(argument)} is used")
+    return Outcome()
+
+
+def edit(state: Talk, argument: str) -> Outcome:
+    """Put another message in the place of the last; without a text the old one comes up for editing."""
+    if argument:
+        return Outcome(state.chat.edit(argument))
+    return Outcome(draft=f"/edit {state.chat.conversation.last.user}")
+
+
+def edit_answer(state: ChatSession, argument: str) -> Outcome:
+    """Put another text in the place of the last answer; without a text the old one comes up for editing."""
+    last = state.chat.conversation.last.answer
+    if last is not None and not argument:
+        return Outcome(draft=f"/edit-answer {last.content}")
+    state.chat.edit_answer(argument)
+    state.keep()
+    terminal.info("answer changed; /continue continues it")
+    return Outcome()
+
+
+def continue_answer(state: ChatSession, argument: str) -> Outcome:
+    """Go on with an answer that was stopped."""
+    return Outcome(state.chat.continue_answer())
+
+
+def save(state: Talk, argument: str) -> Outcome:
+    """Keep the conversation under a name, or save it to a file, or to the one it came from.
+
+    `--force` replaces another conversation in a file.
+    """
+    name, is_forced = _without_force(argument)
+    if not (name or state.files):
+        raise UsageError("/save needs a name or a file, such as /save talk.json")
+    if name and not names_file(name):
+        if not state.chat.conversation.turns:
+            raise UsageError("there is nothing to keep yet; write a message first")
+        if state.keeper is None:
+            raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
+        state.keeper.keep_as(name, state.saved())
+        terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
+        return Outcome()
+    path = _path(name) if name else list(state.files)[-1]
+    _refuse_kept(path)
+    known = state.files.get(path)
+    if known is not None and not is_forced and os.path.lexists(path) and load_conversation(path) != known:
+        raise UsageError(
+            f"{path} was changed since this chat read it; replace it with /save --force FILE, or name another file"
+        )
+    save_conversation(path, state.saved(), replace=is_forced or known is not None)
+    state.files.pop(path, None)
+    state.files[path] = load_conversation(path)
+    terminal.info(f"Saved to {path}")
+    return Outcome()
+
+
+def load(state: Talk, argument: str) -> Outcome:
+    """Go on with a copy of a saved conversation."""
+    if not argument:
+        raise UsageError("/load needs the name of a chat or a file, such as /load talk.json")
+    path = _path(argument) if names_file(argument) else find_kept(chat_folder(), argument)
+    saved = load_conversation(path)
+    state.begin(saved.conversation, {path: saved} if names_file(argument) else {})
+    names = saved.model, *saved.adapters
+    held_with = f", made with {' + '.join(names)}" if names != (state.model, *state.adapters) else ""
+    terminal.info(f"Loaded {counted(len(saved.conversation.turns), 'turn')} from {path}{held_with}")
+    return Outcome()
+
+
+def leave(state: Talk, argument: str) -> Outcome:
+    """End the program."""
+    return Outcome(is_over=True)
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # not Path's own: that raises for the home of a user who is not there
+
+
+def _refuse_kept(path: Path) -> None:
+    """Raises: UsageError for a file among the kept chats, which another chat may be writing"""
+    with suppress(OSError, ValueError):  # no such folder; the writer says what is wrong with it
+        if os.path.samefile(path.parent, chat_folder()):
+            raise UsageError(f"{path} is in the folder of the kept chats; give a name, such as /save {path.stem}")
+
+
+def _without_force(argument: str) -> tuple[str, bool]:
+    words = argument.split()
+    if "--force" in words[:1]:
+        return argument.removeprefix("--force").strip(), True
+    if "--force" in words[-1:]:
+        return argument.removesuffix("--force").strip(), True
+    return argument, False
+
+
+def history(state: Talk, argument: str) -> Outcome:
+    """Show what was said."""
+    conversation = state.chat.conversation
+    if conversation.system is not None:
+        terminal.show(f"[system]\n{conversation.system}\n\n", wraps=True)
+    for number, turn in enumerate(conversation.turns, start=1):
+        unseen = ", no longer seen by the model" if number <= conversation.num_dropped else ""
+        terminal.show(f"[{number}{unseen}]\n{turn.user}\n\n", wraps=True)
+        if turn.answer is not None:
+            terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n", wraps=True)
+    if not conversation.turns:
+        terminal.show("no messages yet\n")
+    return Outcome()
+
+
+def show_end(conversation: Conversation) -> None:
+    """Show how a conversation that goes on has ended, on a terminal; a script knows it."""
+    for turn in conversation.turns[-SHOWN_TURNS:]:
+        terminal.info(f"> {first_line(turn.user)}")
+        if turn.answer is not None:
+            text = turn.answer.content.strip()
+            start = "... " if len(text) > SHOWN_CHARACTERS else ""
+            terminal.info(f"{start}{text[-SHOWN_CHARACTERS:]}\n")
+
+
+def params(state: Talk, argument: str) -> Outcome:
+    """Show how answers are drawn and shown."""
+    rows = state.settings()
+    rows["thinking"] = state.thinking
+    rows["markdown"] = "on" if state.is_markdown else "off"
+    _show_table(rows)
+    return Outcome()
+
+
+def stats(state: ChatSession, argument: str) -> Outcome:
+    """Show what the last answer cost."""
+    if state.last_turn is None:
+        raise UsageError("no answer yet")
+    terminal.show(f"{describe(state.last_turn)}\nmodel loaded in {state.load_seconds:.2f} s\n")
+    return Outcome()
+
+
+def tokens(state: ChatSession, argument: str) -> Outcome:
+    """Show how much of the context the conversation takes."""
+    conversation = state.chat.conversation
+    rows = {}
+    for number, turn in enumerate(conversation.turns, start=1):
+        answer_tokens = len(turn.answer.token_ids) if turn.answer else 0
+        unseen = ", no longer seen" if number <= conversation.num_dropped else ""
+        rows[f"turn {number}"] = f"{answer_tokens} tokens in the answer{unseen}: {first_line(turn.user)}"
+    num_tokens, context = state.chat.num_tokens(), state.chat.runner.limits.max_seq_len
+    rows["all"] = f"{num_tokens} of {context} tokens ({num_tokens / context:.0%})"
+    _show_table(rows)
+    return Outcome()
+
+
+def template(state: ChatSession, argument: str) -> Outcome:
+    """Show where the chat template comes from, and the conversation in its words."""
+    terminal.show(f"{state.chat.template.origin}\n")
+    if state.chat.conversation.turns:
+        terminal.show(f"{state.chat.prompt().text}\n")
+    return Outcome()
+
+
+def copy_code(state: Talk, argument: str) -> Outcome:
+    """Copy the last code block to the terminal's clipboard, or print it where there is none.
+
+    Source: xterm control sequences, OSC 52.
+    """
+    code = _last_code(state)
+    if not sys.stderr.isatty() or os.environ.get("TERM", "") in BARE_TERMINALS:
+        terminal.show(code)
+        return Outcome()
+    terminal.show(f"\x1b]52;c;{base64.b64encode(code.encode()).decode()}\x07", is_drawn=True)
+    terminal.info(
+        f"copied {counted(len(code.splitlines()), 'line')}, if your terminal lets programs write to the clipboard"
+    )
+    return Outcome()
+
+
+def _last_code(state: Talk) -> str:
+    for turn in reversed(state.chat.conversation.turns):
+        blocks = CODE_BLOCK.findall(turn.answer.content) if turn.answer else []
+        if blocks:
+            return str(blocks[-1][1])
+    raise UsageError("no answer has a code block")
+
+
+def _show_table(rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))
+
+
+def probs(state: ChatSession, argument: str) -> Outcome:
+    """Show the last answer tinted by probability, and its least likely tokens with the likeliest in their place.
+
+    The model runs over the answer once more; the probabilities are its own, before any sampling parameter.
+    Raises: UsageError if there is no answer, or for anything but a number of tokens.
+    """
+    if argument and not (argument.isascii() and argument.isdecimal()):
+        raise UsageError("/probs takes the number of tokens to list, such as /probs 20")
+    num_shown = int(argument[:9]) if argument else LISTED_TOKENS
+    tokenizer = state.session.tokenizer
+    known = list(state.chat.logprobs(NUM_ALTERNATIVES))
+    probabilities = [math.exp(chosen.logprob) for chosen, _ in known]
+    if has_color(sys.stderr):
+        _show_tinted(state, probabilities)
+
+    rows = [("#", "token", "model", ["likeliest"])]
+    least = sorted(range(len(known)), key=lambda index: probabilities[index])[:num_shown]
+    for index in sorted(least):
+        chosen, alternatives = known[index]
+        likeliest = [f"{show_piece(tokenizer, one.token_id)} {percent(math.exp(one.logprob))}" for one in alternatives]
+        piece = show_piece(tokenizer, chosen.token_id)
+        rows.append((str(index + 1), piece, percent(probabilities[index]), likeliest))
+    widths = [max(cell_len(str(row[column])) for row in rows) for column in range(3)]
+    room = columns_of(sys.stderr) - sum(widths) - 2 * len(widths)
+    for number, piece, probability, likeliest_tokens in rows:
+        space = " " * (widths[1] - cell_len(piece))
+        shown = as_many_as_fit(likeliest_tokens, room)
+        terminal.show(f"{number:>{widths[0]}}  {piece}{space}  {probability:>{widths[2]}}  {shown}\n")
+    if len(least) < len(known):
+        terminal.info(f"the {len(least)} least likely of {len(known)} tokens; /probs N lists more")
+    return Outcome()
+
+
+def _show_tinted(state: ChatSession, probabilities: list[float]) -> None:
+    tints = terminal_tints()
+    show_legend(tints)
+    answer = state.chat.conversation.last.answer
+    assert answer is not None
+    decoder = StreamDecoder(state.session.tokenizer, at_start=True)
+    for token_id, probability in zip(answer.token_ids, probabilities, strict=True):
+        text = tinted(visible(decoder.push(token_id)), tints[likelihood_level(probability)])
+        terminal.show(text, is_drawn=True, wraps=True)
+    terminal.show(f"{visible(decoder.flush())}\n\n", is_drawn=True)
+
+
+def set_value(state: Talk, argument: str) -> Outcome:
+    """Change one setting for the answers from now on. Raises: UsageError for an unknown name or a value out of range"""
+    name, _, value = argument.partition(" ")
+    name, value = name.replace("-", "_").lower(), value.strip()
+    if name not in SETTINGS:
+        raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(SETTINGS)}, and a value")
+    if name in SPECS:
+        state.set_number(name, check_param(name, _number(name, value)))
+    elif name == "seed":
+        state.set_seed(_integer(name, value))
+    elif name == "max_new_tokens":
+        limit = None if value == "none" else _integer(name, value)
+        if limit is not None and limit < 1:
+            raise UsageError(f"max_new_tokens is {limit}, expected 1 or more, or none")
+        state.set_max_new_tokens(limit)
+    elif name == "overflow":
+        state.set_overflow(overflow_policy("overflow", value))
+    elif name == "thinking":
+        state.thinking = thinking_view("thinking", value)
+    else:
+        if value not in ("on", "off"):
+            raise UsageError(f"markdown is {value!r}, expected on or off")
+        state.is_markdown = value == "on"
+    terminal.info(f"{name} is {value}")
+    return Outcome()
+
+
+def _number(name: str, text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}, expected {SPECS[name].expected}") from None
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}, expected an integer") from None
+
+
+def show_help(state: Talk, argument: str) -> Outcome:
+    """List the commands and the keys."""
+    rows = {f"/{command.name} {command.arguments}".rstrip(): command.help for command in commands_of(state)}
+    rows |= {
+        '"""': "Begins and ends a message of several lines; a pasted block is one message too.",
+        "Alt-Enter": "Starts a new line.",
+        "Ctrl-C": "Stops the answer; at an empty prompt, press it twice to quit. Ctrl-D quits.",
+        "a space first": "Sends a message that begins with a slash.",
+    }
+    _show_table(rows)
+    return Outcome()
+
+
+COMMANDS = (
+    Command("help", "", "List the commands.", show_help),
+    Command("reset", "", "Start a new conversation with the same system prompt.", reset),
+    Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", system),
+    Command("regen", "", "Answer the last message again.", regen),
+    Command("n", "COUNT", "Answer it again several times, to choose from.", answer_several, needs_model=True),
+    Command("choose", "NUMBER", "Choose one of those answers.", choose, needs_model=True),
+    Command("undo", "", "Remove the last turn.", undo),
+    Command("edit", "[TEXT]", "Edit the last message and answer it again.", edit),
+    Command("edit-answer", "[TEXT]", "Edit the last answer.", edit_answer, needs_model=True),
+    Command("continue", "", "Continue an answer that was stopped.", continue_answer, needs_model=True),
+    Command("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", save),
+    Command("load", "NAME|FILE", "Load a copy of a saved conversation.", load),
+    Command("history", "", "Show the conversation.", history),
+    Command("params", "", "Show the settings.", params),
+    Command("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_value),
+    Command("stats", "", "Show times and rates of the last answer.", stats, needs_model=True),
+    Command("probs", "[COUNT]", "Show how likely the answer's tokens were.", probs, needs_model=True),
+    Command("tokens", "", "Show how much of the context is used.", tokens, needs_model=True),
+    Command("template", "", "Show the prompt that the model gets.", template, needs_model=True),
+    Command("copy-code", "", "Copy the last code block.", copy_code),
+    Command("quit", "", "Quit; so does Ctrl-D.", leave),
+)
+
+
 def commands_of(state: Talk) -> list[Command]:
     """The commands that there are in a chat: with a server, those that need no model."""
     has_model = isinstance(state, ChatSession)
@@ -78,10 +451,7 @@ def is_command(text: str) -> bool:
 
 
 def run_command(state: Talk, text: str) -> Outcome:
-    """Run a line that `is_command`.
-
-    Raises: UsageError for an unknown one, and whatever the command raises.
-    """
+    """Run a line that `is_command`. Raises: UsageError for an unknown one, and whatever the command raises"""
     name, argument = _split(text)
     for command in COMMANDS:
         if command.name == name:

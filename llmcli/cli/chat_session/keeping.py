@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from llmcli.cli.chat_session.kept_names import (
+from llmcli.cli.chat_session.kept_chats import (
     MOST_UNNAMED,
     SUFFIX,
     find_kept,
@@ -80,10 +80,7 @@ class Keeper:
         self.path, self._lock = path, lock
 
     def save(self, saved: SavedConversation) -> None:
-        """Write the file as it is now.
-
-        Raises: UsageError or OutputError if that fails.
-        """
+        """Write the file as it is now. Raises: UsageError or OutputError if that fails"""
         if self.path is None:
             if not saved.conversation.turns:
                 return
@@ -106,10 +103,7 @@ class Keeper:
         return path
 
     def _take(self, path: Path) -> bool:
-        """Make a file this chat's; False if another chat holds it.
-
-        Raises: UsageError if it cannot be locked.
-        """
+        """Make a file this chat's; False if another chat holds it. Raises: UsageError if it cannot be locked"""
         lock = self._lock_of(path)
         if lock is None:
             return False
@@ -117,10 +111,7 @@ class Keeper:
         return True
 
     def _lock_of(self, path: Path) -> FileLock | None:
-        """The lock of a file, taken; None if another chat holds it.
-
-        Raises: UsageError if it cannot be locked.
-        """
+        """The lock of a file, taken; None if another chat holds it. Raises: UsageError if it cannot be locked"""
         lock = FileLock(path.with_name(f"{path.stem}.lock"), mode=0o600)
         try:
             lock.acquire(blocking=False)
@@ -156,10 +147,7 @@ def _release(lock: FileLock) -> None:
 
 
 def make_chat_folder(folder: Path) -> None:
-    """Make the user's chat folder, readable only by its owner.
-
-    Raises: UsageError if that fails.
-    """
+    """Make the user's chat folder, readable only by its owner. Raises: UsageError if that fails"""
     if folder.parts[:1] == ("~",):  # what platformdirs makes of a user without a home
         raise UsageError("cannot save conversations: there is no home folder; set HOME or LLMCLI_HOME")
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from llmcli.cli.chat_session.no_interrupts import no_interrupts
+from llmcli.cli.terminal import no_interrupts
 
 # What ends the process, or stops it for a while: its terminal goes to someone else then.
 LEAVING = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)

@@ -1,17 +1,17 @@
-"""The state of one `llmcli chat`: the conversation, who answers, and what was set for it."""
+"""The state of one `llmcli chat`: the conversation, who answers, what was set for it; and what a command asks for."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
+from llmcli.engine.chat_events import ChatEvent, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import Conversation, SavedConversation
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.sampling.params import ResolvedSampling
@@ -19,6 +19,31 @@ from llmcli.sampling.params import ResolvedSampling
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.engine.chat import Chat
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answer to run, or several to one message, a text to put on the prompt line for editing, or the end."""
+
+    events: Iterator[ChatEvent] | None = None
+    several: Iterator[SeveralEvent] | None = None
+    draft: str | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a conversation: its name without the slash, its arguments and what it does, for people.
+
+    `run` takes a `Talk`; one that `needs_model` takes a `ChatSession`.
+    """
+
+    name: str
+    arguments: str
+    help: str
+    run: Callable[[Any, str], Outcome]
+    needs_model: bool = False
+
 
 Thinking = Literal["show", "fold", "hide"]
 Overflow = Literal["stop", "drop-oldest"]

@@ -1,29 +1,80 @@
-"""Which forms of output the flags ask for."""
+"""Which forms of output the flags ask for; and `--receipt FILE`, all that the text depended on, for `llmcli replay`."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from llmcli.cli import lazy
 from llmcli.cli.completion import complete_words
-from llmcli.cli.options import OUTPUT_PANEL
-from llmcli.cli.output.base import Output, RunFacts
-from llmcli.cli.output.color import ColorOutput, why_no_color
-from llmcli.cli.output.html import FindRoads, HtmlOutput
-from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
+from llmcli.cli.options import output_option
+from llmcli.cli.output.base import JsonLinesOutput, JsonOutput, Output, RunFacts, StartOutput, StatsOutput, TextOutput
+from llmcli.cli.output.page import FindRoads, HtmlOutput
 from llmcli.cli.output.page_kit import PAGE
-from llmcli.cli.output.start import StartOutput
-from llmcli.cli.output.stats import StatsOutput
-from llmcli.cli.output.text import TextOutput
-from llmcli.cli.output.why import WhyOutput
+from llmcli.cli.output.tokens import ColorOutput, WhyOutput, why_no_color
+from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
+from llmcli.engine.events import Event, Finished
 from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.cli.run import Run
+    from llmcli.engine.request import Request
+    from llmcli.receipt.receipt import PromptFacts
+    from llmcli.runners.base import Runner
 
 # Tokens listed for each choice: what fits on a line of a terminal, and what the page has room for.
 WHY_ALTERNATIVES = 5
 HTML_ALTERNATIVES = 10
+
+
+class ReceiptOutput:
+    """Notes how the model's files are when it is made, hashes them while the text comes, and writes at the end.
+
+    Raises: CheckpointError for a file that is gone.
+    """
+
+    def __init__(self, path: Path, run: Run, prompt: PromptFacts, *, replace: bool):
+        self._path = path
+        self._replace = replace
+        self._run = run
+        self._prompt = prompt
+        self._digests = lazy.look_at_files(run.session.model, prompt)
+
+    def begin(self, runner: Runner, request: Request) -> ReceiptOutput:
+        """The weights have been read: begin to hash them, which no longer keeps the first token waiting."""
+        self._runner, self._request = runner, request
+        self._digests.start()
+        return self
+
+    def show(self, event: Event) -> None:
+        """Nothing is written before the end."""
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Write the receipt of a run that came to its end.
+
+        Raises: CheckpointError if a file of the model has changed; OutputError, UsageError if it cannot be written.
+        """
+        if len(finished) < len(self._request.samples) or any(item.finish_reason == "interrupted" for item in finished):
+            self._digests.stop()
+            terminal.info("no receipt: the run was interrupted")
+            return
+        run = self._run
+        with progress(f"hashing {run.session.name}") as on_progress:
+            files = self._digests.wait(on_progress)
+        receipt = lazy.describe_run(
+            run.model,
+            run.session.model,
+            self._runner,
+            run.devices.card,
+            self._prompt,
+            self._request,
+            files,
+            lazy.describe_samples(finished),
+        )
+        lazy.save_receipt(self._path, receipt, replace=self._replace)
+        terminal.info(f"receipt: {self._path}")
 
 
 @dataclass(frozen=True)
@@ -33,86 +84,52 @@ class OutputOptions:
     Raises: UsageError for flags that exclude each other, or a page that cannot be written.
     """
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
-    ] = False
-    jsonl: Annotated[
-        bool,
-        typer.Option(
-            "--jsonl", help="Print one JSON object for each token.", hidden=True, rich_help_panel=OUTPUT_PANEL
-        ),
-    ] = False
+    json: Annotated[bool, output_option("--json", help="Print one JSON object instead of text.")] = False
+    jsonl: Annotated[bool, output_option("--jsonl", help="Print one JSON object for each token.", hidden=True)] = False
     logprobs: Annotated[
         int | None,
-        typer.Option(
+        output_option(
             min=0,
             max=100,
             metavar="K",
             help="With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
             hidden=True,
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     color: Annotated[
         str | None,
-        typer.Option(
-            metavar="prob",
-            help="Color each token by its probability.",
-            autocompletion=complete_words("prob"),
-            rich_help_panel=OUTPUT_PANEL,
+        output_option(
+            metavar="prob", help="Color each token by its probability.", autocompletion=complete_words("prob")
         ),
     ] = None
-    why: Annotated[
-        bool,
-        typer.Option(
-            "--why", help="Show what each sampling step removed, for each token.", rich_help_panel=OUTPUT_PANEL
-        ),
-    ] = False
+    why: Annotated[bool, output_option("--why", help="Show what each sampling step removed, for each token.")] = False
     html: Annotated[
         Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Save probabilities and sampling steps as an HTML page.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option(readable=False, metavar="FILE", help="Save probabilities and sampling steps as an HTML page."),
     ] = None
     receipt: Annotated[
         Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Save all that the text depends on, for `llmcli replay`.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option(readable=False, metavar="FILE", help="Save all that the text depends on, for `llmcli replay`."),
     ] = None
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Replace an older page of --html or receipt of --receipt.",
-            hidden=True,
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        bool, output_option("--force", help="Replace an older page of --html or receipt of --receipt.", hidden=True)
     ] = False
     roads: Annotated[
         int | None,
-        typer.Option(
+        output_option(
             min=1,
             max=100,
             metavar="N",
             help="Show on the --html page where the N likeliest tokens that were not drawn would have led.",
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     stats: Annotated[
         str | None,
-        typer.Option(
+        output_option(
             "--stats",
             metavar="[start]",
             help="Print times, rates and settings; with start: how long each part of the start took.",
             autocompletion=complete_words("start"),
-            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
 

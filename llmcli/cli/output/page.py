@@ -1,22 +1,48 @@
-"""The page of `generate --html` as text: its markup, and the data behind the panel."""
+"""`--html FILE`: one self-contained page with the tinted text and, for each token, what else could have stood there.
+
+Roads, the ways that the text did not take, are a list below it. Refuses to replace what is not such a page.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
-from llmcli.cli.output.page_roads import road_data, roads_html
-from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, likelihood_level, percent, show_piece
+from llmcli.cli.output.page_kit import (
+    PAGE,
+    PageParts,
+    html_text,
+    render,
+    rounded,
+    skyline,
+    story,
+    token_spans,
+    write_page,
+)
+from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
+from llmcli.cli.terminal import terminal
+from llmcli.cli.units import counted
+from llmcli.engine.events import Event, Finished, Token
 from llmcli.tokenizer.base import decode
 
 if TYPE_CHECKING:
     from llmcli.cli.output.base import RunFacts
-    from llmcli.engine.events import Finished
-    from llmcli.engine.roads import Road
+    from llmcli.engine.roads import Road, RoadToken
     from llmcli.sampling.inspect import Inspection, StepEffect, TokenProbability
+    from llmcli.tokenizer.base import Tokenizer
+
+ROAD_ENDS = {
+    "sentence": "",
+    "tokens": "…",
+    "eos": "the model would have ended here",
+    "stop": "a stop string would have ended it here",
+    "context": "the context would have been full here",
+    "interrupted": "interrupted",
+    "failed": "no token could be chosen here",
+}
 
 ENDS = {
     "eos": "ended by the model",
@@ -27,6 +53,52 @@ ENDS = {
 }
 SUMMARIZED = ("temperature", "top_p")  # settings named at the top even where nobody has set them
 SKYLINE_BITS = 10.0  # surprise that fills the height of the skyline: one chance in 1,024
+
+
+def road_data(tokenizer: Tokenizer, road: Road) -> dict[str, Any]:
+    """A road as the script reads it: its place and token, the chance of that, and each word as [text, probability].
+
+    A token without text, such as the end of the text, has its piece and a 1 as a third value.
+    """
+    return {
+        "place": road.fork.place,
+        "id": road.fork.token_id,
+        "chance": rounded(road.fork.probability),
+        "words": [_word(tokenizer, token) for token in road.tokens],
+        "end": ROAD_ENDS[road.end],
+    }
+
+
+def roads_html(tokenizer: Tokenizer, drawn: Sequence[int], roads: Sequence[Road]) -> str:
+    """The roads that leave the text of the ids `drawn`, in the order of their places; nothing if there are none."""
+    if not roads:
+        return ""
+    items = []
+    for number, road in sorted(enumerate(roads), key=lambda item: (item[1].fork.place, item[0])):
+        place, begin = road.fork.place, road.tokens[0]
+        taken = show_piece(tokenizer, drawn[place])
+        text = "".join(token.text for token in road.tokens[1:]).rstrip()
+        end = f' <span class="road-end">{ROAD_ENDS[road.end]}</span>' if ROAD_ENDS[road.end] else ""
+        items.append(
+            f'<li><button type="button" class="road-link" data-road="{number}">'
+            f"<span>token {place + 1}: <s>{html_text(taken)}</s> → "
+            f"<b>{html_text(show_piece(tokenizer, begin.token_id))}</b></span> "
+            f'<span class="amount">{percent(road.fork.probability)}</span></button>'
+            f'<p class="road-text" dir="auto"><b>{html_text(begin.text.lstrip())}</b>{html_text(text)}{end}</p></li>'
+        )
+    return (
+        '<section class="roads"><h2>Roads not taken</h2>'
+        '<p class="about">Of the tokens that were not drawn these were the likeliest: the chance of each, and where '
+        "the text would have gone after it with the same seed.</p>"
+        f"<ol>{''.join(items)}</ol></section>"
+    )
+
+
+def _word(tokenizer: Tokenizer, token: RoadToken) -> list[Any]:
+    probability = rounded(token.probability)
+    if tokenizer.token_bytes(token.token_id):
+        return [token.text, probability]
+    return [show_piece(tokenizer, token.token_id), probability, 1]
 
 
 @dataclass(frozen=True)
@@ -172,7 +244,7 @@ def _sample_html(facts: RunFacts, sample: PageSample, prompt: str) -> str:
 
 def _about(sample: PageSample) -> str:
     count = len(sample.choices)
-    words = [f"{count} token{'' if count == 1 else 's'}", ENDS[sample.finished.finish_reason]]
+    words = [counted(count, "token"), ENDS[sample.finished.finish_reason]]
     if count:
         bits = sum(map(_surprise_bits, sample.choices)) / count
         words.append(f"{bits:.1f} bits of surprise a token")
@@ -200,3 +272,57 @@ def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[s
 
     token_ids = [choice.token_id for choice in sample.choices]
     return token_spans(facts.tokenizer, token_ids, sample.shares, prefix, look)
+
+
+FindRoads = Callable[["Mapping[int, Sequence[Inspection]]"], "Sequence[Road]"]
+
+
+class HtmlOutput:
+    """Collects the events and writes the page at the end; after a Ctrl-C with what there is by then.
+
+    `find_roads` follows the roads that leave whole texts, whose choices it gets by sample.
+    Raises: UsageError if `path` cannot be written, or holds a page and `replace` is false.
+    """
+
+    def __init__(self, facts: RunFacts, path: Path, *, replace: bool, find_roads: FindRoads = lambda texts: ()):
+        PAGE.check(path, replace=replace)
+        self._find_roads = find_roads
+        self._facts = facts
+        self._path = path
+        self._replace = replace
+        self._choices: dict[int, list[Choice]] = {sample: [] for sample in facts.samples}
+        self._text_shares = {sample: TextShares(facts.tokenizer) for sample in facts.samples}
+        self._shares: dict[int, list[Share]] = {sample: [] for sample in facts.samples}
+
+    def show(self, event: Event) -> None:
+        """Collect a token, or the end of a sample."""
+        if isinstance(event, Token):
+            assert event.inspection is not None, "the page needs a request with num_alternatives"
+            self._choices[event.sample].append(Choice(event.token_id, event.inspection))
+            self._shares[event.sample] += self._text_shares[event.sample].push(event)
+        elif isinstance(event, Finished):
+            self._shares[event.sample] += self._text_shares[event.sample].finish(event)
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Write the page, if anything was generated.
+
+        Raises: OutputError if the disk is full; UsageError if the folder has gone, or something else lies there now.
+        """
+        if not finished:
+            return
+        roads: Sequence[Road] = ()
+        if all(item.finish_reason != "interrupted" for item in finished):
+            roads = self._find_roads(
+                {item.sample: [choice.inspection for choice in self._choices[item.sample]] for item in finished}
+            )
+        samples = [
+            PageSample(
+                self._choices[item.sample],
+                self._shares[item.sample],
+                item,
+                [road for road in roads if road.fork.sample == item.sample],
+            )
+            for item in finished
+        ]
+        write_page(self._path, render_page(self._facts, samples), replace=self._replace)
+        terminal.info(f"page: {self._path}")

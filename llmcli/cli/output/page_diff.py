@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
-from llmcli.cli.units import divergence
+from llmcli.cli.units import counted, divergence
 from llmcli.engine.events import Finished, Timings, Token
 from llmcli.tokenizer.base import StreamDecoder, decode
 
@@ -100,7 +100,7 @@ def diff_data(tokenizer: Tokenizer, tokens: Sequence[DiffToken]) -> dict[str, An
 
 def verdict_sentence(numbers: Verdict) -> str:
     """The verdict in one sentence, with the numbers that it rests on."""
-    count = f"{numbers.num_tokens} token{'' if numbers.num_tokens == 1 else 's'}"
+    count = counted(numbers.num_tokens, "token")
     if numbers.divergent_probability is None:
         parts = [f"They agree on {'the one token' if numbers.num_tokens == 1 else f'all {count}'}"]
     else:

@@ -1,18 +1,30 @@
-"""What the outputs that look at single tokens share: whose text it is, how it is shown, how likely it was."""
+"""The outputs that look at single tokens on a terminal: `--color prob` and `--why`; and what they share with the pages.
+
+That is whose text it is, how it is shown, and how likely it was.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import shutil
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
+from llmcli.cli.output.base import RunFacts, TextOutput
+from llmcli.cli.terminal import terminal, visible
+from llmcli.cli.units import counted
+from llmcli.engine.events import Event, Finished, Token
 from llmcli.tokenizer.base import StreamDecoder
 
 if TYPE_CHECKING:
-    from llmcli.engine.events import Finished, Token
+    from llmcli.sampling.inspect import StepEffect, TokenProbability
     from llmcli.tokenizer.base import Tokenizer
 
 SPACE, NEWLINE, TAB = "·", "⏎", "⇥"
@@ -20,6 +32,26 @@ SPACE, NEWLINE, TAB = "·", "⏎", "⇥"
 # Each level begins at its probability; what is below the last one is the least likely of all.
 LEVEL_LIMITS = (0.5, 0.2, 0.05, 0.01)
 NUM_LEVELS = len(LEVEL_LIMITS) + 1
+
+RESET = "\x1b[0m"
+
+# For each level, likely first, what stands between `ESC[` and `m`. Nothing is known of the background, so the colours
+# are those that contrast alike with black and with white: 4.5 or more with true colours, 3.6 or more with 256. They
+# run along yellow to blue, which colour-blind people see too, and the least likely is underlined as well.
+TRUE_COLORS = ("", "38;2;138;115;0", "38;2;188;88;5", "38;2;230;6;93", "4;38;2;213;3;188")
+COLORS_256 = ("", "38;5;94", "38;5;166", "38;5;161", "4;38;5;163")
+COLORS_16 = ("", "33", "31", "35", "4;35")  # the terminal's theme decides what these look like
+
+# A line's words with the spaces between them: a tint never touches line breaks or the space before a word.
+_INKED = re.compile(r"\S(?:[^\S\n]*\S)*")
+
+MAX_PIECE_WIDTH = 16
+MAX_NOTES = 4  # tokens listed as removed; more are a haystack, and so are those below the next line's probability
+MIN_NOTED_PROBABILITY = 0.001
+WIDTH_WITHOUT_TERMINAL = 100
+HEADINGS = ("#", "token", "model", "step", "chance", "removed", "left")
+LEFT_ALIGNED = ("token", "step")
+NOTES_HEADING = "likeliest removed, chance before"
 
 
 class Share(NamedTuple):
@@ -142,3 +174,190 @@ def as_many_as_fit(notes: Sequence[str], room: int) -> str:
             break
         text = longer
     return text
+
+
+def why_no_color() -> str | None:
+    """Why stdout gets no colour, as a line for the user, or None if it does."""
+    if not sys.stdout.isatty():
+        reason = "stdout is not a terminal"
+    elif os.environ.get("NO_COLOR"):
+        reason = "NO_COLOR is set"
+    elif os.environ.get("TERM") == "dumb":
+        reason = "TERM is dumb"
+    else:
+        return None
+    return f"--color prob: {reason}, so the text stays plain; --html FILE shows the probabilities anywhere"
+
+
+class ColorOutput(TextOutput):
+    """The text as TextOutput writes it, tinted, under a legend on stderr.
+
+    Only for a stdout that `why_no_color` has no objection to.
+    """
+
+    is_drawn = True
+
+    def __init__(self, facts: RunFacts):
+        super().__init__(facts)
+        self._tints = terminal_tints()
+        self._shares = {sample: TextShares(facts.tokenizer) for sample in facts.samples}
+        self._probabilities: dict[int, list[float | None]] = {sample: [] for sample in facts.samples}
+        if sys.stderr.isatty():  # it may be a file though stdout is a terminal, and there a legend explains nothing
+            show_legend(self._tints)
+
+    def show(self, event: Event) -> None:
+        """Write what the event adds, tinted."""
+        if isinstance(event, Finished):
+            tail = self._tint(event.sample, self._shares[event.sample].finish(event))
+            event = replace(event, tail=tail)
+        super().show(event)
+
+    def style(self, token: Token) -> str:
+        """The text of the token's event, each part in the tint of the token that wrote it."""
+        self._probabilities[token.sample].append(chosen_probability(token))
+        return self._tint(token.sample, self._shares[token.sample].push(token))
+
+    def _tint(self, sample: int, shares: list[Share]) -> str:
+        text = ""
+        for share in shares:
+            known = [self._probabilities[sample][number] for number in share.token_numbers]
+            # Bytes of one character depend on each other, so it is as likely as all of them in a row.
+            probability = math.prod(value for value in known if value is not None)
+            text += tinted(visible(share.text), self._tints[likelihood_level(probability)])
+        return text
+
+
+def show_legend(tints: Sequence[str]) -> None:
+    """Say on stderr what the tints mean."""
+    names = " · ".join(tinted(name, tint) for name, tint in zip(level_names(), tints, strict=True))
+    terminal.info(f"probability of each token: {names}", is_drawn=True)
+
+
+def terminal_tints() -> tuple[str, ...]:
+    """The tints of the levels in as many colours as the terminal says it has."""
+    if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        return TRUE_COLORS
+    return COLORS_256 if "256color" in os.environ.get("TERM", "") else COLORS_16
+
+
+def tinted(text: str, tint: str) -> str:
+    """The text with its words in a tint. Each run of words ends with a reset, so an interrupt between two writes
+    leaves no colour behind."""
+    return _INKED.sub(lambda match: f"\x1b[{tint}m{match[0]}{RESET}", text) if tint else text
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the table: what one step did to one choice. Only a choice's first line has the first three cells."""
+
+    cells: tuple[str, str, str, str, str, str, str]
+    notes: tuple[str, ...]
+    level: int
+
+
+class WhyOutput:
+    """For each token a line for every step that changed something, and one if the draw passed over the likeliest.
+
+    So 50 tokens with the default settings take some 120 lines.
+    """
+
+    def __init__(self, facts: RunFacts):
+        self._facts = facts
+        self._tokens: dict[int, list[Token]] = {sample: [] for sample in facts.samples}
+        has_color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        self._tints = terminal_tints() if has_color else ("",) * NUM_LEVELS
+        self._dim = "2" if has_color else ""
+
+    def show(self, event: Event) -> None:
+        """Collect the choices."""
+        if isinstance(event, Token):
+            self._tokens[event.sample].append(event)
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Print a table for each sample, those that Ctrl-C ended included."""
+        for item in finished:
+            rows = [
+                row for number, token in enumerate(self._tokens[item.sample], 1) for row in self._rows(number, token)
+            ]
+            if rows:
+                terminal.show("\n".join([*self._caption(item), *self._lines(rows), ""]), is_drawn=True)
+
+    def _caption(self, item: Finished) -> list[str]:
+        which = f" sample {item.sample + 1}" if len(self._facts.samples) > 1 else ""
+        is_greedy = self._facts.sampling.params.temperature == 0
+        rule = "temperature 0 takes the likeliest" if is_greedy else "each was drawn from what its last step left"
+        return ["", f"why{which}: {counted(len(item.token_ids), 'token')}; {rule}"]
+
+    def _rows(self, number: int, token: Token) -> Iterator[_Row]:
+        """The lines of one choice."""
+        if token.inspection is None:
+            return
+        inspection = token.inspection
+        probability = math.exp(inspection.chosen.logprob)
+        first = (str(number), self._piece(token.token_id), percent(probability))
+        level = likelihood_level(probability)
+        last = inspection.steps[-1]
+        changing = [step for step in inspection.steps if step.changed]
+        if not changing:
+            yield _Row((*first, "unchanged", percent(last.chosen_probability), "", f"{last.num_left:,}"), (), level)
+            first = ("", "", "")
+        for step in changing:
+            removed = f"{step.num_removed:,}" if step.num_removed else ""
+            cells = (
+                *first,
+                self._step_name(step.name),
+                percent(step.chosen_probability),
+                removed,
+                f"{step.num_left:,}",
+            )
+            yield _Row(cells, tuple(self._notes(step)), level)
+            first = ("", "", "")
+        if last.likeliest.token_id != token.token_id:
+            yield _Row(("", "", "", "draw", "", "", ""), (f"passed over {self._note(last.likeliest)}",), level)
+
+    def _lines(self, rows: list[_Row]) -> Iterator[str]:
+        """The table with its heading, each column as wide as its widest cell.
+
+        Where a narrow terminal has no room for the notes, they stand on a line of their own.
+        """
+        widths = [max(map(cell_len, column)) for column in zip(HEADINGS, *(row.cells for row in rows), strict=True)]
+        room = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns - sum(widths) - 2 * len(widths)
+        indent = " " * (widths[0] + 2)
+        is_narrow = any(cell_len(row.notes[0]) > room for row in rows if row.notes)
+        if is_narrow:
+            room += sum(widths[1:]) + 2 * (len(widths) - 1)
+        gap = f"\n{indent}" if is_narrow else "  "
+        yield tinted("  ".join(_padded(HEADINGS, widths)) + gap + NOTES_HEADING, self._dim)
+        for row in rows:
+            number, piece, *cells = _padded(row.cells, widths)
+            notes = tinted(as_many_as_fit(row.notes, room), self._dim)
+            line = "  ".join([number, tinted(piece, self._tints[row.level]), *cells])
+            yield f"{line.rstrip() if is_narrow else line}{gap}{notes}" if row.notes else line.rstrip()
+
+    def _piece(self, token_id: int) -> str:
+        piece = show_piece(self._facts.tokenizer, token_id)
+        if cell_len(piece) <= MAX_PIECE_WIDTH:
+            return piece
+        return f"{set_cell_size(piece, MAX_PIECE_WIDTH - 1).rstrip()}…"
+
+    def _notes(self, step: StepEffect) -> Iterator[str]:
+        """The likeliest token that a step removed, and those that come near it."""
+        for index, token in enumerate(step.removed[:MAX_NOTES]):
+            if index == 0 or token.probability >= MIN_NOTED_PROBABILITY:
+                yield self._note(token)
+
+    def _note(self, token: TokenProbability) -> str:
+        return f"{self._piece(token.token_id)} {percent(token.probability)}"
+
+    def _step_name(self, name: str) -> str:
+        """A step with the value of the parameter it is named after, where it is named after one."""
+        value = vars(self._facts.sampling.params).get(name)
+        return name if value is None else f"{name} {value:g}"
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    padded = []
+    for heading, cell, width in zip(HEADINGS, cells, widths, strict=True):
+        space = " " * (width - cell_len(cell))
+        padded.append(cell + space if heading in LEFT_ALIGNED else space + cell)
+    return padded

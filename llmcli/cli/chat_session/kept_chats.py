@@ -1,0 +1,167 @@
+"""The chats that the user's chat folder keeps: their names, which file is meant by one, and `llmcli chat --list`.
+
+A name is that of the file without `.json`. One that chat gave begins with the date; those are the ones that may be
+removed when there are many.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
+
+from llmcli.cli.terminal import columns_of, fact_lines, terminal
+from llmcli.engine.conversation import SavedConversation, load_conversation
+from llmcli.errors import LLMCliError, UsageError
+
+MOST_UNNAMED = 200  # chats with names of chat's own that are kept
+SUFFIX = ".json"
+MAX_NAME = 60
+MAX_SLUG = 40
+
+_UNNAMED = re.compile(r"\d{4}-\d\d-\d\d-")
+# A name of digits and signs alone is a number, a date or a time; one that begins with a date is one of chat's own.
+_NO_NAME = re.compile(r"[\d\W_]*|\d{4}-\d\d-\d\d.*")
+
+
+def kept_paths(folder: Path) -> list[Path]:
+    """The files of the folder that may be chats, the one that was written last first."""
+    return sorted((path for path in folder.glob(f"*{SUFFIX}") if path.is_file()), key=_newest_first)
+
+
+def unnamed_paths(folder: Path) -> list[Path]:
+    """The chats that nobody has named, in the same order."""
+    return [path for path in kept_paths(folder) if is_unnamed(path)]
+
+
+def is_unnamed(path: Path) -> bool:
+    """Whether chat gave the name."""
+    return _UNNAMED.match(path.name) is not None
+
+
+def names_file(name: str) -> bool:
+    """Whether a user means a file by it, and not the name of a kept chat."""
+    return "/" in name or "\\" in name or name.endswith(SUFFIX)
+
+
+def find_kept(folder: Path, name: str) -> Path:
+    """The kept chat of that name, or of that number in the list. Raises: UsageError if there is none"""
+    paths = kept_paths(folder)
+    for number, path in enumerate(paths, start=1):
+        if name in (path.stem, str(number)):
+            return path
+    raise UsageError(
+        f"no chat is named {name!r:.80}; `llmcli chat --list` shows all, and a file needs its path, such as ./FILE"
+    )
+
+
+def path_of_name(folder: Path, name: str) -> Path:
+    """Where a chat of that name is kept.
+
+    Raises: UsageError for what cannot be one: a number or a date, which would be taken for another chat, or a name
+    that is no good as that of a file.
+    """
+    if _NO_NAME.fullmatch(name) or len(name) > MAX_NAME or not name.isprintable() or name[0] in ".-":
+        raise UsageError(
+            f"{name!r:.80} cannot name a chat; use at most {MAX_NAME} characters with a letter among them, and no date "
+            "at the beginning"
+        )
+    return folder / f"{name}{SUFFIX}"
+
+
+def new_name(message: str) -> str:
+    """A name for a new chat: the date and the first words that were said, or else the time."""
+    slug = ""
+    for word in re.findall(r"\w+", message.lower()):
+        if len(slug) + len(word) > MAX_SLUG:
+            break
+        slug += f"-{word}"
+    return time.strftime("%Y-%m-%d") + (slug or time.strftime("-%H%M%S"))
+
+
+def first_line(text: str) -> str:
+    """The beginning of a text, to recognize it by."""
+    line = text.strip().split("\n")[0]
+    return line if len(line) <= 60 and line == text.strip() else f"{line[:60]}..."
+
+
+def _newest_first(path: Path) -> tuple[int, str]:
+    try:
+        return -path.stat().st_mtime_ns, path.name
+    except FileNotFoundError:  # removed since
+        return 0, path.name
+
+
+@dataclass(frozen=True)
+class KeptChat:
+    """One kept chat; `written` is in seconds since 1970."""
+
+    number: int
+    path: Path
+    written: float
+    saved: SavedConversation
+
+    @property
+    def name(self) -> str:
+        """What `--resume` calls it."""
+        return self.path.stem
+
+
+def kept_chats(folder: Path) -> Iterator[KeptChat]:
+    """Every chat, the one that was written last first. What cannot be read is named in a line, and left out."""
+    for number, path in enumerate(kept_paths(folder), start=1):
+        try:
+            yield KeptChat(number, path, path.stat().st_mtime, load_conversation(path))
+        except FileNotFoundError:  # removed since
+            continue
+        except LLMCliError as error:
+            terminal.warn(str(error))
+
+
+def show_list(folder: Path, *, as_json: bool) -> None:
+    """Print the chats, the one that was written last first."""
+    chats = list(kept_chats(folder))
+    if as_json:
+        terminal.write_json([_chat_json(chat) for chat in chats])
+        return
+    if not chats:
+        terminal.info(f"no chats in {folder}")
+        return
+    rows = [("", "NAME", "WHEN", "TURNS", "MODEL", "BEGINS")]
+    for chat in chats:
+        when = f"{datetime.fromtimestamp(chat.written):%Y-%m-%d %H:%M}"
+        turns = chat.saved.conversation.turns
+        begins = first_line(turns[0].user) if turns else ""
+        rows.append((str(chat.number), chat.name, when, str(len(turns)), chat.saved.model, begins))
+    terminal.write(_table(rows))
+    terminal.info(f"continue one with `llmcli chat --resume NAME` (or its number); they are kept in {folder}")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns below a heading; on a terminal that is too narrow for them, lines of their own for each chat."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
+    if not sys.stdout.isatty() or max(map(cell_len, lines)) <= columns_of(sys.stdout):
+        return "".join(f"{line}\n" for line in lines)
+    records = []
+    for number, name, when, turns, model, begins in rows[1:]:
+        count = f"{turns} turn{'' if turns == '1' else 's'}"
+        records += [(number, name), ("", f"{when}, {count}, {model}"), ("", begins)]
+    return fact_lines(records, widths[0] + 2, sys.stdout)
+
+
+def _chat_json(chat: KeptChat) -> dict[str, object]:
+    turns = chat.saved.conversation.turns
+    return {
+        "name": chat.name,
+        "path": str(chat.path),
+        "written": datetime.fromtimestamp(chat.written).astimezone().isoformat(timespec="seconds"),
+        "model": chat.saved.model,
+        "num_turns": len(turns),
+        "system": chat.saved.conversation.system,
+        "first_message": turns[0].user if turns else None,
+    }
