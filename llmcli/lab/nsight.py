@@ -1,4 +1,8 @@
-"""Nsight Compute's command line, `ncu`: where it is, how it is run on a program of ours, and why it fails."""
+"""Nsight Compute's command line, `ncu`: where it is, how it is run on a program of ours, and why it fails.
+
+It profiles a range that the program marks, not launches counted by name: before that range the program loads a model
+and runs a step, with the same kernels.
+"""
 
 import os
 import re
