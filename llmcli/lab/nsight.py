@@ -1,8 +1,4 @@
-"""Nsight Compute's command line, `ncu`: where it is, how it is run on a program of ours, and why it fails.
-
-It profiles a range that the program marks, not launches counted by name: before that range the program loads a model
-and runs a step, with the same kernels.
-"""
+"""Nsight Compute's command line, `ncu`: where it is, how it is run on a program of ours, and why it fails."""
 
 import os
 import re
