@@ -35,7 +35,7 @@
 //           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. What it reads at
 //           the start, and behind the wait, is asked for together (common/load.cuh). The next kernel starts when a
 //           warp of each block is past its tiles: steps took the least time then. Rejected, with figures in
-//           docs/performance/attention.md: clusters that hand each other their parts; other places for that start.
+//           docs/log/2026-11-27-attention.md: clusters that hand each other their parts; other places for that start.
 //           Speed: scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"

@@ -14,7 +14,7 @@
 //           its own one after the other. One warp copies tiles into a ring of shared memory, ahead of four that attend,
 //           also across the ends of rows. Another warp prepares the next row's queries meanwhile. Parts of a row's
 //           splits stay in shared memory; those of a row that blocks share go through memory. Few rows are slower here:
-//           a block first works out its share. Figures, and what was tried: docs/performance/attention.md
+//           a block first works out its share. Figures, and what was tried: docs/log/2026-11-27-attention.md
 #include "common/arrival.cuh"
 #include "common/launch.cuh"
 #include "common/rows_block.cuh"

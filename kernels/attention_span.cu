@@ -27,7 +27,7 @@
 //           process has one stream on a card (llmcli/kernels/device.py); those of the kernels in front that have not
 //           ended run too, and wait for none behind them; and those of the kernel behind start when all of these have
 //           called grid_dependency_launch or ended. On Hopper the warps that copy hand registers to those that attend.
-//           Figures: docs/performance/attention.md
+//           Figures: docs/log/2026-11-27-attention.md
 #include "common/span_merge.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same

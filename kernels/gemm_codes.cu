@@ -15,7 +15,8 @@
 //           of a span leave the tensor cores as two digits, and become floats beside the other warps' products. 64
 //           rows go in two passes of 32: their accumulators take half the registers. Sums of chunks wait in shared
 //           memory, where the cluster's other blocks fetch them. With many rows L2 is the bound: it gives all
-//           multiprocessors 4.65 TB/s. Rejected (docs/performance/codes.md): multicast, larger blocks, ones that stay
+//           multiprocessors 4.65 TB/s.
+//           Rejected (docs/log/2026-11-24-codes.md): multicast, larger blocks, ones that stay
 #include "common/cluster.cuh"
 #include "common/digit_image.cuh"
 #include "common/gemv_output.cuh"

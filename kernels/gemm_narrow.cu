@@ -15,9 +15,9 @@
 //           llmcli/kernels/wide_plan.py chooses between both for each product. The launch with `repeats` lets the next
 //           kernel start at once, whose blocks then ask for their weights. Other launches let it start at their end: at
 //           once is 1 to 3 % slower.
-//           Rejected (docs/performance/wide.md): bulk copies of weights (the copy engine takes too long to begin each);
-//           weights in registers two steps early, as gemm_wide has them; the next product's weights fetched into L2;
-//           SwiGLU in parts, by a kernel of its own
+//           Rejected (docs/log/2026-11-27-wide.md): bulk copies of weights (the copy engine takes too long to begin
+//           each); weights in registers two steps early, as gemm_wide has them; the next product's weights fetched
+//           into L2; SwiGLU in parts, by a kernel of its own
 #include "common/launch.cuh"
 #include "common/narrow_ring.cuh"
 

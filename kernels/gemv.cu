@@ -28,8 +28,8 @@
 //           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
 //           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile. Warps stage
 //           inputs while they multiply the first tile (common/woven_inputs.cuh).
-//           (6) Rejected, with figures in docs/performance/products.md: two blocks of 8 warps, registers for a second
-//           block beside, other orders of the spans, two rows over a cluster, a 17th warp for outputs, codes as fp16
+//           (6) Rejected (docs/log/2026-11-27-products.md): two blocks of 8 warps, registers for a second block
+//           beside, other orders of the spans, two rows over a cluster, a 17th warp for outputs, codes as fp16
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/gemv_output.cuh"

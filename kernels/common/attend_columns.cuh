@@ -1,7 +1,7 @@
 // attend_columns: Attend of attend.cuh for 16 columns and a tile in a ring, bit by bit, with its operands exchanged:
 // columns are rows of a product, tokens and dimensions its columns. Keys then go from shared memory into products as
 // they lie, and weights come out of one product as the next one takes them. The tensor cores give the same bits either
-// way. Figures: docs/performance/attention.md
+// way. Figures: docs/log/2026-11-27-attention.md
 //
 // Lane 4g + t holds scores of the columns g and g + 8 with the tokens 2t, 2t + 1, 2t + 8, 2t + 9, and of these columns
 // the weighted sums of the dimensions 64 * step + 16t + (0..15).

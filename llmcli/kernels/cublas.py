@@ -2,7 +2,7 @@
 
 cuBLASLt, whose algorithms we choose, and keep: none that adds up parts of a sum apart, since how many parts there are
 depends on the number of tokens. So it gets no workspace either. With one it seeks among algorithms that split sums,
-strikes them out, and may be left with one that is ten times slower than the best (docs/performance/prompts.md). CuPy
+strikes them out, and may be left with one that is ten times slower than the best (docs/log/2026-11-24-prompts.md). CuPy
 has no binding for it, so the functions are called by themselves.
 """
 

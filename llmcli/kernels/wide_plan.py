@@ -13,7 +13,7 @@ SPAN_INPUTS = 2 * STEP_INPUTS
 
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
 # much it is larger where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 256 rows of
-# Llama-3.1-8B on an H200 (docs/performance/wide.md).
+# Llama-3.1-8B on an H200 (docs/log/2026-11-27-wide.md).
 _SHARES = {128: 0.74, 256: 0.91}
 _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
@@ -62,7 +62,7 @@ class NarrowForm:
 
 
 # Small blocks load the multiprocessors more evenly, if all of them run at once. Large ones take each token from L2 less
-# often. The time is fitted to the products of Llama-3.1-8B with 64 tokens on an H200 (docs/performance/wide.md).
+# often. The time is fitted to the products of Llama-3.1-8B with 64 tokens on an H200 (docs/log/2026-11-27-wide.md).
 NARROW_FORMS = (NarrowForm(16, 4, 4), NarrowForm(32, 8, 2), NarrowForm(64, 4, 3, 0.85), NarrowForm(64, 8, 2))
 NARROW_TOKENS = tuple(dict.fromkeys(form.tokens for form in NARROW_FORMS))
 MAX_NARROW_TOKENS = max(NARROW_TOKENS)

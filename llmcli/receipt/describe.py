@@ -1,4 +1,8 @@
-"""From a run to its receipt, and from a receipt to the sampler that it describes."""
+"""From a run to its receipt, and from a receipt to the sampler that it describes.
+
+A receipt has token ids and resolved settings, not flags. So a default, a preset or a generation_config.json that has
+changed since is named when it is replayed, and changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -135,6 +135,7 @@ def draw(candidates: Candidates, sampler: Sampler, position: int) -> int:
 
     Score plus Gumbel noise is highest for token i with probability exp(score_i) / sum_j exp(score_j). The noise
     belongs to (seed, sample_index, position, token_id), so nothing else in the batch can change the draw.
+    A walk along a cumulative sum would need an order of summation that all devices share, and a sort.
     Source: Gumbel 1954; Maddison, Tarlow, Minka, "A* sampling", NIPS 2014, section 2.
     """
     race = candidates.scores

@@ -1,4 +1,7 @@
-"""What the model and each step of the chain thought of a choice, as values; whoever shows them decides how."""
+"""What the model and each step of the chain thought of a choice, as values; whoever shows them decides how.
+
+The chain is a pure function, so a look at a choice runs it again. Nothing is recorded while a token is drawn.
+"""
 
 import math
 from dataclasses import dataclass

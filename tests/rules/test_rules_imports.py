@@ -1,4 +1,4 @@
-"""The rooms and who may import whom, as docs/architecture.md tabulates them; no cycles, no oversized file."""
+"""The rooms and who may import whom; no cycles, no oversized file. docs/architecture.md says what each room owns."""
 
 import ast
 import functools

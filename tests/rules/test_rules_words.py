@@ -1,9 +1,9 @@
-"""One term for one thing, in the usual words: over help, errors and the pages for users."""
+"""One term for one thing, in the usual words: over help, errors, and the pages for users and developers."""
 
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,12 @@ HABITS = {
     "not found": r"\bis nowhere\b|cannot be had",
     "N files, or 1 file": r"\w\(s\)",
 }
+# Old habits of the pages for developers, each with what to say instead.
+OLD_WORDS = {
+    "after": r"\bbehind\b",
+    "next to, or besides": r"\bbeside\b",
+    "since, dated and in a log": r"\bsince then\b",
+}
 CASE_MATTERS = {"KV cache", "token id"}
 
 
@@ -79,8 +85,21 @@ def help_texts() -> Iterator[tuple[str, str]]:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """The pages for users, without what stands between backticks: names, and output of other programs."""
-    for path in [ROOT / "README.md", ROOT / "docs" / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]:
+    """The pages for users."""
+    yield from prose_of(
+        [ROOT / "README.md", ROOT / "docs" / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+    )
+
+
+def house_pages() -> Iterator[tuple[str, str]]:
+    """The pages for developers. The logs are left as they were written."""
+    named = ("CHANGELOG.md", "docs/architecture.md", "docs/performance.md", "docs/log/README.md")
+    yield from prose_of([*(ROOT / name for name in named), *sorted((ROOT / "docs" / "decisions").glob("*.md"))])
+
+
+def prose_of(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Their lines without what stands between backticks: names, and output of other programs."""
+    for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if not line.startswith(("    ", ">")):
                 yield f"{path.relative_to(ROOT)}:{number}", re.sub(r"`[^`]*`", "`X`", line)
@@ -96,14 +115,22 @@ def offences(texts: Iterator[tuple[str, str]], rules: dict[str, str]) -> list[st
     return found
 
 
-@pytest.mark.parametrize("texts", [code_strings, help_texts, pages], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "texts", [code_strings, help_texts, pages, house_pages], ids=lambda function: function.__name__
+)
 def test_one_term_for_one_thing(texts) -> None:
     assert offences(texts(), GLOSSARY) == []
 
 
-@pytest.mark.parametrize("texts", [code_strings, help_texts, pages], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "texts", [code_strings, help_texts, pages, house_pages], ids=lambda function: function.__name__
+)
 def test_no_riddles(texts) -> None:
     assert offences(texts(), HABITS) == []
+
+
+def test_the_house_speaks_plainly() -> None:
+    assert offences(house_pages(), OLD_WORDS) == []
 
 
 def test_the_texts_are_found() -> None:
@@ -113,6 +140,7 @@ def test_the_texts_are_found() -> None:
     assert any("the context holds" in text for text in strings.values())
     assert len(list(help_texts())) > len(COMMANDS)
     assert len({place.partition(":")[0] for place, _ in pages()}) > 6
+    assert len({place.partition(":")[0] for place, _ in house_pages()}) > 6
 
 
 @pytest.mark.parametrize(
@@ -126,10 +154,11 @@ def test_the_texts_are_found() -> None:
         ("'foo' is no hub id", "is not an X"),
         ("3 GiB that are free", "N free"),
         ("2 layer(s)", "N files, or 1 file"),
+        ("the token behind it", "after"),
     ],
 )
 def test_other_words_are_found(text: str, term: str) -> None:
-    found = offences(iter([("here", text)]), GLOSSARY | HABITS)
+    found = offences(iter([("here", text)]), GLOSSARY | HABITS | OLD_WORDS)
     assert any(f"say {term!r}" in line for line in found)
 
 

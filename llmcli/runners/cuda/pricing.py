@@ -2,8 +2,8 @@
 
 No constant names a card. Work that waits for memory or for the matrix library is priced as a share of a rate measured
 in the same process. Work that a multiprocessor does at its own pace is priced in clocks, or in bytes a clock: slower
-memory does not change it. Constants are fitted to an H200 (docs/performance.md), with 132 multiprocessors at 1.98 GHz
-and reads of 4.53 TB/s; the share of the bandwidth of attention of many rows to an H100.
+memory does not change it. Constants are fitted to an H200 (docs/log/2026-11-27-decode.md), with 132 multiprocessors
+at 1.98 GHz and reads of 4.53 TB/s; the share of the bandwidth of attention of many rows to an H100.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from llmcli.runners.base import MOST_EXACT_ROWS
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
-# Up to so many rows gemm_codes multiplies int4 as fast as gemm_narrow does (docs/performance/wide.md).
+# Up to so many rows gemm_codes multiplies int4 as fast as gemm_narrow does (docs/log/2026-11-27-wide.md).
 _MOST_EXACT_ROWS_OF_INT4 = 16
 
 

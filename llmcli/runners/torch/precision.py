@@ -20,7 +20,7 @@ def resolve_dtype(asked: str, model: Model) -> str:
       three times as long.
     - Others: float32, as bfloat16 would round what the files say.
 
-    Figures: docs/performance.md. It depends on the model and the processor alone: the same seed, the same text.
+    Figures: docs/log/2026-11-23-cpu.md. It depends on the model and the processor alone: the same seed, the same text.
     """
     if asked != AUTO:
         return asked

@@ -1,4 +1,4 @@
-// The skeleton that one-arithmetic.md measured; no part of llmcli. It goes once gemv.cu is built this way.
+// The skeleton that 2026-11-28-one-arithmetic.md measured; no part of llmcli. It goes once gemv.cu is built this way.
 // chain: one or eight rows times a tiled matrix by the three rules (skeleton): an activation row in fp16 with one power
 // of two, a weight widened to one fp16, P contiguous chunks of the inputs, each one chain of mma.m16n8k16 in order.
 #include "common/barrier.cuh"
