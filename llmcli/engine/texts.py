@@ -202,7 +202,7 @@ class Order(NamedTuple):
 
 
 class FairOrder:
-    """See the module. Time is in new tokens of each client. A client is known while it has an open text."""
+    """See above. Time is in new tokens of each client. A client is known while it has an open text."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -345,7 +345,7 @@ LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s
 
 
 class GrammarProcess:
-    """See the module. The process starts with the first request."""
+    """See above. The process starts with the first request."""
 
     def __init__(self) -> None:
         self._process = BoundedProcess(

@@ -38,7 +38,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Sender:
-    """See the module. `send` is for any thread, and never waits."""
+    """See above. `send` is for any thread, and never waits."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
@@ -184,7 +184,7 @@ Take = Callable[[Sequence[tuple[int, Event]]], None]
 
 
 class FrontEnd:
-    """See the module. Make it in the running event loop, once the engine has begun.
+    """See above. Make it in the running event loop, once the engine has begun.
 
     Attributes: fault: set once the device has failed; begin_state: the engine's at the beginning;
     is_lost: whether the engine's process has ended

@@ -110,7 +110,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class LogWriter:
-    """See the module. Lines that find no room are counted; the log reports how many are missing."""
+    """See above. Lines that find no room are counted; the log reports how many are missing."""
 
     def __init__(self, write: Callable[[str], None]):
         self._write = write

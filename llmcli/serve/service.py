@@ -152,7 +152,7 @@ def _summary(name: str, what: str, summary: Summary) -> Iterator[str]:
 
 
 class FairThread:
-    """See the module. Its methods are for the event loop's thread."""
+    """See above. Its methods are for the event loop's thread."""
 
     def __init__(self, name: str):
         self._thread = ThreadPoolExecutor(1, name)
@@ -293,7 +293,7 @@ def client_of(request: HttpRequest) -> Hashable:
 
 @dataclass(frozen=True)
 class Service:
-    """See the module. `log` takes the contents of requests and answers, if they are to be logged."""
+    """See above. `log` takes the contents of requests and answers, if they are to be logged."""
 
     model: ServedModel
     desk: Desk
