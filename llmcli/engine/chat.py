@@ -50,7 +50,7 @@ MIN_FREE, FREE_AFTER_DROP = 1 / 8, 1 / 4
 
 @dataclass(frozen=True)
 class FittedPrompt:
-    """The prompt for the last turn's answer, with what is said of it already, and the turns that it was made of."""
+    """The prompt for the last turn's answer, with the tokens already generated, and the turns that it was made of."""
 
     prompt: ChatPrompt
     token_ids: tuple[int, ...]  # the prompt's, and those of an answer to continue
@@ -433,7 +433,7 @@ class Chat:
         return [*events, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
 
     def interrupt_several(self) -> list[PrefillProgress | OfAnswer]:
-        """End the answers of `answer_several` under way; those that have begun stay, so far as they are."""
+        """End the answers of `answer_several` under way; those that have begun stay as they are."""
         several = self._several
         if several is None:
             return []

@@ -22,7 +22,7 @@ _KINDS = (2, 3, 5, 8, 16)
 
 
 class NgramIndex:
-    """Finds the earlier place where the most of the last tokens stand before it; the latest such place.
+    """Finds the earlier place after the longest copy of the text's last tokens; the latest such place.
 
     Each place names the previous one with the same hash of the last few tokens, as in LZ77. A token takes constant
     time, however long the text is.

@@ -355,7 +355,7 @@ class Drafting:
         self._least = least
         self._on_problem = on_problem
         self._times: dict[int, StepTimes] = {}  # by the number of rows
-        self._has_trial = False  # in the step that is read next
+        self._has_trial = False  # in the step read next: its time does not count, as its guesses catch up first
 
     def begin(
         self, prompt: Sequence[int], sampler: Sampler, wrap: Callable[[Guesses], Guesses] = lambda guesses: guesses

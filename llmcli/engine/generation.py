@@ -48,7 +48,7 @@ class Generation:
 
 
 def scores(runner: Runner, token_ids: Sequence[int], first: int) -> Generator[AllLogits, None, None]:
-    """The logits that predict token_ids[first:], some at a time. Everything runs anew.
+    """The logits that predict token_ids[first:], some at a time. All tokens run again.
 
     Shapes: each item [n, vocab_size] float32, the items together [len(token_ids) - first, vocab_size]
     Raises: ValueError as `ScoreRequest` and `Runner.open`

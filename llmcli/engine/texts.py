@@ -18,7 +18,7 @@ from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 
 # Stop strings, matched on decoded text, however the tokens cut it. No part of a match is shown.
 #
-# The matched text includes the strings of special tokens, which are never shown.
+# The matched text includes the strings of special tokens. Those are never shown.
 
 
 class StopStrings:
@@ -378,7 +378,7 @@ class Queued:
     last_tokens: Sequence[int]  # the place of each span's last token
     fills: Sequence[tuple[Step, int]]  # spans of prompts that rows waited for: their steps and tokens
     num_drafts: int = 0
-    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing of drafts
+    start_time: float | None = None  # before the drafts were made; None if its time shows nothing about drafts
 
 
 def number_of(one: Text | Score | Shared) -> int:

@@ -180,7 +180,7 @@ class References:
 
 # The values of JSON Schema's `format` that texts follow, most of them by our own patterns.
 #
-# Names with other scripts are written in ASCII only: those are valid, too.
+# Formats that allow other scripts are written in ASCII alone, which is valid, too.
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"

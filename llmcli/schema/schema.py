@@ -21,8 +21,8 @@ from llmcli.tokenizer.pieces import TokenPieces
 #
 # Special tokens are never text; an end token is allowed only where the text is complete.
 
-# What a token stands for at the start of a text that loses its first space, if no token is the rest of it: it may not
-# come; or, if nothing is left of it: it changes nothing.
+# The tokens at the start of a text that loses its first space: NOT_ALLOWED if no token is the rest of one, NOTHING if
+# nothing is left of it, so that it changes nothing.
 NOT_ALLOWED = -1
 NOTHING = -2
 

@@ -313,8 +313,6 @@ class Service:
         """The grammar of texts, for the engine.
 
         Raises: Refusal for what cannot be followed exactly
-
-        Raises: Refusal for what cannot be held exactly
         """
         try:
             return await self.schema_reader.run(client, lambda: self.model.grammar(held_to))

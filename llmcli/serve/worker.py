@@ -30,14 +30,14 @@ class Scheduler(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Whether nothing waits or runs."""
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """The work so far."""
 
     def submit(self, request: Request) -> int:
-        """Take a request; return its number."""
+        """Queue a request; return its number."""
 
     def cancel(self, request: int) -> None:
         """Drop a request; its rows are free at once."""
@@ -46,7 +46,7 @@ class Scheduler(Protocol):
         """Drop all requests."""
 
     def step(self) -> list[Event]:
-        """Run one step; return what has happened."""
+        """Run one step; return its events."""
 
 
 @dataclass(eq=False)

@@ -110,7 +110,7 @@ class Tokenizer(ABC):
         return self.piece(token_id) if token_id in self.special_token_ids else ""
 
     def token_text(self, token_id: int) -> str | None:
-        """What a token adds to decoded text if its bytes are whole characters, else None. Cached."""
+        """What a token adds to decoded text if its bytes are whole characters, else None. Computed once."""
         texts = self._texts
         if token_id not in texts:
             try:
