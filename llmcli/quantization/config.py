@@ -53,7 +53,7 @@ _SCALE_DTYPES = {"bfloat16", "float16", "float32"}
 class ConfigGroup:
     """Modules that share a scheme; targets are module names, `re:` patterns of names, or class names like Linear.
 
-    `has_group_index`: each layer stores the group of each input, since groups are not neighbours.
+    `has_group_index`: each layer stores the group of each input, as a group's inputs are not neighbours.
     `has_activations`: activations are quantized, too, which llmcli does not do.
     """
 
@@ -374,7 +374,7 @@ def notes_of(quantization: Quantization | None) -> tuple[str, ...]:
 
 
 def method_of(fields: Mapping[str, Any]) -> object:
-    """The method of a `quantization_config`; older bitsandbytes and MLX do not write it."""
+    """The method of a `quantization_config`; bitsandbytes did not always write it, and MLX does not."""
     if method := fields.get("quant_method"):
         return method
     if not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"}):

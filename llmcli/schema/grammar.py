@@ -101,7 +101,7 @@ def _lower(lark: str, names: set[str]) -> str:
 
 
 def _character(code: re.Match[str]) -> str:
-    """The character itself: of a code llguidance would drop zeros."""
+    """The character itself: llguidance drops zeros of its code."""
     digits = code[1] or code[2] or code[3]
     if digits is None or int(digits, 16) < 0x80 or int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
         return code[0]

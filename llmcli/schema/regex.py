@@ -91,7 +91,7 @@ _PARTS = re.compile(
     r"|\{[0-9,]+\}|(?P<brace>\{)",
     re.S,
 )
-# In sets, only llguidance has: sets, operations, and a first ] that begins no range.
+# Parts of sets that only llguidance has: sets, operations, and a first ] that begins no range.
 _UNLIKE_IN_SET = re.compile(r"\[|&&|--|~~|^\^?\]-")
 _REMEDIES = {
     "set": r"write \ before a [ & - ~ or ] in a set",
