@@ -425,7 +425,7 @@ class Scheduler:
         return one.order < other.order and client_of(one) != client_of(other)
 
     def _leave(self, one: Text | Score | Shared) -> None:
-        """Note in the order that a text or score has ended. A shared prompt is not in the order."""
+        """Note in the order that a text or score has ended. A shared prompt does not count."""
         if not isinstance(one, Shared):
             unused = one.sample.max_tokens - len(one.sample.token_ids) if isinstance(one, Text) else 0
             self._order.leave(client_of(one), unused)
