@@ -1,4 +1,4 @@
-"""The process: `llmcli` and `python -m llmcli` start here, so that a Ctrl-C is met from the first import on."""
+"""The process: `llmcli` and `python -m llmcli` start here, to handle a Ctrl-C from the first import on."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from llmcli.errors import EXIT_INTERRUPTED
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     _hold_closed_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # who started this may want it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent may want it ignored
         signal.signal(signal.SIGINT, _interrupt)
     try:
         from llmcli.cli.main import main as run_command_line
@@ -24,16 +24,16 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        # Not sys.exit: an interrupt inside an exec, as dataclasses use it at import, makes the interpreter kill
-        # itself by SIGINT at its end although it was handled.
+        # Not sys.exit: after an interrupt inside an exec, such as dataclasses use at import, the interpreter kills
+        # itself by SIGINT at its end, although it was handled.
         os._exit(exit_code)
     sys.exit(exit_code)
 
 
 def _hold_closed_streams() -> None:
-    """Take the numbers of standard streams that are closed (`llmcli serve <&-`), or the next file would get them.
+    """Occupy the numbers of closed standard streams (`llmcli serve <&-`), so that the next file does not get them.
 
-    A child process would then take that file for its own standard input. Reading and writing fail as before.
+    A child process would take that file for its own standard input. Reading and writing fail as before.
     """
     for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         try:
@@ -43,10 +43,10 @@ def _hold_closed_streams() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Meet a Ctrl-C: KeyboardInterrupt, or inside an import the end at once.
+    """Handle a Ctrl-C: raise KeyboardInterrupt, or end at once during an import.
 
-    There it would be dropped by a callback of the import's lock, or abort torch's C++ code; and what llmcli does
-    survives a kill, so that nothing is left to be done.
+    There a callback of the import's lock would drop it, or it would abort torch's C++ code. Ending is safe, as
+    llmcli's work survives a kill.
     """
     outer = frame
     while outer is not None:

@@ -1,11 +1,12 @@
-"""Keeps a second process from what an export or a batch writes, from before anything is touched until the first ends.
+"""Keeps a second process out of the destination of an export or a batch, until the first ends.
 
-The operating system holds the lock and drops it when the process ends, however it ends. It belongs to the hidden file
-`.NAME.lock` beside the destination, whose text only tells others who holds it: one that a killed run has left locks
-nothing. The file is removed while it is still locked; who had opened it before sees that it has no name and opens anew.
+The operating system holds the lock and drops it when the process ends, however it ends. The lock is on the hidden file
+`.NAME.lock` next to the destination. Its text only shows others who holds it: a file left by a killed run locks
+nothing. The file is removed while it is still locked; a process that opened it before sees that it has no name, and
+opens a new one.
 
-A reader is not kept away. Replacing is two renames: a reader between them finds no folder, and one that still opens
-files of a model then gets those of the new one.
+Readers are not kept out. Replacing is two renames: a reader between them finds no folder, and one that is still opening
+a model's files then gets the new ones.
 """
 
 import errno
@@ -39,16 +40,16 @@ _LOCK_FILE = OutputFile("a lock of llmcli", _is_lock, "remove it")
 
 
 class DestinationLock:
-    """The lock of one destination, whose folder's path has no links in it. May be acquired again by who holds it.
+    """The lock of one destination, whose folder's path has no links in it. Its holder may acquire it again.
 
-    `command` writes there, and `what` it writes is named to whoever comes second.
+    `command` writes there; `what` it writes is named to the second process.
     """
 
     def __init__(self, destination: Path, command: str = "quantize", what: str = "folder"):
         self._destination = destination
         self._what = what
         self._path = destination.with_name(f".{destination.name}.lock")
-        # A lock that is a file's mere existence outlives a kill: rather none at all.
+        # Only a real lock: a file that locks by its existence would outlive a kill.
         self._lock = FileLock(
             self._path,
             blocking=False,
@@ -58,7 +59,7 @@ class DestinationLock:
         )
 
     def acquire(self) -> None:
-        """Take the lock, or say who has it.
+        """Take the lock, or report who has it.
 
         Raises: UsageError if another process holds it, or its file is somebody's own; OSError.
         """
@@ -73,7 +74,7 @@ class DestinationLock:
                 holder = self._holder()
             if holder is not None:
                 break
-            time.sleep(_SECONDS_BETWEEN_LOOKS)  # it is being taken or given back at this moment
+            time.sleep(_SECONDS_BETWEEN_LOOKS)  # it is being taken or released right now
         if holder is None and not os.path.lexists(self._path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))  # as in /proc
         raise UsageError(
@@ -82,12 +83,12 @@ class DestinationLock:
         )
 
     def release(self) -> None:
-        """Give the lock back; the last of several times removes its file.
+        """Release the lock; the last of several releases removes its file.
 
         Raises: OSError.
         """
         if self._lock.lock_counter == 1:
-            with suppress(OSError):  # Windows, which lets nobody remove an open file; there filelock does it
+            with suppress(OSError):  # Windows removes no open file; there filelock does it
                 self._path.unlink()
         self._lock.release()
 
@@ -101,7 +102,7 @@ class DestinationLock:
         self.release()
 
     def _holder(self) -> str | None:
-        """Who the file says holds the lock; None if it says nothing yet, or is gone."""
+        """The holder of the lock by its file; None if the file is empty or gone."""
         try:
             match = _TEXT.fullmatch(EXPORT_LOCK.read_text(self._path))
         except CheckpointError:

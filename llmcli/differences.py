@@ -1,4 +1,4 @@
-"""Compares settings by name, as JSON has them: says which differ, and which are none."""
+"""Compares settings by name, as JSON values: finds those that differ, and unknown ones."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _LONGEST_SHOWN_LIST = 8
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting whose value is another one now; None stands for one that is not there."""
+    """A setting whose value has changed; None stands for a missing one."""
 
     name: str
     then: Any
@@ -35,13 +35,13 @@ def find_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Di
 
 
 def first_difference(then: Sequence[Any], now: Sequence[Any]) -> int:
-    """The index of the first entry that differs; where one is the beginning of the other, the length of that."""
+    """The index of the first entry that differs; if one is the beginning of the other, its length."""
     pairs = enumerate(zip(then, now, strict=False))
     return next((index for index, (old, new) in pairs if old != new), min(len(then), len(now)))
 
 
 def shown(value: Any) -> str:
-    """A value for a message, where JSON's words stand for Python's."""
+    """A value for a message, in JSON's words instead of Python's."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 

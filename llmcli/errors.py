@@ -1,19 +1,19 @@
-"""Errors a user can cause or meet, each class with its exit code. Everything else that escapes is our bug (exit 1).
+"""Errors that a user can cause or meet, each class with its exit code. Any other that escapes is our bug (exit 1).
 
 A message is one line: what, where, expected, actual, next step.
 """
 
-EXIT_INTERRUPTED = 130  # by Ctrl-C: no error of anybody's
+EXIT_INTERRUPTED = 130  # by Ctrl-C: not an error
 
 
 class LLMCliError(Exception):
-    """Base of every error that is shown to the user as one line `error: ...`."""
+    """Base of every error shown to the user as one line `error: ...`."""
 
     exit_code = 1
 
 
 class UsageError(LLMCliError):
-    """The command line asks for something that cannot be: bad values, a prompt that does not fit (exit 2)."""
+    """The command line asks for the impossible: bad values, a prompt that does not fit (exit 2)."""
 
     exit_code = 2
 
@@ -51,13 +51,13 @@ class ServerError(LLMCliError):
 
 
 class DifferentTextError(LLMCliError):
-    """A replay told another text than its receipt holds; the message says from which token on (exit 6)."""
+    """A replay gave another text than its receipt holds; the message says from which token on (exit 6)."""
 
     exit_code = 6
 
 
 class UnfinishedTextError(LLMCliError):
-    """A text ended before it was what its schema asks for, and --require-complete was given (exit 7)."""
+    """A text ended before it was complete by its schema, and --require-complete was given (exit 7)."""
 
     exit_code = 7
 
@@ -71,4 +71,4 @@ class KernelCompileError(DeviceError):
 
 
 class InsufficientMemoryError(DeviceError):
-    """The model and its KV cache do not fit; the message holds the figures and what would fit (exit 4)."""
+    """The model and its KV cache do not fit; the message has the figures and what would fit (exit 4)."""

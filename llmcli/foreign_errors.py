@@ -1,6 +1,6 @@
-"""One table: what the system and the libraries raise, and which of our errors it is. Each room applies it at its door.
+"""One table: which errors of the system and the libraries become which of ours. Each room applies it at its door.
 
-Only what a file, the machine or a library can cause stands here. A KeyError or TypeError is our bug and stays one.
+It has only errors that a file, the machine or a library can cause. A KeyError or TypeError is our bug and stays one.
 """
 
 import errno
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from llmcli.errors import InsufficientMemoryError, LLMCliError
 
-# What the loader, torch and Python say when memory or threads run out, in exceptions that have no class of their own.
+# Messages of the loader, torch and Python when memory or threads run out, in exceptions without a class of their own.
 _MEMORY_TEXTS = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -17,7 +17,7 @@ _MEMORY_TEXTS = (
     "failed to map segment",
     "can't start new thread",
     "bad_alloc",
-    "error return without exception set",  # by Python itself, where C code did not say why it got no memory
+    "error return without exception set",  # by Python itself, if C code did not say why it got no memory
 )
 _PANIC = "PanicException"  # of a library written in Rust; it derives from BaseException and has no importable class
 _SAFETENSORS = "SafetensorError"  # by name, since importing the library for its class takes milliseconds
@@ -26,9 +26,9 @@ _MAX_TEXT = 300
 
 @contextmanager
 def foreign_errors_explained(what: str, kind: type[LLMCliError]) -> Iterator[None]:
-    """Raise ours in place of a foreign error inside the block; `what` names in the message what was being done.
+    """Raise our error instead of a foreign one inside the block; `what` names the work in the message.
 
-    Raises: `kind`; InsufficientMemoryError where memory ran out.
+    Raises: `kind`; InsufficientMemoryError if memory ran out.
     """
     try:
         yield
@@ -60,12 +60,12 @@ def explain(error: BaseException, what: str, kind: type[LLMCliError]) -> LLMCliE
 
 
 def out_of_memory(what: str) -> InsufficientMemoryError:
-    """The error for memory that ran out while `what` was done."""
+    """The error for memory that ran out during `what`."""
     return InsufficientMemoryError(f"{what}: out of memory; close other programs or use a smaller model")
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether an exception says that memory or threads ran out, whatever its class."""
+    """Whether an exception means that memory or threads ran out, whatever its class."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     if not isinstance(error, RuntimeError | ImportError | OSError | SystemError):

@@ -1,6 +1,6 @@
-"""What `serve` and `batch` both take of OpenAI's bodies: messages, and keys that change no text here.
+"""What `serve` and `batch` share of OpenAI's bodies: messages, and keys that change no text here.
 
-Whatever asks for something that is not done is refused by its name, in one short sentence.
+Requests for anything unsupported are refused by name, in one short sentence.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,12 +13,12 @@ from llmcli.errors import UsageError
 
 ROLES = ("system", "developer", "user", "assistant")
 
-_MOST_COMPARED = 40  # characters of an unknown key that may be a mistyped one
+_MOST_COMPARED = 40  # characters of an unknown key that may be a typing error
 _PARTS = '{"type": "text", "text": "Hi"}'
 
 
 class BodyError(UsageError):
-    """What is wrong with a body; `key` is the place, such as `messages[0].role`."""
+    """A fault of a body; `key` is the place, such as `messages[0].role`."""
 
     def __init__(self, message: str, key: str, *, is_unknown: bool = False):
         super().__init__(message)
@@ -27,7 +27,7 @@ class BodyError(UsageError):
 
 
 def unknown_key(key: str, known: Collection[str], where: str = "") -> BodyError:
-    """The refusal of a key that nobody knows, with the known one that was probably meant."""
+    """The refusal of an unknown key, with the known one that was probably meant."""
     near = get_close_matches(key, known, n=1) if len(key) <= _MOST_COMPARED else []
     hint = f"; did you mean {near[0]}?" if near else ""
     return BodyError(f"{shown(where + key)} is not supported{hint}", where + key, is_unknown=True)
@@ -35,9 +35,9 @@ def unknown_key(key: str, known: Collection[str], where: str = "") -> BodyError:
 
 @dataclass(frozen=True)
 class IdleKey:
-    """A key of OpenAI's, and the values of it that ask for nothing.
+    """A key of OpenAI's, and its values that ask for nothing.
 
-    `is_idle` gets the value and the number of texts that are asked for.
+    `is_idle` gets the value and the number of texts requested.
     """
 
     expected: str
@@ -56,7 +56,7 @@ def _of(kind: type, expected: str) -> IdleKey:
 
 _NO_TOOLS = "as no tools are called here"
 IDLE_KEYS: Mapping[str, IdleKey] = {
-    # What OpenAI keeps of a request, charges for it, and looks for in it
+    # What OpenAI stores of a request, charges for it, and looks for in it
     "metadata": _of(dict, "an object"),
     "user": _of(str, "a string"),
     "safety_identifier": _of(str, "a string"),
@@ -67,7 +67,7 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
     "service_tier": _key("'auto' or 'default'", "auto", "default"),
     "store": _key("false, as nothing is stored here", False),
     "moderation": _key("nothing, as no text is judged here"),
-    # What models are asked for that were trained to be asked
+    # Settings of models that were trained for them
     "reasoning_effort": _of(str, "a string"),
     "verbosity": _of(str, "a string"),
     # Tools
@@ -91,9 +91,9 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
 
 
 def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
-    """What a body asks for: its `known` keys. A null counts as a key that is not there.
+    """A body's `known` keys. A null counts as a key that is not given.
 
-    A top_p of 0 leaves the likeliest token, as a temperature of 0 does, which it becomes.
+    A top_p of 0 becomes a temperature of 0, as both leave only the likeliest token.
     Raises: BodyError for other keys, unless they ask for nothing
     """
     asked: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
     return asked
 
 
-# Of a message, beside role and content. Answers that are sent back have nearly all of them.
+# Keys of a message besides role and content. Answers that are sent back have nearly all of them.
 _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "refusal": _key("null"),
     "audio": _key("null"),
@@ -126,11 +126,11 @@ _KNOWN_MESSAGE_KEYS = ("role", "content", "name")
 
 
 def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, str], ...]:
-    """A conversation as chat templates take it: messages with `role`, `content`, and `name` if it has one.
+    """A conversation for chat templates: messages with `role`, `content`, and `name` if given.
 
     A content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
-    Without `roles` the chat template decides which there are.
-    Raises: BodyError for what is none
+    Without `roles` the chat template decides which roles exist.
+    Raises: BodyError for anything else
     """
     if not isinstance(value, list) or not value:
         raise BodyError(f'{key} is {shown(value)}, expected a list such as [{{"role": "user", "content": "Hi"}}]', key)

@@ -1,8 +1,8 @@
-"""Matches names with regular expressions that a stranger may have written, within a bound on time.
+"""Matches names with regular expressions that a stranger may have written, within a time limit.
 
-Python's `re` goes back without end on patterns such as `(a+)+$`, and holds the interpreter meanwhile. Refusing those by
-their looks would refuse good ones too, and a linear engine would not be what compressed-tensors uses, which is `re`. So
-`re` runs in a child process, all patterns and names in one go (0.02 s), and is killed when it is late.
+Python's `re` backtracks without end on patterns such as `(a+)+$`, and holds the interpreter meanwhile. Refusing those
+by their looks would refuse good ones too, and a linear engine would differ from compressed-tensors, which uses `re`. So
+`re` runs in a child process, all patterns and names at once (0.02 s), and is killed when it is late.
 """
 
 import json
@@ -49,7 +49,7 @@ def match_names(
 
 
 def _answers(request: bytes) -> list[dict[str, list[int]]]:
-    """Those that came in time."""
+    """The answers that came in time."""
     command = [sys.executable, "-I", "-S", "-c", _CHILD]
     try:
         output = subprocess.run(

@@ -1,7 +1,7 @@
-"""Folders and files that decide what runs: nobody but the user and root may change them.
+"""Folders and files that decide what runs: only the user and root may change them.
 
-Who can write to a folder, or to one above it, can put a library of his own there. Windows has no owners and bits of
-this kind; there nothing is checked.
+Anybody who can write to a folder, or to one above it, can put a library there. Windows has no owners and mode bits of
+this kind; nothing is checked there.
 """
 
 import os
@@ -15,15 +15,15 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_folder(folder: Path, *, make: bool = True) -> Path:
-    """The folder without links on its way, once it is sure that nobody else can change what lies there.
+    """The folder without links in its path, once it is certain that nobody else can change its contents.
 
-    What is missing on the way is made, for the user alone; without `make` the check ends there.
-    Raises: OSError; its `strerror` says which folder is the matter and what to do
+    Missing folders are made, for the user alone; without `make` the check ends there.
+    Raises: OSError; its `strerror` names the bad folder and what to do
     """
-    if folder.parts[:1] == ("~",):  # what platformdirs makes of a user without a home
+    if folder.parts[:1] == ("~",):  # platformdirs returns this for a user without a home
         raise FileNotFoundError(ENOENT, "there is no home folder; set HOME or LLMCLI_HOME", str(folder))
     real = Path(os.path.realpath(folder))
-    # From the root on: what lies in a folder that only the user can change stays what it was when it was looked at.
+    # From the root on: what is in a folder that only the user can change stays as it was when checked.
     for path in (*reversed(real.parents), real):
         try:
             info = os.lstat(path)
@@ -32,7 +32,7 @@ def private_folder(folder: Path, *, make: bool = True) -> Path:
                 break
             path.mkdir(mode=0o700, exist_ok=True)
             info = os.lstat(path)  # in a folder such as /tmp somebody may have been faster
-        # In a sticky folder everybody can make files, but nobody can move those of others away.
+        # In a sticky folder everybody can make files, but nobody can move those of others.
         is_shared = path != real and bool(info.st_mode & stat.S_ISVTX)
         if not stat.S_ISDIR(info.st_mode):
             raise NotADirectoryError(EACCES, f"{path} is not a folder", str(path))
@@ -41,7 +41,7 @@ def private_folder(folder: Path, *, make: bool = True) -> Path:
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Why nothing can be kept in a private folder, with what to do about it; None if it can. Nothing is made."""
+    """Why nothing can be kept in a private folder, and what to do about it; None if it can. Nothing is made."""
     try:
         private_folder(folder, make=False)
     except OSError as error:
@@ -52,7 +52,7 @@ def folder_problem(folder: Path) -> str | None:
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a regular file in a private folder. Raises: OSError, also where others can change the file"""
+    """The content of a regular file in a private folder. Raises: OSError, also if others can change the file"""
     # Neither a link nor a pipe, which may have been put there while the folder was open to others.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with open(os.open(path, flags), "rb") as file:
@@ -64,7 +64,7 @@ def read_private(path: Path) -> bytes:
 
 
 def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder of this process alone. Raises: OSError, also where others could put another in its place"""
+    """A folder of this process alone. Raises: OSError, also if others could put another in its place"""
     folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     try:
         private_folder(Path(folder.name))
@@ -85,7 +85,7 @@ def _refuse_others(path: Path, info: os.stat_result, *, may_share: bool = False)
 
 
 def _has_private_group(path: Path, info: os.stat_result) -> bool:
-    """Whether it is open only to the group of the user's name, in which nobody else is, as many systems set it up."""
+    """Whether only the group of the user's name may write, which has no other members, as on many systems."""
     if not _HAS_OWNERS or info.st_uid == 0 or info.st_mode & stat.S_IWOTH:
         return False
     import grp

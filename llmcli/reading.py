@@ -1,4 +1,4 @@
-"""Reads every small file: regular files only, bounded in bytes, nesting and digits. Never waits for a pipe or device.
+"""Reads every small file: regular files only, with limits on bytes, nesting and digits. Never waits for a pipe.
 
 `SmallFile` values at the end are the kinds of file, each with its limit.
 """
@@ -17,7 +17,7 @@ from llmcli.errors import CheckpointError, LLMCliError, TokenizerError, UsageErr
 
 MAX_DEPTH = 64  # of objects and lists; real files have fewer than ten
 _MAX_PLACE = 200  # characters of a place in a message
-MAX_DIGITS = 100  # of an integer: transformers writes "no limit" in 31; thousands only cost time
+MAX_DIGITS = 100  # of an integer: transformers writes "no limit" in 31; thousands only take time
 GIT_LFS_START = b"version https://git-lfs"
 _MIB = 1024**2
 
@@ -27,7 +27,7 @@ class SmallFile:
     """One kind of file that is read whole. `remedy` ends the message when its content is wrong.
 
     Raises: `error`, naming the path, from every method, for a file that cannot be read, is not a regular file, is too
-    long, or is not what the method reads. FileNotFoundError is one of these cases; ask first where a file is optional.
+    long, or is not what the method reads. A missing file is one of these cases; ask first if a file is optional.
     """
 
     what: str
@@ -40,11 +40,11 @@ class SmallFile:
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise self.error(f"{path} is not a regular file, expected {self.what}")
-            # Not blocking: a pipe may have taken the file's place since.
+            # Not blocking: a pipe may have replaced the file since.
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
             content = bytearray()
             with open(os.open(path, flags), "rb") as file:
-                # By the MiB: asked for all that may come, Python would take that much memory at once.
+                # One MiB at a time: for the whole limit at once, Python would take that much memory.
                 while len(content) <= self.max_bytes and (chunk := file.read(_MIB)):
                     content += chunk
         except OSError as error:
@@ -93,10 +93,10 @@ class SmallFile:
 
 
 def parse_json(text: bytes | str, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """A JSON value within the bounds on nesting and digits, whose strings are valid Unicode.
+    """A JSON value within the limits on nesting and digits, whose strings are valid Unicode.
 
-    `make_object` gets the keys and values of an object and returns what stands for it; without it the last of a key
-    that is there twice counts.
+    `make_object` gets the keys and values of an object and returns its result; without it the last of repeated keys
+    counts.
     Raises: ValueError, for any other text; LoneSurrogateError; what `make_object` raises.
     """
     try:
@@ -109,7 +109,7 @@ def parse_json(text: bytes | str, make_object: Callable[[list[tuple[str, Any]]],
 
 
 def object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `parse_json`. Raises: UsageError for a key that is there twice"""
+    """For `parse_json`. Raises: UsageError for a repeated key"""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
@@ -119,7 +119,7 @@ def object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class LoneSurrogateError(UnicodeEncodeError):
-    """A string that is not valid Unicode. `place` is where it stands, such as `messages[0].content`, "" at the top."""
+    """A string that is not valid Unicode. `place` is its place, such as `messages[0].content`, "" at the top."""
 
     place = ""
 
@@ -142,7 +142,7 @@ def check_value(value: Any) -> None:
 
 
 def _place_of(text: str, value: Any) -> str:
-    """Where a key or a string stands in a value that holds it."""
+    """The place of a key or a string in a value that holds it."""
     level = [("", value)]
     while level:
         below = []
@@ -150,7 +150,7 @@ def _place_of(text: str, value: Any) -> str:
             if isinstance(item, dict):
                 if text in item:
                     return f"a key of {place}" if place else "a key"
-                # Cut, as each entry of a long list would have a copy of a long key.
+                # Cut, as every entry of a long list would have a copy of a long key.
                 below += [(f"{place}.{key}"[-_MAX_PLACE:] if place else key, part) for key, part in item.items()]
             elif isinstance(item, list):
                 below += [(f"{place}[{index}]", part) for index, part in enumerate(item)]
@@ -167,7 +167,7 @@ def _check_value(value: Any) -> None:
         for item in level:
             if isinstance(item, dict):
                 for key in item:
-                    key.encode()  # refuses half a surrogate pair, which no file and no terminal can take
+                    key.encode()  # refuses half a surrogate pair, which no file and no terminal accepts
                 below += item.values()
             elif isinstance(item, list):
                 below += item

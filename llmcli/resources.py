@@ -1,7 +1,7 @@
-"""Where files that are no Python code live: those that ship with the program, and the user's own.
+"""The places of files that are not Python code: those shipped with the program, and the user's own.
 
-`kernels` and `configs` stand at the top of the source tree and travel inside the wheel under llmcli/resources, where
-the built-in model always lies. The environment variable LLMCLI_HOME moves all of the user's files into one folder.
+`kernels` and `configs` are at the top of the source tree, and in the wheel under llmcli/resources, where the built-in
+model always is. The environment variable LLMCLI_HOME moves all of the user's files into one folder.
 """
 
 import os
@@ -18,7 +18,7 @@ BUILT_IN_MODELS = (STORYTELLER, STORYTELLER_BF16)
 
 
 def built_in_model(name: str) -> Path | None:
-    """The folder of a built-in model; None if no model of this name travels with this program."""
+    """The folder of a built-in model; None if this program has no model of this name."""
     if name not in BUILT_IN_MODELS:
         return None
     folder = resource_folder(name)
@@ -32,27 +32,27 @@ def resource_folder(name: str) -> Path:
 
 
 def user_presets_folder() -> Path:
-    """Where the user's presets lie; it need not exist."""
+    """The folder of the user's presets; it need not exist."""
     return _user_home(platformdirs.user_config_path("llmcli")) / "presets"
 
 
 def chat_folder() -> Path:
-    """Where `llmcli chat` keeps the last conversation and what was typed; it need not exist."""
+    """The folder where `llmcli chat` keeps the last conversation and the user's input; it need not exist."""
     return _user_home(platformdirs.user_state_path("llmcli")) / "chat"
 
 
 def kernel_cache_folder() -> Path:
-    """Where compiled kernels are kept; it need not exist, and may be deleted at any time."""
+    """The folder of compiled kernels; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "kernels"
 
 
 def token_cache_folder() -> Path:
-    """Where the bytes of tokenizers' tokens are kept; it need not exist, and may be deleted at any time."""
+    """The folder of the bytes of tokenizers' tokens; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "tokens"
 
 
 def bench_folder() -> Path:
-    """Where `llmcli bench` writes models of random weights; it need not exist, and may be deleted at any time."""
+    """The folder where `llmcli bench` writes random models; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "bench"
 
 

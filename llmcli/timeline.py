@@ -1,4 +1,4 @@
-"""Where the time of a start goes: its parts and when they ran, as the rooms report them and the command line shows."""
+"""The time of a start: its parts and when they ran, reported by the rooms and shown by the command line."""
 
 import time
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ IMPORTS = "interpreter and imports"
 
 @dataclass
 class Part:
-    """What bears one name: its intervals in their order, in seconds from the start.
+    """The work of one name: its intervals in order, in seconds from the start.
 
-    `is_beside` is for work of another thread, which goes on beside the parts that are waited for.
+    `is_beside` means work of another thread, in parallel with the parts that are waited for.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """How long any of it was going on; threads beside each other count once."""
+        """How long any of it was running; parallel threads count once."""
         total = last = 0.0
         for begin, end in sorted(self.intervals):
             total += max(end - max(begin, last), 0.0)
@@ -36,10 +36,10 @@ class Part:
 
 
 class Timeline:
-    """The parts of what one thread does from `age` seconds ago until `finish`. They never overlap.
+    """The parts of one thread's work from `age` seconds ago until `finish`. They never overlap.
 
-    A part inside another takes its time away from it. Only `beside` may be used by other threads. It is kept whether
-    or not somebody will look: a part costs about a microsecond.
+    Time in a nested part does not count for the outer one. Only `beside` may be used by other threads. A timeline is
+    always kept, shown or not: a part costs about a microsecond.
     """
 
     def __init__(self, age: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Timeline:
         self._end: float | None = None
         self._parts: dict[tuple[str, bool], Part] = {}
         self._open: list[str] = []
-        self._since = 0.0  # everything before is counted, to a part or to none
+        self._since = 0.0  # everything before is counted, for a part or for none
 
     @property
     def parts(self) -> list[Part]:
@@ -61,7 +61,7 @@ class Timeline:
 
     @property
     def other_seconds(self) -> float:
-        """The time up to the end, or until now, that no part accounts for."""
+        """The time up to the end, or until now, outside all parts."""
         end = self.now() if self._end is None else self._end
         return end - sum(part.seconds for part in self._parts.values() if not part.is_beside)
 
@@ -71,7 +71,7 @@ class Timeline:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what is done inside to this part."""
+        """Count the time inside for this part."""
         self._close()
         self._open.append(name)
         try:
@@ -81,7 +81,7 @@ class Timeline:
             self._open.pop()
 
     def since(self, name: str, begin: float) -> None:
-        """Count the time from `begin` until now to this part, in place of the one that is under way."""
+        """Count the time from `begin` until now for this part, instead of the current one."""
         begin = max(begin, self._since)
         now = self.now()
         if self._open:
@@ -91,7 +91,7 @@ class Timeline:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """Report what a thread of its own does inside."""
+        """Report the work of another thread inside."""
         begin = self.now()
         try:
             yield
@@ -99,17 +99,17 @@ class Timeline:
             self._add(name, begin, self.now(), is_beside=True)
 
     def note(self, name: str, text: str) -> None:
-        """Say more about a part that has been reported."""
+        """Add a note to a part that has been reported."""
         if (part := self._parts.get((name, False))) is not None:
             part.note = text
 
     def finish(self) -> None:
-        """End here: what comes later is not recorded."""
+        """End here: later work is not recorded."""
         self._close()
         self._end = self._since
 
     def _close(self) -> None:
-        """Count the time since the last change to the part that is under way."""
+        """Count the time since the last change for the current part."""
         now = self.now()
         if self._open:
             self._add(self._open[-1], self._since, now)

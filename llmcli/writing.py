@@ -19,7 +19,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 class OutputFile:
     """A kind of file that this program writes where the user says.
 
-    `what` names it with its article, such as "a saved conversation"; `is_own` knows one by its first 4,096 bytes;
+    `what` names it with its article, such as "a saved conversation"; `is_own` recognizes one by its first 4,096 bytes;
     `remedy` says how to replace a file, or how to name another.
     """
 
@@ -58,7 +58,7 @@ class OutputFile:
         self._check_folder(path)
 
     def write(self, path: Path, content: bytes, *, replace: bool) -> None:
-        """Write the file. A kill at any moment leaves what was there or the new file.
+        """Write the file. A kill at any moment leaves the old file or the new one.
 
         Raises: UsageError as `check`; OutputError if the disk is full or fails.
         """
@@ -108,7 +108,7 @@ def _move_to_new(temporary: str, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if os.path.lexists(path):  # a file system without hard links: the gap between look and rename stays
+        if os.path.lexists(path):  # a file system without hard links: a gap between look and rename remains
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         os.replace(temporary, path)
 

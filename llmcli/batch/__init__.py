@@ -1,1 +1,1 @@
-"""Many prompts in one run: the lines that come in, the lines that go out, and how a run is gone on with."""
+"""Many prompts in one run: the input lines, the output lines, and how an interrupted run resumes."""

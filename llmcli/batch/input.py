@@ -1,7 +1,7 @@
-"""What comes in: one prompt a line, as an object of ours, as OpenAI's batch form, or as plain text.
+"""The input: one prompt a line, as our own JSON object, as OpenAI's batch form, or as plain text.
 
-Refuses a key that it does not know, or that is there twice, by name; a null counts as a key that is not there. Finds
-every problem of the file.
+Refuses a key that is unknown, or given twice, by name; a null counts as a key that is not given. Finds every problem of
+the file.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_form
 
 # Reads JSON Lines as a stream of bounded lines, so that a file of gigabytes takes the memory of one line.
 #
-# Keeps a digest of everything read. What a line means is decided below.
+# Keeps a digest of everything read. The meaning of a line is decided below.
 
-MAX_LINE_BYTES = 64 * 1024**2  # far beyond any context; ends what has no line breaks
+MAX_LINE_BYTES = 64 * 1024**2  # far more than any context; stops a file without line breaks
 _BOM = b"\xef\xbb\xbf"
 
 
 class LineReader:
     """The lines of a file; iterate once. `name` is the file for messages.
 
-    `num_bytes` and `digest` are of what has been read so far.
+    `num_bytes` and `digest` cover what has been read so far.
     """
 
     def __init__(self, file: BinaryIO, name: str, max_line_bytes: int = MAX_LINE_BYTES):
@@ -45,7 +45,7 @@ class LineReader:
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Each line's number, from 1, and its bytes without line end and, at the start, byte order mark.
+        """Yield each line's number, from 1, and its bytes without line end or leading byte order mark.
 
         Raises: UsageError for a line that is too long, or if the file cannot be read.
         """
@@ -69,7 +69,7 @@ class LineReader:
             raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
 
 
-# `Line`, one prompt of a batch, and the checks of single values that every form of a line shares.
+# `Line`, one prompt of a batch, and the checks of single values for all forms of a line.
 
 Form = Literal["native", "chat", "completion"]  # the last two are OpenAI's
 LineId = str | int | float
@@ -79,9 +79,9 @@ _MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One prompt. `number` counts the lines of the file from 1. Of `prompt` and `messages` one is there.
+    """One prompt. `number` counts the lines of the file from 1. Either `prompt` or `messages` is given.
 
-    What is None or empty was not given, and the run's settings hold. `form` is that of the answer.
+    None or an empty value means not given: the run's setting holds. The answer has the form `form`.
     """
 
     number: int
@@ -98,7 +98,7 @@ class Line:
 
 
 def text_of(key: str, value: Any) -> str:
-    """The value, which must be a text."""
+    """The value, which must be a string."""
     if not isinstance(value, str):
         raise UsageError(f"{key} is {shown(value)}, expected a string")
     return value
@@ -119,14 +119,14 @@ def seed_of(key: str, value: Any) -> int:
 
 
 def stop_of(key: str, value: Any) -> tuple[str, ...]:
-    """The value, which must be a text or a list of texts, none of them empty."""
+    """The value, which must be a string or a list of strings, none of them empty."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(f"{key} is {shown(value)}, expected a string or a list of strings, none of them empty")
     return tuple(texts)
 
 
-# Lines in the form of OpenAI's batch files. Refuses what this program does not do, by the key's name.
+# Lines in the form of OpenAI's batch files. Refuses what this program does not support, by the key's name.
 
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 OPENAI_KEYS = ("custom_id", "method", "url", "body")
@@ -134,12 +134,12 @@ BODY_KEYS = ("model", "max_tokens", "max_completion_tokens", "seed", "stop", "lo
 
 
 def is_openai(values: Mapping[str, Any]) -> bool:
-    """Whether a line is meant in this form."""
+    """Whether a line has this form."""
     return not values.keys().isdisjoint(OPENAI_KEYS)
 
 
 def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ...]) -> Line:
-    """One line; a null in the body counts as a key that is not there.
+    """One line; a null in the body counts as a key that is not given.
 
     Raises: UsageError that names the key and what is expected.
     """
@@ -201,13 +201,13 @@ NUM_SHOWN_PROBLEMS = 10
 
 @dataclass
 class Problems:
-    """What is wrong with a file: all of it is counted, and the first ten are kept for the user."""
+    """The problems of a file: all are counted, and the first ten are kept for the user."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
 
     def add(self, name: str, number: int, problem: object) -> None:
-        """Note a problem of one line."""
+        """Note a problem of a line."""
         self.count += 1
         if len(self.first) < NUM_SHOWN_PROBLEMS:
             self.first.append(f"{name} line {number}: {problem}")
@@ -216,9 +216,9 @@ class Problems:
 def read_input(
     reader: LineReader, model_names: tuple[str, ...], problems: Problems, *, is_text: bool
 ) -> Iterator[Line]:
-    """The prompts of a file. A line that is none is noted in `problems` and left out; an empty one is left out.
+    """The prompts of a file. Bad lines are noted in `problems` and left out; empty lines are left out.
 
-    `model_names` are the names that a line in OpenAI's form may call the model.
+    `model_names` are the model's allowed names in OpenAI's form.
     Raises: UsageError for a file that cannot be read to its end.
     """
     numbers: dict[LineId, int] = {}
@@ -290,6 +290,6 @@ def _id_of(value: Any) -> LineId:
 
 
 def _text_hint(text: str) -> str:
-    """The way out where a line is plainly not meant as JSON."""
+    """Suggests another option if the line is plainly not meant as JSON."""
     is_json = text.lstrip()[:1] in ("{", "[", '"')
     return "" if is_json else f"; if each line is a prompt, as {json.dumps(text[:20])} seems to be, add --text"

@@ -1,7 +1,7 @@
-"""What goes out: a file of JSON Lines that grows by whole lines, and what is found in it when a run goes on.
+"""The output: a file of JSON Lines that grows by whole lines, and what it holds when a run resumes.
 
-A line is one write. A kill leaves whole lines and at most one that is torn, which is found and cut off. Results that
-failed are taken out when a run goes on, so that they are tried again.
+Each line is one write. A kill leaves whole lines and at most one torn line, which is found and cut off. When a run
+resumes, failed results are removed and tried again.
 """
 
 import os
@@ -26,10 +26,10 @@ _REMEDY = "name another output"
 
 @dataclass
 class Written:
-    """What an output holds: the place of each result, those that failed, and the bytes of a torn last line.
+    """What an output holds: the place of each result, the failed ones, and the bytes of a torn last line.
 
-    Of results that were cut `cut` has the reason. OpenAI's form does not say whether a text is complete: there it is
-    all those of the greatest length.
+    `cut` has the reason of each result that was cut. OpenAI's form does not say whether a text is complete: there
+    `cut` has every result of the greatest length.
     Units: (offset, length) and `torn` in bytes
     """
 
@@ -48,7 +48,7 @@ class Written:
 def holds_something(path: Path) -> bool:
     """Whether an output exists and is not empty.
 
-    Raises: UsageError for what is not a regular file, or cannot be looked at.
+    Raises: UsageError if it is not a regular file or cannot be examined.
     """
     try:
         info = path.stat()
@@ -65,7 +65,7 @@ def holds_something(path: Path) -> bool:
 
 
 def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
-    """What an output holds; `known` are the ids of the input, each with its line.
+    """Read an output; `known` are the ids of the input, each with its line.
 
     Raises: UsageError for a line that no run of this input has written, with its place.
     """
@@ -102,7 +102,7 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
 
 
 def _result(content: bytes) -> tuple[LineId, bool, str | None] | None:
-    """The id of a result, whether it failed, and why it was cut if it was; None for what is not a result."""
+    """A result's id, whether it failed, and why it was cut (if so); None for anything else."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -120,15 +120,15 @@ def _cut(value: dict[str, Any]) -> str | None:
         return str(value.get("finish_reason")) if value.get("is_complete") is False else None
     try:
         reason = value["response"]["body"]["choices"][0]["finish_reason"]
-    except (KeyError, IndexError, TypeError):  # of one that failed
+    except (KeyError, IndexError, TypeError):  # a failed result
         return None
     return "length" if reason == "length" else None
 
 
 class Journal:
-    """An output file that is open for more lines. `written` is what `read_output` found in it.
+    """An output file open for more lines. `written` is what `read_output` found in it.
 
-    Cuts off a torn line, and takes out results that failed. Raises: OutputError, from every method.
+    Cuts off a torn line, and removes failed results. Raises: OutputError, from every method.
     """
 
     def __init__(self, path: Path, written: Written):
@@ -161,7 +161,7 @@ class Journal:
                 self._sync_time = time.monotonic()
 
     def sort(self, ids: Collection[LineId]) -> None:
-        """Bring the lines into the order of `ids`, if they are not."""
+        """Sort the lines in the order of `ids`, unless they are already."""
         order = [line_id for line_id in ids if line_id in self._places]
         offsets = [self._places[line_id][0] for line_id in order]
         if offsets != sorted(offsets):
@@ -169,7 +169,7 @@ class Journal:
                 self._rewrite(order)
 
     def close(self) -> None:
-        """Bring everything to the disk."""
+        """Write everything to the disk."""
         with _as_output_error(self._path):
             os.fsync(self._file)
             os.close(self._file)
@@ -201,7 +201,7 @@ class Journal:
 
 
 class InOrder:
-    """Holds back what is early: passes lines on in the order of `ids`."""
+    """Passes lines on in the order of `ids`; holds back those that come early."""
 
     def __init__(self, ids: Iterator[LineId], write: Callable[[LineId, str], None]):
         self._ids = ids
@@ -210,14 +210,14 @@ class InOrder:
         self._next = next(ids, None)
 
     def put(self, line_id: LineId, line: str) -> None:
-        """Take a line; write it, and those that waited for it, if its turn has come."""
+        """Take a line; if its turn has come, write it and those that waited for it."""
         self._early[line_id] = line
         while self._next is not None and self._next in self._early:
             self._write(self._next, self._early.pop(self._next))
             self._next = next(self._ids, None)
 
     def flush(self) -> None:
-        """Write what is held back, though lines before it are missing: the run ends here."""
+        """Write what is held back, though earlier lines are missing: the run ends here."""
         while self._early and self._next is not None:
             if self._next in self._early:
                 self._write(self._next, self._early.pop(self._next))

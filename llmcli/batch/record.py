@@ -1,6 +1,6 @@
-"""The record `OUT.run.json` beside an output: the settings that its lines were made with.
+"""The record `OUT.run.json` next to an output: the settings that its lines were made with.
 
-So a second run goes on only with what the first one did, and the output itself holds nothing but results.
+So a second run resumes only with the first run's settings, and the output holds nothing but results.
 """
 
 import json
@@ -28,7 +28,7 @@ _RECORD_FILE = OutputFile(
 
 @dataclass(frozen=True)
 class Record:
-    """What decides the text of every line. `settings` has JSON values by name; `runner` is device and precision."""
+    """Everything that decides the text of a line. `settings` by name; `runner`: device and precision."""
 
     settings: Mapping[str, Any]
     seed: int
@@ -36,12 +36,12 @@ class Record:
 
 
 def record_path(output: Path) -> Path:
-    """Where the record of an output lies."""
+    """The path of an output's record."""
     return output.with_name(f"{output.name}.run.json")
 
 
 def check_record_path(output: Path) -> None:
-    """Refuse an output whose record could not be written.
+    """Refuse an output whose record cannot be written.
 
     Raises: UsageError.
     """
@@ -59,9 +59,9 @@ def save_record(output: Path, record: Record) -> None:
 
 
 def load_record(output: Path) -> Record:
-    """The record of an output that holds something.
+    """The record of an output that is not empty.
 
-    Raises: UsageError if there is none, or it is not one.
+    Raises: UsageError if it is missing or not a record.
     """
     path = record_path(output)
     if not path.exists():
@@ -76,11 +76,11 @@ def load_record(output: Path) -> Record:
 
 
 def refuse_other_settings(output: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than an output's.
+    """Refuse to resume with settings other than the output's.
 
     Raises: UsageError that names the settings and both values.
     """
-    new = json.loads(json.dumps(new))  # as a file gives them back: lists for tuples
+    new = json.loads(json.dumps(new))  # as a file returns them: lists instead of tuples
     differences = find_differences(old, new)
     if not differences:
         return
@@ -93,5 +93,5 @@ def refuse_other_settings(output: Path, old: Mapping[str, Any], new: Mapping[str
 
 
 def _told(difference: Difference) -> str:
-    """Say what differs. Of the input there are only digests, which tell a reader nothing."""
+    """Describe a difference. The input has only digests, which would mean nothing to a reader."""
     return "other prompts than the input has now" if difference.name == INPUT else str(difference)

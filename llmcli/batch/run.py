@@ -1,4 +1,4 @@
-"""The loop of a batch: feeds a scheduler line by line, passes results on, and says how long it takes."""
+"""The loop of a batch: feeds a scheduler line by line, passes results on, and estimates the run's time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Task = TypeVar("Task")
 
 
 class Usage(Protocol):
-    """What a scheduler counts. `row_steps` is the sum over steps of the rows in use."""
+    """The scheduler's counts. `row_steps` adds up the rows in use over all steps."""
 
     prompt_tokens_computed: int
     prompt_tokens_shared: int
@@ -39,22 +39,22 @@ class Scheduler(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Whether nothing waits or runs."""
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """The work so far."""
 
     def submit(self, request: Request) -> int:
-        """Take a request; return its number."""
+        """Queue a request; return its number."""
 
     def step(self) -> Sequence[Event]:
-        """Run one step; return what has happened."""
+        """Run one step; return its events."""
 
 
 @dataclass
 class Progress:
-    """How far a batch is. Prompts count once they have a result, tokens as they are sampled."""
+    """The progress of a batch. Prompts count once they have a result, tokens when they are sampled."""
 
     num_finished: int = 0
     num_failed: int = 0
@@ -69,9 +69,9 @@ def run_batch(
     progress: Progress,
     on_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run every task and pass each result to `take` when it is there, in whatever order they end.
+    """Run every task; pass each result to `take` as it comes, in any order.
 
-    A request is made when it is wanted: as many wait as there are rows, so that none stands empty.
+    A request is made when it is needed: as many wait as there are rows, so that no row stays empty.
     Raises: what the scheduler raises for an error that concerns all.
     """
     rest = iter(tasks)
@@ -107,14 +107,14 @@ def run_batch(
         raise RuntimeError(f"the scheduler is idle and {len(running)} prompts have no result")
 
 
-# How long a batch takes, by what `plan` predicts of prompts and decode steps.
+# The time of a batch, from `plan`'s predictions of prompts and decode steps.
 
 
 def estimate_seconds(predictor: Predictor, prompts: Sequence[tuple[int, int]], num_rows: int) -> float | None:
-    """The time of a run in which every text gets as long as it may; None where prompts cannot be predicted.
+    """The time of a run in which every text has its full length; None if prompts cannot be predicted.
 
-    `prompts` are the tokens of each prompt and of its text. The sum of the prompts' times, and of the decode steps of
-    `num_rows` rows at the mean depth: what rows wait for each other is left out.
+    `prompts` are the tokens of each prompt and of its text. Adds up the prompts' times and the decode steps of
+    `num_rows` rows at the mean depth; ignores that rows wait for each other.
     """
     total = 0.0
     for length, count in Counter(length for length, _ in prompts).items():
@@ -130,20 +130,20 @@ def estimate_seconds(predictor: Predictor, prompts: Sequence[tuple[int, int]], n
     return total + steps * predictor.decode_seconds(round(depth), num_rows)
 
 
-# How many rows a batch used, from the beginning of a run to its end.
+# The rows that a batch used, over the whole run.
 
 _MOST_SAMPLES = 2000
 
 
 class RowsOverTime:
-    """Counts of steps and rows at some times of a run. However long the run, it keeps a few thousand."""
+    """Samples the counts of steps and rows during a run. Keeps a few thousand, however long the run."""
 
     def __init__(self) -> None:
         self._seconds, self._steps, self._row_steps = [0.0], [0], [0]
         self._interval = 0.0  # between two samples, at least
 
     def note(self, seconds: float, steps: int, row_steps: int) -> None:
-        """Take in the counts so far; `row_steps` is the sum over steps of the rows in use."""
+        """Note the counts so far; `row_steps` adds up the rows in use over all steps."""
         if seconds - self._seconds[-1] < self._interval:
             return
         self._seconds.append(seconds)
@@ -154,7 +154,7 @@ class RowsOverTime:
             self._interval = 2 * seconds / _MOST_SAMPLES
 
     def means(self, num_parts: int) -> list[float]:
-        """The mean number of rows in each of so many equal parts of the run; 0 where no step ended."""
+        """The mean rows in each of `num_parts` equal parts of the run; 0 where no step ended."""
         ends = [self._seconds[-1] * part / num_parts for part in range(num_parts + 1)]
         places = [bisect_right(self._seconds, end) - 1 for end in ends]
         steps, row_steps = ([counts[place] for place in places] for counts in (self._steps, self._row_steps))

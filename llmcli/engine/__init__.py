@@ -1,1 +1,1 @@
-"""One generation: a prompt in, a stream of events out. Knows a `Runner`, never a device, and prints nothing."""
+"""One generation: takes a prompt, yields events. Knows a `Runner`, never a device, and prints nothing."""

@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from llmcli.schema.schema import Schema
 
 
-# The prompt of a conversation, and what gives way when it no longer fits into the context.
+# The prompt of a conversation, and what is dropped when it no longer fits into the context.
 
 Overflow = Literal["stop", "drop-oldest"]
 
-# Turns are dropped when less than an eighth of the context is left for the answer, and then until a quarter is: what
-# follows a dropped turn is computed anew, and that should not happen at every turn.
+# When less than an eighth of the context is left for the answer, turns are dropped until a quarter is left. All that
+# follows a dropped turn is computed again, which should not happen at every turn.
 MIN_FREE, FREE_AFTER_DROP = 1 / 8, 1 / 4
 
 
 @dataclass(frozen=True)
 class FittedPrompt:
-    """The prompt for the last turn's answer, as far as it is said already, and the turns it was made of."""
+    """The prompt for the last turn's answer, with the tokens already generated, and the turns that it was made of."""
 
     prompt: ChatPrompt
-    token_ids: tuple[int, ...]  # the prompt's, and those of an answer that goes on
+    token_ids: tuple[int, ...]  # the prompt's, and those of an answer to continue
     conversation: Conversation
 
 
 def build_prompt(tokenizer: Tokenizer, template: ChatTemplate, conversation: Conversation) -> ChatPrompt:
-    """The prompt for the next answer, without the last turn's own if it has one.
+    """The prompt for the next answer, without an answer that the last turn already has.
 
     Raises: TokenizerError if the template refuses the conversation, UsageError for text that is not valid Unicode.
     """
@@ -80,10 +80,10 @@ def fit_prompt(
     max_new_tokens: int | None,
     overflow: Overflow,
 ) -> FittedPrompt:
-    """The prompt, which leaves room for an answer; with `drop-oldest`, of as few turns less as it takes.
+    """The prompt, cut to leave room for an answer; `drop-oldest` drops as few turns as possible.
 
-    Whoever continues an answer asks for more than was said, so turns are dropped for it with `stop` too, once not a
-    single token more has room.
+    Continuing an answer needs more room than what was said. So once no further token fits, turns are dropped with
+    `stop` too.
 
     Raises: UsageError if it does not fit; TokenizerError if the template refuses the conversation.
     """
@@ -100,7 +100,7 @@ def fit_prompt(
         free = min(wanted, _part(context, FREE_AFTER_DROP))
         counts = range(conversation.num_dropped + 1, len(conversation.turns))  # the last turn stays
         if counts:
-            # By halves, as each look renders and encodes a whole prompt, and fewer turns make a shorter one.
+            # Bisect: each try renders and encodes a whole prompt, and fewer turns make a shorter one.
             index = bisect_left(counts[:-1], True, key=lambda num: len(fit_without(num).token_ids) + free <= context)
             fitted = fit_without(counts[index])
     if (num_tokens := len(fitted.token_ids)) < context:
@@ -125,11 +125,11 @@ def _join(prompt: ChatPrompt, conversation: Conversation) -> FittedPrompt:
     return FittedPrompt(prompt, prompt.token_ids + (said.token_ids if said else ()), conversation)
 
 
-# Answers while they are generated, one or several to a message: what they began with, and what has come since.
+# Answers under way, one or several to a message: what was there at the start, and what has come since.
 
 
 class RunningAnswer:
-    """An answer while it is generated: what it began with, and what has come since."""
+    """An answer under way: what was there at the start, and what has come since."""
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation, begun: Answer, starts_inside: bool):
         self.generation = generation
@@ -157,16 +157,16 @@ class RunningAnswer:
         return pieces, TurnFinished(answer, finished.token_ids, finished.timings, finished.is_complete)
 
     def answer(self, new_text: str, token_ids: tuple[int, ...], reason: FinishReason) -> Answer:
-        """The answer in all, if that is what has been generated.
+        """The whole answer, if this has been generated.
 
-        One that was cut off within a character ends before it: going on, the model writes it again.
+        An answer cut off within a character ends before it: the model writes it again when it continues.
         """
         all_ids = self.begun.token_ids + token_ids
         text = self.begun.text + new_text
         if reason in UNFINISHED:
             all_ids = _without_partial_character(self._tokenizer, all_ids)
             text = decode(self._tokenizer, all_ids, at_start=True)
-        else:  # the end of the turn and a stop string are no part of the answer
+        else:  # the end of the turn and a stop string are not part of the answer
             space = " " if self._tokenizer.strips_leading_space else ""
             count = max(num_agreeing_tokens(self._tokenizer, all_ids, start + text) for start in ("", space))
             all_ids = all_ids[:count]
@@ -175,7 +175,7 @@ class RunningAnswer:
 
 
 class SeveralAnswers:
-    """Answers to one message while they are generated, by sample index, and those that have ended."""
+    """Answers to one message by sample index: those under way, and those that have ended."""
 
     def __init__(self, generation: Generation, conversation: Conversation, running: dict[int, RunningAnswer]):
         self.generation = generation
@@ -184,7 +184,7 @@ class SeveralAnswers:
         self._running = running
 
     def take(self, event: Event) -> list[PrefillProgress | OfAnswer]:
-        """What an event of the engine means here."""
+        """Turn an event of the engine into events of the answers."""
         if isinstance(event, PrefillProgress):
             return [event]
         if not isinstance(event, Token | Finished):
@@ -208,7 +208,7 @@ def starts_inside(fitted: FittedPrompt) -> bool:
 
 
 def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the last tokens, if they begin a character that does not end."""
+    """Drop the last tokens if they begin a character that does not end."""
     for num_left in range(len(token_ids), max(len(token_ids) - 4, -1), -1):
         tail = b"".join(tokenizer.token_bytes(token_id) for token_id in token_ids[:num_left][-8:])
         if not _ends_within_character(tail):
@@ -217,24 +217,24 @@ def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...])
 
 
 def _ends_within_character(text: bytes) -> bool:
-    """Whether the last bytes begin a UTF-8 character and lack its end."""
+    """Whether the last bytes begin a UTF-8 character and do not end it."""
     for length in range(1, min(4, len(text)) + 1):
         byte = text[-length]
-        if byte & 0xC0 != 0x80:  # no continuation byte
+        if byte & 0xC0 != 0x80:  # not a continuation byte
             needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
             return needed > length
     return False
 
 
-NUM_SAMPLES = 2**32  # what the counter of the draws has room for
+NUM_SAMPLES = 2**32  # the range of the counter of the draws
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """What holds for the answers from now on.
+    """Settings of the answers from now on.
 
     `sampler` has the parameters, the seed, and the tokens that end a turn; prompt length and sample index are set for
-    each answer. Without `max_new_tokens` an answer may fill the context. With `schema` every answer is held to it.
+    each answer. Without `max_new_tokens` an answer may fill the context. With `schema` every answer must match it.
     """
 
     sampler: Sampler
@@ -245,11 +245,10 @@ class ChatSettings:
 
 
 class Chat:
-    """A conversation on a runner, in a row that it keeps. Each of its verbs starts an answer and yields what happens.
+    """A conversation on a runner, in a row that it keeps. Each verb starts an answer and yields events.
 
-    The conversation holds the answer as far as it has come at every moment. A Ctrl-C may strike anywhere; the caller
-    then stops iterating and asks `interrupt()` for the end of the answer under way. A verb that raises leaves the
-    conversation as it was.
+    The conversation always holds the answer so far. A Ctrl-C may come at any point: the caller then stops iterating,
+    and calls `interrupt()` to end the answer under way. A verb that raises leaves the conversation as it was.
     """
 
     def __init__(
@@ -274,7 +273,7 @@ class Chat:
 
     @property
     def conversation(self) -> Conversation:
-        """All that was said, the answer under way included."""
+        """All that was said, with the answer under way."""
         if self._running is None:
             return self._conversation
         running = self._running
@@ -287,11 +286,11 @@ class Chat:
         self._choices = ()
 
     def prompt(self) -> ChatPrompt:
-        """What the model would see if it were to answer now."""
+        """What the model would see if it answered now."""
         return build_prompt(self._tokenizer, self.template, self._conversation)
 
     def num_tokens(self) -> int:
-        """How much of the context the conversation takes, the last answer included.
+        """Tokens of the context that the conversation takes, with the last answer.
 
         Raises: TokenizerError if the template refuses the conversation.
         """
@@ -308,14 +307,14 @@ class Chat:
         return self._answer(self._conversation.ask(message), sample=0)
 
     def edit(self, message: str) -> Iterator[ChatEvent]:
-        """Put another message in the place of the last and answer it.
+        """Replace the last message and answer the new one.
 
-        Raises: UsageError if there is none, and as `send`.
+        Raises: UsageError if there is no message, and as `send`.
         """
         return self._answer(self._conversation.without_last().ask(message), sample=0)
 
     def edit_answer(self, content: str) -> None:
-        """Put another text in the place of the last answer, as if the model had said it and been stopped there.
+        """Replace the last answer, as if the model had said this text and been stopped there.
 
         Raises: UsageError if there is no answer, or no text.
         """
@@ -335,14 +334,14 @@ class Chat:
     def regenerate(self) -> Iterator[ChatEvent]:
         """Answer the last message again, with the next sample index.
 
-        Raises: UsageError if there is none, and as `send`.
+        Raises: UsageError if there is no message, and as `send`.
         """
         return self._answer(self._conversation.with_answer(None), self._next_sample())
 
     def answer_several(self, count: int) -> Iterator[SeveralEvent]:
         """Answer the last message again, `count` times side by side, with the next sample indices.
 
-        The first answer becomes that of the conversation; until the next change, `choose` takes another.
+        The first answer enters the conversation; until the next change, `choose` replaces it by another.
         Raises: UsageError if there is no message, and as `send`.
         """
         first = self._next_sample()
@@ -363,18 +362,18 @@ class Chat:
         self._end_several(several)
 
     def _next_sample(self) -> int:
-        """The index behind those of all answers that there are to choose from."""
+        """The sample index after those of all answers to choose from."""
         last = self._conversation.last.answer
         used = (last, *self._choices) if last else ()
         return (max((answer.sample for answer in used), default=-1) + 1) % NUM_SAMPLES
 
     @property
     def choices(self) -> tuple[Answer, ...]:
-        """What `choose` chooses from."""
+        """The answers that `choose` chooses from."""
         return self._choices
 
     def choose(self, number: int) -> None:
-        """Put another one of the last several answers, counted from 1, in the place of the first.
+        """Replace the first of the last several answers by another of them, counted from 1.
 
         Raises: UsageError if there is no such answer.
         """
@@ -384,7 +383,7 @@ class Chat:
         self._conversation = self._conversation.with_answer(self._choices[number - 1])
 
     def logprobs(self, num_alternatives: int) -> Iterator[tuple[TokenLogprob, tuple[TokenLogprob, ...]]]:
-        """The model's own probability of each token of the last answer, and of the likeliest in its place.
+        """The model's own probability of each token of the last answer, and of the likeliest tokens there.
 
         Raises: UsageError if there is no answer, or none that the context holds; TokenizerError as `send`.
         """
@@ -407,7 +406,7 @@ class Chat:
                 yield chosen, likeliest_tokens(row, num_alternatives)
 
     def continue_answer(self) -> Iterator[ChatEvent]:
-        """Go on with an answer that was cut off: what comes is what would have come.
+        """Continue an answer that was cut off, with the tokens that would have come.
 
         Raises: UsageError if there is no such answer, and as `send`.
         """
@@ -416,13 +415,13 @@ class Chat:
             raise UsageError("the last answer is complete; send a message, or use /regen for another answer")
         conversation = self._conversation
         if last is not None and decode(self._tokenizer, last.token_ids, at_start=True) != last.text:
-            # A file that was edited by hand: the text is what was meant.
+            # The file was edited by hand: use its text.
             token_ids = self._tokenizer.encode(last.text, add_special_tokens=False, parse_special_tokens=False)
             conversation = conversation.with_answer(replace(last, token_ids=tuple(token_ids)))
         return self._answer(conversation, sample=last.sample if last else 0)
 
     def interrupt(self) -> list[ChatEvent]:
-        """Close the answer under way, which stays in the conversation as far as it has come."""
+        """End the answer under way; the conversation keeps it so far."""
         running = self._running
         if running is None:
             return []
@@ -434,7 +433,7 @@ class Chat:
         return [*events, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
 
     def interrupt_several(self) -> list[PrefillProgress | OfAnswer]:
-        """The same for `answer_several`: those that have begun stay, as far as they have come."""
+        """End the answers of `answer_several` under way; those that have begun stay as they are."""
         several = self._several
         if several is None:
             return []
@@ -468,7 +467,7 @@ class Chat:
         return fitted
 
     def _check_ids(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> None:
-        """Refuse ids that the model cannot run: those of a prompt, alone or with its answer."""
+        """Refuse ids that the model cannot run, in a prompt alone or with its answer."""
         if not prompt:
             raise TokenizerError(
                 f"{self.template.origin} gives an empty prompt for this message; choose another with --chat-template"
@@ -480,7 +479,7 @@ class Chat:
             )
 
     def _close_row(self) -> None:
-        """Give the row's pages to others. The prompts that ran in it are not lost: others find their beginnings."""
+        """Free the row's pages for others. Prompts that ran in it stay cached: later texts find their beginnings."""
         if self._row.row is not None:
             with interrupts_held_back():
                 self.runner.close(self._row.row)
@@ -500,7 +499,7 @@ class Chat:
             prompt_token_ids=fitted.token_ids,
             sampler=replace(settings.sampler, num_prompt_tokens=len(fitted.prompt.token_ids)),
             samples=(begun.sample,),
-            # One more than there is room for: then the runner ends the answer, for the reason `context`.
+            # One more than fits: then the runner ends the answer with the reason `context`.
             max_new_tokens=room + 1 if wanted is None else min(wanted, room + 1),
             stop_strings=(*settings.stop_strings, *self.template.stop_strings),
             at_start=not begun.token_ids,
@@ -525,7 +524,7 @@ class Chat:
         return TurnStarted(
             prompt_token_ids=fitted.token_ids,
             num_kept=num_kept,
-            # Where all of the row stays, nothing is computed again; what was said last may not have been run at all.
+            # If the whole row stays, nothing is computed again; the tokens said last may not have run yet.
             num_history_computed=max(0, fitted.prompt.num_history_tokens - num_kept) if num_kept < len(row) else 0,
             num_dropped=fitted.conversation.num_dropped - before.num_dropped,
             dropped_from=before.num_dropped + 1,

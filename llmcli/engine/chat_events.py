@@ -1,4 +1,4 @@
-"""What a turn of a conversation reports while it runs, reasoning told from the answer."""
+"""Events of a turn of a conversation while it runs, with reasoning and answer kept apart."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from llmcli.engine.conversation import Answer
 from llmcli.engine.events import PrefillProgress, Timings
 
-# Tells the reasoning of a model, between `<think>` and `</think>`, from its answer.
+# Separates a model's reasoning, between `<think>` and `</think>`, from its answer.
 
 OPENING, CLOSING = "<think>", "</think>"
 
@@ -15,17 +15,17 @@ Part = Literal["reasoning", "answer"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of what the model says, and which part it belongs to."""
+    """A piece of what the model says, and the part it belongs to."""
 
     part: Part
     text: str
 
 
 def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
-    """Reasoning, None if there is none, and answer; the answer is an end of the text, all of it if nothing is thought.
+    """The reasoning, or None, and the answer, which is the end of the text: all of it if there is no reasoning.
 
-    `starts_inside` says that the prompt has opened the reasoning already, as some templates do. White
-    space around the reasoning belongs to neither.
+    `starts_inside` means that the prompt has already opened the reasoning, as some templates do. White space around
+    the reasoning belongs to neither.
     """
     rest = text.lstrip()
     if rest.startswith(OPENING):
@@ -37,7 +37,7 @@ def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
 
 
 class ReasoningSplitter:
-    """Does the same with text as it comes; what could still become a tag is held back."""
+    """`split_reasoning` for text as it comes; holds back what could still become a tag."""
 
     def __init__(self, starts_inside: bool):
         self._state: Literal["undecided", "reasoning", "after", "answer"] = (
@@ -45,10 +45,10 @@ class ReasoningSplitter:
         )
         self._held = ""
         self._is_at_start = True  # of the reasoning
-        self._may_open = starts_inside  # the model may write the opening tag though the prompt has one
+        self._may_open = starts_inside  # the model may write the opening tag even if the prompt has one
 
     def push(self, text: str) -> list[Piece]:
-        """Take new text; return what is certain."""
+        """Take new text; return the pieces that are certain."""
         self._held += text
         pieces: list[Piece] = []
         if self._state == "undecided":
@@ -64,7 +64,7 @@ class ReasoningSplitter:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """What was held back, when nothing more will come."""
+        """The pieces held back, at the end of the text."""
         if not self._held or self._state == "after":
             return []
         part: Part = "reasoning" if self._state == "reasoning" else "answer"
@@ -92,7 +92,7 @@ class ReasoningSplitter:
             self._held = self._held.removeprefix(CLOSING)
             self._state = "after"
         else:
-            # What may begin the closing tag is held, and the white space before it, which is not shown then.
+            # Hold what may begin the closing tag, with the white space before it, which is not shown if the tag comes.
             lengths = range(min(len(CLOSING) - 1, len(self._held)), 0, -1)
             num_open = next((length for length in lengths if CLOSING.startswith(self._held[-length:])), 0)
             reasoning = self._take(len(self._held[: len(self._held) - num_open].rstrip()))
@@ -105,11 +105,10 @@ class ReasoningSplitter:
 
 @dataclass(frozen=True)
 class TurnStarted:
-    """The prompt stands.
+    """The prompt is ready.
 
     `num_kept` of its ids were in the row already; `num_history_computed` tokens up to the end of the last answer are
-    computed again. `num_dropped` turns have been dropped for this prompt, the first of them `dropped_from`, counted
-    from 1.
+    computed again. `num_dropped` turns were dropped for this prompt; the first is number `dropped_from`, from 1.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -121,9 +120,9 @@ class TurnStarted:
 
 @dataclass(frozen=True)
 class TurnFinished:
-    """The answer has ended and is part of the conversation. `token_ids` are those sampled in this turn, all of them.
+    """The answer has ended and is in the conversation. `token_ids` are all that were sampled in this turn.
 
-    `is_complete` says whether it is all that its schema asks for, None without a schema.
+    `is_complete` says whether its schema allows it to end here; None without a schema.
     """
 
     answer: Answer
@@ -134,7 +133,7 @@ class TurnFinished:
 
 @dataclass(frozen=True)
 class OfAnswer:
-    """An event of one of several answers to a message, the first of which is number 1."""
+    """An event of one of several answers to a message, numbered from 1."""
 
     number: int
     event: Piece | TurnFinished

@@ -1,4 +1,4 @@
-"""Conversations: as values, which know no model, and as JSON files that people can read."""
+"""Conversations: as values without a model, and as JSON files that people can read."""
 
 import json
 import re
@@ -11,9 +11,9 @@ from llmcli.errors import UsageError
 from llmcli.reading import CONVERSATION
 from llmcli.writing import OutputFile
 
-# A conversation as a value: what was said, and the ids of what the model said. It knows no model and no file.
+# A conversation as a value: what was said, and the token ids of the answers. It knows no model and no file.
 
-# The reasons for which an answer may go on: the model had not ended it.
+# The reasons after which an answer may continue: the model had not ended it.
 UNFINISHED: tuple[FinishReason, ...] = ("length", "context", "interrupted")
 
 
@@ -21,9 +21,9 @@ UNFINISHED: tuple[FinishReason, ...] = ("length", "context", "interrupted")
 class Answer:
     """What the model said in one turn.
 
-    `text` is all it generated but the end of the turn; `content` is the answer, an end of that text, and `reasoning`
-    what came before it, None if the model did not reason. `token_ids` stand for `text`. `sample` is the sample index
-    it was drawn with.
+    `text` is all it generated except the end of the turn; `content` is the answer, the end of that text; `reasoning`
+    is what came before, None without reasoning. `token_ids` are those of `text`. `sample` is the sample index of the
+    draws.
     """
 
     text: str
@@ -35,13 +35,13 @@ class Answer:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it may go on."""
+        """Whether it may continue."""
         return self.finish_reason in UNFINISHED
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A message of the user and the answer to it, None while there is none."""
+    """A message of the user and its answer, None if there is none yet."""
 
     user: str
     answer: Answer | None = None
@@ -71,18 +71,18 @@ class Conversation:
         return self.turns[-1]
 
     def ask(self, message: str) -> "Conversation":
-        """A new turn without an answer."""
+        """Add a message without an answer."""
         return replace(self, turns=(*self.turns, Turn(message)))
 
     def with_answer(self, answer: Answer | None) -> "Conversation":
-        """Another answer to the last message, or none.
+        """Replace the answer to the last message, or remove it.
 
         Raises: UsageError if there is no turn.
         """
         return replace(self, turns=(*self.turns[:-1], replace(self.last, answer=answer)))
 
     def without_last(self) -> "Conversation":
-        """Without the last turn.
+        """Remove the last turn.
 
         Raises: UsageError if there is none.
         """
@@ -92,7 +92,7 @@ class Conversation:
         return replace(self, turns=turns, num_dropped=min(self.num_dropped, len(turns)))
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the model sees, as chat templates take it; a last turn without an answer ends in the user's message."""
+        """What the model sees, in the form of chat templates; a last turn without an answer ends in the message."""
         messages: list[dict[str, Any]] = []
         if self.system is not None:
             messages.append({"role": "system", "content": self.system})
@@ -106,11 +106,11 @@ class Conversation:
         return messages
 
 
-# Conversations as JSON files that people can read. Refuses to replace, and to load, what is not one of them.
+# Conversations as JSON files that people can read. Refuses to replace or load any other file.
 
 FORMAT = "llmcli conversation"
 VERSION = 1
-MAX_TOKEN_ID = 2**31 - 1  # what the tokenizer libraries count in
+MAX_TOKEN_ID = 2**31 - 1  # the range of the tokenizer libraries
 
 _MARK = re.compile(rb'"format"\s*:\s*"llmcli conversation"')
 CONVERSATION_FILE = OutputFile(
@@ -123,7 +123,7 @@ CONVERSATION_FILE = OutputFile(
 
 @dataclass(frozen=True)
 class SavedConversation:
-    """A conversation, and the model and the adapters it was held with, as the command line named them."""
+    """A conversation, with its model and adapters as the command line named them."""
 
     model: str
     conversation: Conversation
@@ -141,17 +141,16 @@ def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) ->
         content["adapters"] = list(saved.adapters)
     content |= _conversation_json(saved.conversation)
     text = json.dumps(content, ensure_ascii=False, indent=2)
-    # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
+    # Put each list of ids on one line: JSON strings hold no line breaks, so only lists of numbers match.
     text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
-    # Not strict: the path of a model may hold bytes that are not UTF-8. Such a model has to be named again.
+    # Not strict: a model's path may hold bytes that are not UTF-8. Such a model must be named again.
     CONVERSATION_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
 
 
 def load_conversation(path: Path) -> SavedConversation:
     """Read a saved conversation.
 
-    Raises: UsageError if the file cannot be read, is not a saved conversation, or has a version that this program does
-    not know.
+    Raises: UsageError if the file cannot be read, is not a saved conversation, or has an unknown version.
     """
     content = CONVERSATION.read_json_object(path)
     if content.get("format") != FORMAT:
@@ -175,7 +174,7 @@ def load_conversation(path: Path) -> SavedConversation:
 
 
 class _MalformedError(Exception):
-    """What a file has instead of what it should have."""
+    """The file is malformed; the text says what it has and what is expected."""
 
 
 def _conversation_json(conversation: Conversation) -> dict[str, Any]:

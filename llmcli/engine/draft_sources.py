@@ -11,31 +11,31 @@ from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.chain import Choice
 from llmcli.sampling.params import Sampler
 
-# Drafts from the text itself: where it has said the same before, it may go on in the same way.
+# Drafts from the text itself: where it has said the same before, it may continue in the same way.
 
-# Ends of the text are looked up by so many tokens, the longer first; then the places found are compared.
+# The last tokens of the text are looked up, longer runs first; then the places found are compared.
 _SIZES = (6, 2)
 _MOST_PLACES = 16  # the latest places that are compared
-_LONGEST = 32  # longer matches are not told apart
-# Matches of up to so many tokens are of one kind, as drafts of a kind are right about equally often.
+_LONGEST = 32  # longer matches count as equal
+# Matches of up to this many tokens are of one kind: drafts of a kind are right about equally often.
 _KINDS = (2, 3, 5, 8, 16)
 
 
 class NgramIndex:
-    """Finds the earlier place whose tokens equal the most of the last ones; the latest such place.
+    """Finds the earlier place after the longest copy of the text's last tokens; the latest such place.
 
-    Each place names the one before where a hash of the same few tokens ended, as in LZ77. A token costs constant time,
-    however long the text is.
+    Each place names the previous one with the same hash of the last few tokens, as in LZ77. A token takes constant
+    time, however long the text is.
     """
 
     def __init__(self, token_ids: Sequence[int] = ()):
         self.token_ids: list[int] = []
-        self._latest: dict[int, dict[int, int]] = {size: {} for size in _SIZES}  # by hash: where they ended last
-        self._earlier: dict[int, list[int]] = {size: [] for size in _SIZES}  # of each place; -1 if there is none
+        self._latest: dict[int, dict[int, int]] = {size: {} for size in _SIZES}  # by hash: the latest place
+        self._earlier: dict[int, list[int]] = {size: [] for size in _SIZES}  # the previous place; -1 if none
         self.extend(token_ids)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Let the text go on."""
+        """Append tokens of the text."""
         for token_id in token_ids:
             self.token_ids.append(token_id)
             place = len(self.token_ids) - 1
@@ -52,7 +52,7 @@ class NgramIndex:
             self.token_ids.pop()
 
     def match(self) -> tuple[int, int]:
-        """The place behind the best match, and the length of that; length 0 if less than the last two tokens match."""
+        """The place after the best match, and its length; length 0 if less than the last two tokens match."""
         last = len(self.token_ids) - 1
         best, longest = 0, 0
         for size in _SIZES:
@@ -69,7 +69,7 @@ class NgramIndex:
         return best, longest
 
     def behind(self, place: int, count: int) -> tuple[int, ...]:
-        """The tokens from `place` on; at the text's end what has been taken follows, as in a loop."""
+        """The tokens from `place` on; after the text's end they repeat, as in a loop."""
         found = self.token_ids[place : place + count]
         while len(found) < count:
             found += found[: count - len(found)]
@@ -87,7 +87,7 @@ class NgramIndex:
 
 
 class NgramSource:
-    """A `DraftSource`. The next text of a conversation finds what the one before has looked up."""
+    """A `DraftSource`. The next text of a conversation reuses the index of the one before."""
 
     is_free = True
 
@@ -95,7 +95,7 @@ class NgramSource:
         self._idle = NgramIndex()
 
     def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
-        """The guesses of a text behind its prompt."""
+        """The guesses for a text after its prompt."""
         index, self._idle = self._idle, NgramIndex()
         num_common = next(
             (place for place, (a, b) in enumerate(zip(index.token_ids, prompt, strict=False)) if a != b),
@@ -106,7 +106,7 @@ class NgramSource:
         return _NgramGuesses(index, self)
 
     def take_back(self, index: NgramIndex) -> None:
-        """Keep the index of a text that is over."""
+        """Keep the index of a text that has ended."""
         self._idle = index
 
 
@@ -134,18 +134,18 @@ class _NgramGuesses:
         self._source.take_back(self._index)
 
 
-# Drafts by a smaller model with the same vocabulary, which draws with the dice of the text.
+# Drafts by a smaller model with the same vocabulary, which draws with the text's noise.
 #
-# The noise of a draw belongs to (seed, sample, position, token id), so two models that agree on the likely tokens
+# The noise of a draw depends on (seed, sample, position, token id). So two models that agree on the likely tokens
 # mostly draw the same one, at any temperature.
 
-_SPAN_TOKENS = 512  # of a prompt, about
+_SPAN_TOKENS = 512  # of a prompt, roughly
 
 
 class DraftModel:
-    """A `DraftSource` over a runner of its own. Each text has a row there; texts beyond its rows have no drafts.
+    """A `DraftSource` with its own runner. Each text has a row there; texts without a row get no drafts.
 
-    The row of the latest text stays open for the next one, which may begin alike.
+    The row of the latest text stays open: the next text may begin alike.
     """
 
     is_free = False
@@ -156,7 +156,7 @@ class DraftModel:
         self._idle: int | None = None
 
     def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
-        """The guesses of a text behind its prompt. Nothing runs yet."""
+        """The guesses for a text after its prompt. Nothing runs yet."""
         runner = self._runner
         is_full = self._idle is None and self._num_open == runner.limits.num_rows
         if is_full or len(prompt) >= runner.limits.max_seq_len or max(prompt) >= runner.config.vocab_size:
@@ -172,7 +172,7 @@ class DraftModel:
         return _ModelGuesses(runner, row, prompt, self)
 
     def take_back(self, row: int) -> None:
-        """Keep the row of a text that is over, or close it if there is another one."""
+        """Keep the row of a text that has ended; close it if another row is kept."""
         with interrupts_held_back():
             if self._idle is None:
                 self._idle = row
@@ -186,10 +186,10 @@ class _NoGuesses:
         """See `Guesses.extend`."""
 
     def kind(self) -> None:
-        """None: there are none."""
+        """None: there are no guesses."""
 
     def guess(self, count: int) -> tuple[int, ...]:
-        """None, too."""
+        """Nothing."""
         return ()
 
     def close(self) -> None:
@@ -202,11 +202,11 @@ class _ModelGuesses:
         self._row = row
         self._token_ids = list(prompt)
         self._num_prompt_tokens = len(prompt)
-        self._knows_all = True  # models may have embeddings for more tokens than their tokenizer has
+        self._knows_all = True  # a model may have embeddings for more tokens than its tokenizer has
         self._model = model
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take what the text has said; wrong guesses are taken out of the row."""
+        """Take the tokens that the text has chosen; remove wrong guesses from the row."""
         num_known = len(self._token_ids)
         self._token_ids += token_ids
         self._knows_all = self._knows_all and max(token_ids, default=0) < self._runner.config.vocab_size
@@ -220,11 +220,11 @@ class _ModelGuesses:
             self._runner.keep(self._row, num_kept)
 
     def kind(self) -> int | None:
-        """One kind, while the row has room and the text has tokens that this model knows."""
+        """One kind, while the row has room and this model knows all tokens of the text."""
         return 0 if len(self._token_ids) < self._runner.limits.max_seq_len and self._knows_all else None
 
     def guess(self, count: int) -> tuple[int, ...]:
-        """What the model says next, with the dice of the text."""
+        """What the model says next, drawn with the text's noise."""
         count = min(count, self._runner.limits.max_seq_len - len(self._token_ids))
         guessed = [self._catch_up()]
         while len(guessed) < count:
@@ -236,7 +236,7 @@ class _ModelGuesses:
         self._model.take_back(self._row)
 
     def _catch_up(self) -> int:
-        """Run what the row lacks of the text; return the token chosen behind it."""
+        """Run the tokens of the text that the row lacks; return the token chosen after them."""
         runner, row, end = self._runner, self._row, len(self._token_ids)
         while True:
             begin = runner.num_tokens(row)

@@ -1,6 +1,6 @@
-"""`Drafting`: what a run guesses of its texts, and how much, so that a step can choose several tokens.
+"""`Drafting`: guesses the next tokens of texts, and decides how many, so that a step can choose several tokens.
 
-A guess changes no text."""
+A guess never changes a text."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN
 from llmcli.sampling.params import Sampler
 
-# How many drafts a step is worth: the one rule, from how often drafts were right and from what they cost.
+# How many drafts a step makes: one rule, from how often drafts were right and what they cost.
 #
 # With a chance p that a draft is right if those before it were, k drafts give 1 + p + ... + p^k tokens a step. They
-# cost 1 + f + k * s steps: each adds the share s of a step's time, and f is what a step with any adds to that, since
-# it is queued only once the step before has been read. k is the number with the most tokens for the time; 0 where it
-# gains less than LEAST_GAIN.
+# cost 1 + f + k * s steps. Each draft adds the share s of a step's time. Any draft at all adds f, since the step is
+# queued only once the step before has been read. k is the number with the most tokens for the time; 0 if it gains
+# less than LEAST_GAIN.
 #
-# f and s are a line through the latest times of each number of drafts. With s alone, a share of the few drafts that a
-# step had lately, short steps seem dear and long ones are not tried. In a step of several texts each decides as if
-# all did what it does: then k drafts of each cost R * k * s, and all R of them get the tokens.
+# f and s are a line through the latest times of each number of drafts. With s alone, short steps would seem dear, and
+# long ones would not be tried. In a step of several texts each assumes that all do the same: k drafts of each cost
+# R * k * s, and all R of them get the tokens.
 
 LEAST_GAIN = 1.03
 _FIRST_RATE = 0.6  # p before anything is known
-_FIRST_RATE_WEIGHT = 4  # as so many drafts
+_FIRST_RATE_WEIGHT = 4  # counted as this many drafts
 _RATE_WEIGHT = 1 / 12  # of the latest draft, at least
-_FEW_TIMES = 4  # the first step of a kind is slow, and one of the others may be far off on a busy machine
-_NUM_TIMES = 8  # the latest times count, by their median
-_RECENT = 512  # steps, after which a time is forgotten: a wrong one costs no more than that
+_FEW_TIMES = 4  # the first step of a kind is slow, and another may be far off on a busy machine
+_NUM_TIMES = 8  # the median of the latest times counts
+_RECENT = 512  # steps, after which a time is forgotten: a wrong time costs no more than that
 
 
 class DraftCost(NamedTuple):
-    """What drafts add to a step, in steps: `fixed` with any, and `each` of a text's."""
+    """What drafts add to a step, in steps: `fixed` for any at all, `each` for each draft of a text."""
 
     fixed: float
     each: float
 
 
-FIRST_COST = DraftCost(0.0, 0.05)  # before anything is known; the first drafts measure it
+FIRST_COST = DraftCost(0.0, 0.05)  # before any is measured
 
 
 def best_length(rate: float, cost: DraftCost, most: int, least: int = 0) -> int:
@@ -57,7 +57,7 @@ def best_length(rate: float, cost: DraftCost, most: int, least: int = 0) -> int:
 
 
 class KeptRates:
-    """How often drafts were right lately, by their kind."""
+    """How often drafts were right lately, by kind."""
 
     def __init__(self) -> None:
         self._rates: dict[int, float] = {}
@@ -68,7 +68,7 @@ class KeptRates:
         return self._rates.get(kind, _FIRST_RATE)
 
     def learn(self, kind: int, num_right: int, *, ends_wrong: bool) -> None:
-        """Learn from drafts of which the first `num_right` were right; with `ends_wrong` the next one was not."""
+        """Learn that the first `num_right` drafts were right; with `ends_wrong` the next one was wrong."""
         rate, count = self.rate(kind), self._counts.get(kind, _FIRST_RATE_WEIGHT)
         for is_right in (*[1.0] * num_right, *[0.0] * ends_wrong):
             count += 1
@@ -79,7 +79,7 @@ class KeptRates:
 class StepTimes:
     """What drafts cost in steps of one number of rows.
 
-    Attributes: cost, of a text's drafts if all texts have as many
+    Attributes: cost, of a text's drafts if all texts have as many as it
     """
 
     def __init__(self, num_rows: int):
@@ -101,12 +101,12 @@ class StepTimes:
         return self.cost is not FIRST_COST
 
     def learn(self, num_drafts: int, seconds: float) -> None:
-        """Learn the time of a step with so many drafts, of all its texts."""
+        """Learn the time of a step with `num_drafts` drafts in all texts together."""
         self._num_steps += 1
         since = self._num_steps - _RECENT
         if num_drafts == 0:
             self._plain.learn(seconds, self._num_steps)
-            if self._latest <= since:  # where drafts did not pay for so long, it is time to measure them again
+            if self._latest <= since:  # drafts have not paid for this long: measure them again
                 self.cost = FIRST_COST
         elif self.knows_plain:
             self._latest = self._num_steps
@@ -121,7 +121,7 @@ class StepTimes:
 
 
 class _Latest:
-    """The latest of some measures. Attributes: median; number, of the step measured last"""
+    """The latest measurements. Attributes: median; number, of the step measured last"""
 
     def __init__(self) -> None:
         self.median = 0.0
@@ -130,20 +130,20 @@ class _Latest:
 
     @property
     def counts(self) -> bool:
-        """Whether there are enough."""
+        """Whether there are enough of them."""
         return len(self._values) >= _FEW_TIMES
 
     def learn(self, value: float, number: int) -> None:
-        """Take a measure, of the step with this number."""
+        """Take a measurement of the step with this number."""
         self._values.append(value)
         self.number = number
         self.median = median_low(self._values)
 
 
 def _line(places: list[tuple[int, float]]) -> DraftCost:
-    """The line with the least squares of distances; where it falls or begins below zero, the best one that does not.
+    """The least-squares line; if it falls or begins below zero, the best line that does neither.
 
-    Of one place half is taken as fixed, so that a step with more drafts is tried.
+    For a single point half is taken as fixed, so that a step with more drafts is tried.
     """
     if len(places) == 1:
         ((count, share),) = places
@@ -167,32 +167,32 @@ def _line(places: list[tuple[int, float]]) -> DraftCost:
 MAX_STEP_TOKENS = MAX_SPAN  # of all rows, drafts included
 MAX_DRAFT_ROWS = MAX_STEP_TOKENS // 2  # a step with more rows has no drafts
 T = TypeVar("T")
-_TOKENS_BETWEEN_TRIALS = 32  # where drafts do not pay and cost something to make, one is made now and then
+_TOKENS_BETWEEN_TRIALS = 32  # drafts that do not pay and cost time are tried once in this many tokens
 
 
 class Guesses(Protocol):
-    """The guesses of one text."""
+    """The guesses for one text."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take what the text has said since. Raises: LLMCliError"""
+        """Take the tokens that the text has chosen since. Raises: LLMCliError"""
 
     def kind(self) -> int | None:
-        """The kind of the next guess; None if there is none. Guesses of a kind are right about equally often."""
+        """The kind of the next guess, None if there is none. Guesses of a kind are right about equally often."""
 
     def guess(self, count: int) -> tuple[int, ...]:
-        """The next tokens, `count` at most, as `kind` has found them. Raises: LLMCliError"""
+        """The next tokens, `count` at most, as found by `kind`. Raises: LLMCliError"""
 
     def close(self) -> None:
-        """The text is over."""
+        """The text has ended."""
 
 
 class DraftSource(Protocol):
-    """Where guesses come from. `is_free` says that making one takes no time worth counting."""
+    """Where guesses come from. `is_free`: making a guess takes no time worth counting."""
 
     is_free: bool
 
     def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
-        """The guesses of a text behind its prompt. Raises: LLMCliError"""
+        """The guesses for a text after its prompt. Raises: LLMCliError"""
 
 
 @dataclass
@@ -207,13 +207,13 @@ class _OfRows:
 
     @property
     def plain_seconds(self) -> float | None:
-        """What a step without drafts takes; None if there was none."""
+        """The time of a step without drafts; None if there was none."""
         steps = self.steps - self.steps_with
         return self.seconds_without / steps if steps else None
 
 
 class DraftUsage:
-    """Counts of steps that choose behind tokens, with drafts and without, and their times.
+    """Counts and times of decode steps, with drafts and without.
 
     Attributes: num_drafts: drafts made; num_kept: those that were right; steps: a step of three rows counts as three
     """
@@ -225,7 +225,7 @@ class DraftUsage:
         self._of_rows: dict[int, _OfRows] = {}
 
     def count(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
-        """Count a step of so many rows."""
+        """Count a step of `num_rows` rows."""
         self.num_drafts += num_drafts
         self.num_kept += num_kept
         self.steps += num_rows
@@ -240,14 +240,14 @@ class DraftUsage:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a row got in a step, on average."""
+        """Mean tokens of a row in a step."""
         return 1 + self.num_kept / self.steps if self.steps else 1.0
 
     @property
     def step_seconds(self) -> tuple[float, float] | None:
-        """What a step with drafts took, on average, and what it would have taken without, by those of as many rows.
+        """The mean time of a step with drafts, and the time it would have taken without, by steps of as many rows.
 
-        None where one kind of step is missing.
+        None if one kind of step is missing.
         """
         pairs = [(of, plain) for of in self._of_rows.values() if of.steps_with and (plain := of.plain_seconds)]
         steps = sum(of.steps_with for of, _ in pairs)
@@ -258,9 +258,9 @@ class DraftUsage:
 
     @property
     def gain(self) -> float | None:
-        """How much faster decoding was than it would have been without drafts; None where one kind of step is missing.
+        """How much faster decoding was than without drafts; None if one kind of step is missing.
 
-        The time to make drafts is part of it.
+        Includes the time to make drafts.
         """
         if self.step_seconds is None:
             return None
@@ -272,7 +272,7 @@ class DraftUsage:
 class TextDrafts:
     """The drafts of one text.
 
-    Attributes: is_trial: whether drafts do not pay here, and the latest one is made all the same
+    Attributes: is_trial: whether drafts do not pay here, and the latest was made only to try
     """
 
     def __init__(self, guesses: Guesses):
@@ -287,7 +287,7 @@ class TextDrafts:
     def drafts(
         self, token_ids: Sequence[int], most: int, *, least: int, cost: DraftCost, is_free: bool
     ) -> tuple[int, ...]:
-        """Drafts behind the text's tokens so far, as many as are worth it. Raises: LLMCliError"""
+        """The drafts after the text's tokens so far, as many as pay. Raises: LLMCliError"""
         length = self._best_length(token_ids, most, least=least, cost=cost, is_free=is_free)
         if length > 0 or (length == 0 and is_free):
             self._guess(length)
@@ -296,9 +296,9 @@ class TextDrafts:
     def are_worth_waiting(
         self, token_ids: Sequence[int], most: int, *, least: int, cost: DraftCost, is_free: bool
     ) -> bool:
-        """Whether there would be drafts behind these tokens; so there may be some behind the choice that comes next.
+        """Whether these tokens would get drafts; then the next choice may get some too.
 
-        What is free is guessed and judged, so that a text which runs ahead is known when it begins to repeat itself.
+        Free guesses are made and judged, so that a text that runs ahead is noticed when it begins to repeat itself.
         Raises: LLMCliError
         """
         length = self._best_length(token_ids, most, least=least, cost=cost, is_free=is_free)
@@ -307,11 +307,11 @@ class TextDrafts:
         return length > 0
 
     def close(self) -> None:
-        """The text is over."""
+        """The text has ended."""
         self._guesses.close()
 
     def _best_length(self, token_ids: Sequence[int], most: int, *, least: int, cost: DraftCost, is_free: bool) -> int:
-        """How many drafts are worth it behind these tokens; -1 if there are none to make."""
+        """How many drafts pay after these tokens; -1 if there are no guesses."""
         self._learn(token_ids[self._num_known :])
         kind = self._guesses.kind()
         if kind is None or most < 1:
@@ -322,7 +322,7 @@ class TextDrafts:
         return 1 if self.is_trial else length
 
     def _guess(self, length: int) -> None:
-        """Guess so many tokens, or one that is only judged."""
+        """Guess `length` tokens; if 0, guess one only to judge it."""
         self._latest = self._guesses.guess(max(length, 1))
         self._num_since_trial = 0
 
@@ -341,8 +341,8 @@ class TextDrafts:
 class Drafting:
     """Makes the drafts of a run, and measures whether they pay.
 
-    With `least` a step has so many drafts wherever there are guesses; without it drafts stop where they do not pay. An
-    error of the source ends drafting, and is passed to `on_problem`; the texts go on without.
+    With `least` a step has that many drafts wherever there are guesses; without it drafts stop where they do not pay.
+    An error of the source ends drafting and is passed to `on_problem`; the texts continue without drafts.
     Attributes: read_time: when the latest step was read
     """
 
@@ -355,12 +355,12 @@ class Drafting:
         self._least = least
         self._on_problem = on_problem
         self._times: dict[int, StepTimes] = {}  # by the number of rows
-        self._has_trial = False  # in the step that is read next; what has come since the last one is made up for there
+        self._has_trial = False  # in the step read next: its time does not count, as its guesses catch up first
 
     def begin(
         self, prompt: Sequence[int], sampler: Sampler, wrap: Callable[[Guesses], Guesses] = lambda guesses: guesses
     ) -> TextDrafts | None:
-        """The drafts of a text, of guesses as `wrap` makes them from those of the source; None if there can be none."""
+        """The drafts of a text, from the source's guesses as changed by `wrap`; None if it can have none."""
         try:
             return None if self._source is None else TextDrafts(wrap(self._source.begin(prompt, sampler)))
         except LLMCliError as error:
@@ -368,22 +368,22 @@ class Drafting:
             return None
 
     def drafts(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> tuple[int, ...]:
-        """Drafts behind the text's tokens so far, `most` at most, for a step of so many rows."""
+        """The drafts after the text's tokens so far, `most` at most, for a step of `num_rows` rows."""
         drafts = self._ask(text.drafts, token_ids, most, num_rows) or ()
         self._has_trial = self._has_trial or (bool(drafts) and text.is_trial)
         return drafts
 
     def are_worth_waiting(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> bool:
-        """Whether a text, of which a choice is under way, waits for it: it may then have drafts. See `TextDrafts`."""
+        """Whether a text waits for its queued choice, as it may then get drafts. See `TextDrafts`."""
         return bool(self._ask(text.are_worth_waiting, token_ids, most, num_rows))
 
     def _ask(self, ask: Callable[..., T], token_ids: Sequence[int], most: int, num_rows: int) -> T | None:
         most = min(most, MAX_STEP_TOKENS // num_rows - 1)
         times = self._times.get(num_rows)
         if self._source is None or most < 1 or times is None or not times.knows_plain:
-            return None  # a text of many rows learns what it has said once they are fewer
+            return None  # a text in a step of many rows learns its tokens once rows are fewer
         if not self._least and not times.is_measured:
-            most = min(most, 1)  # to see what a draft costs
+            most = min(most, 1)  # to measure what a draft costs
         cost, is_free = times.cost, self._source.is_free
         try:
             return ask(token_ids, most, least=min(self._least, most), cost=cost, is_free=is_free)
@@ -392,7 +392,7 @@ class Drafting:
             return None
 
     def learn(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
-        """Learn how long a step took, its drafts included, and how many of those were kept."""
+        """Learn how long a step took, with its drafts, and how many of them were kept."""
         if not self._has_trial:
             self._times.setdefault(num_rows, StepTimes(num_rows)).learn(num_drafts, seconds)
         self._has_trial = False

@@ -1,4 +1,4 @@
-"""What a scheduler reports while it runs. Samples are numbered from 0; `request` is the number that `submit` gave."""
+"""Events of a scheduler. Samples are numbered from 0; `request` is the number that `submit` returned."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class PrefillProgress:
 
 
 class Token(NamedTuple):
-    """One sampled token, the text that has become certain with it, which may be empty, and the view of its choice.
+    """One sampled token, the text that became certain with it (may be empty), and the view of its choice.
 
-    There are so many that the class is the one which is made fastest.
+    A NamedTuple, the class that is fastest to make, as there is one for every token.
     """
 
     sample: int
@@ -63,9 +63,9 @@ class Token(NamedTuple):
 class Finished:
     """A sample has ended.
 
-    `tail` is text that was held back until now; `text` is all of it. `token_ids` are the sampled ids, the
-    end-of-sequence id and those of a stop string included, which `text` leaves out. Of a text that is held to a schema
-    `is_complete` says whether the schema allows it to end where it does; it is None for any other.
+    `tail` is text that was held back until now; `text` is all of it. `token_ids` are the sampled ids, with the
+    end-of-sequence id and those of a stop string, which `text` leaves out. With a schema, `is_complete` says whether
+    it allows the text to end here; otherwise it is None.
     """
 
     sample: int
@@ -80,7 +80,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A sample came to nothing; the others go on."""
+    """A sample failed; the others continue."""
 
     sample: int
     error: LLMCliError
@@ -89,7 +89,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Scored:
-    """The logits behind the next tokens of a text that is scored. Shapes: logits float32 [num_tokens, vocab_size]"""
+    """The logits of the next tokens of a scored text. Shapes: logits float32 [num_tokens, vocab_size]"""
 
     logits: AllLogits
     request: int = 0
@@ -97,7 +97,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class PromptScored:
-    """The model's view of a prompt's tokens from token `first` on. It comes again if the prompt has to run again."""
+    """The model's view of a prompt's tokens from token `first` on. Comes again if the prompt must run again."""
 
     first: int
     views: tuple[Inspection, ...]

@@ -1,4 +1,4 @@
-"""Clients of a scheduler: one request on a runner of its own, and the logits of every position of a text."""
+"""Clients of a scheduler: one request on its own runner, and the logits of every position of a text."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -10,14 +10,14 @@ from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import AllLogits, Runner
 from llmcli.tokenizer.base import Tokenizer
 
-# `Generation`: one request on a runner of its own.
+# `Generation`: one request on its own runner.
 
 
 class Generation:
     """Runs a request; iterate over `events()`.
 
-    A Ctrl-C may strike anywhere, in here or in the caller: the caller stops iterating and asks `interrupt()` for the
-    end of the samples under way.
+    A Ctrl-C may come at any point, here or in the caller: the caller then stops iterating, and calls `interrupt()` to
+    end the samples under way.
     """
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request, drafting: Drafting | None = None):
@@ -25,7 +25,7 @@ class Generation:
         self._request = request
 
     def events(self) -> Iterator[Event]:
-        """Prefill, then the tokens of every sample, each sample closed by its `Finished`.
+        """Prefill, then the tokens of all samples; each sample ends with its `Finished`.
 
         Raises: the first error of a sample
         """
@@ -40,15 +40,15 @@ class Generation:
                 yield event
 
     def interrupt(self) -> list[Token | Finished]:
-        """Close the samples under way, as interrupted, and tell what had become known and was not asked for."""
+        """End the samples under way as interrupted; return the events not yet taken."""
         return [event for event in self._scheduler.interrupt() if isinstance(event, Token | Finished)]
 
 
-# The logits of every position of a text, of one model or of several, as a scheduler's client.
+# The logits of every position of a text, from one model or several, by a scheduler.
 
 
 def scores(runner: Runner, token_ids: Sequence[int], first: int) -> Generator[AllLogits, None, None]:
-    """The logits that predict token_ids[first:], some at a time; all of them run anew.
+    """The logits that predict token_ids[first:], some at a time. All tokens run again.
 
     Shapes: each item [n, vocab_size] float32, the items together [len(token_ids) - first, vocab_size]
     Raises: ValueError as `ScoreRequest` and `Runner.open`
@@ -67,7 +67,7 @@ def scores(runner: Runner, token_ids: Sequence[int], first: int) -> Generator[Al
 def scores_side_by_side(
     runners: Sequence[Runner], token_ids: Sequence[int], first: int
 ) -> Iterator[tuple[AllLogits, ...]]:
-    """The logits of several models at the same places, though each device cuts a text in its own way.
+    """The logits of several models at the same positions, though each device cuts a text in its own way.
 
     Shapes: each item one array [n, vocab_size] for each runner, n the same for all; else as `scores`
     Raises: as `scores`

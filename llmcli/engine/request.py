@@ -1,4 +1,4 @@
-"""Requests to a scheduler: texts behind a prompt, or the scores of a text."""
+"""Requests to a scheduler: texts after a prompt, or the scores of a text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class KeptRow:
-    """A row that stays open between requests. A prompt's beginning that the row holds does not run again.
+    """A row that stays open between requests. The beginning of a prompt that it holds does not run again.
 
-    `row` is its number, None if it is not open. Whoever makes a KeptRow closes the row in the end.
+    `row` is its number, None if it is not open. The maker of a KeptRow closes the row in the end.
     """
 
     row: int | None = None
@@ -27,19 +27,19 @@ class Request:
     """Texts to generate.
 
     - `samples` are sample indices. Index k gives the same text whatever other indices are requested.
-    - Without `max_new_tokens` a text goes on until it ends or the context is full.
+    - Without `max_new_tokens` a text continues until it ends or the context is full.
     - With `at_start` the generated text stands alone: drop the space that some tokenizers put before the first word.
     - `sampler` serves every sample, each with its own index.
     - With `num_alternatives` each token comes with the model's and the chain's view of it, and that many other tokens.
       This costs some passes over the vocabulary a token.
-    - With `scores_prompt` the tokens of the prompt after its first one come with the model's view of them, too, before
-      the texts. It needs `num_alternatives`, and a prompt of two tokens or more.
-    - `said` are the text's first tokens, which are given: each text goes on behind them as if it had chosen them. They
-      count as its tokens in every way, but have no `Token` events.
+    - With `scores_prompt` the tokens of the prompt after its first also come with the model's view of them, before the
+      texts. It needs `num_alternatives`, and a prompt of two tokens or more.
+    - `said` are the first tokens of every text, given by the request: the text continues as if it had chosen them.
+      They count as its tokens in every way, but have no `Token` events.
     - With `keeps_pages` the cache keeps the pages of finished texts until it needs room. A request with the same
       prompt, whose `said` begins like such a text, then does not run these tokens again.
-    - `kept_row` is the row in which a lone sample runs, and which stays open afterwards.
-    - With `schema` each text is held to it. The runner must take masks.
+    - `kept_row` is the row in which a lone sample runs; it stays open afterwards.
+    - With `schema` each text must match it. The runner must take masks.
     - `client` is who asks. Rows are shared out between clients; see `FairOrder`.
     """
 
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def must_read_choices(self) -> bool:
-        """Whether a choice is read before the next is queued: its view comes from logits that the next overwrites."""
+        """Whether to read a choice before the next is queued, which overwrites the logits of its view."""
         return self.num_alternatives is not None
 
 
@@ -67,7 +67,7 @@ class Request:
 class ScoreRequest:
     """The logits that predict token_ids[first:], 0 < first < len(token_ids).
 
-    With `num_alternatives`: the log probabilities of these tokens, and of that many others, in place of the logits.
+    With `num_alternatives`: the log probabilities of these tokens and of that many others, instead of the logits.
     """
 
     token_ids: tuple[int, ...]
@@ -82,5 +82,5 @@ class ScoreRequest:
 
 
 def prompt_scores(request: Request) -> ScoreRequest:
-    """What is asked of the prompt of a request with `scores_prompt`. Raises: ValueError for a prompt of one token"""
+    """The scores of the prompt of a request with `scores_prompt`. Raises: ValueError for a prompt of one token"""
     return ScoreRequest(request.prompt_token_ids, 1, request.num_alternatives, request.client)

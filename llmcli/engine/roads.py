@@ -1,8 +1,8 @@
-"""Roads: where a text would have gone behind a token that could have been drawn and was not.
+"""Roads: how a text would have continued after a token that could have been drawn and was not.
 
-A road has all that its text has but that one token: seed, sample number, positions, settings. Every draw has the noise
-that the text's draw had at the same place, so a road differs by that token and what follows from it. Only the limit of
-new tokens is the road's own: else those near the text's end would say nothing.
+A road has its text's seed, sample number, positions and settings. Every draw has the noise of the text's draw at the
+same position, so a road differs by that token and what follows from it. Only the limit of new tokens is the road's
+own: otherwise roads near the text's end would be too short to say anything.
 """
 
 import re
@@ -18,7 +18,7 @@ from llmcli.sampling.filters import mu_behind
 from llmcli.sampling.inspect import Inspection
 from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 
-# A road ends with the first sentence that ends behind ENOUGH_TOKENS tokens, and after MOST_TOKENS at the latest.
+# A road ends with the first sentence that ends after ENOUGH_TOKENS tokens, and after MOST_TOKENS at the latest.
 ENOUGH_TOKENS, MOST_TOKENS = 12, 40
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]|\n")
 
@@ -27,7 +27,7 @@ RoadEnd = FinishReason | Literal["sentence", "tokens", "failed"]
 
 @dataclass(frozen=True)
 class Fork:
-    """A token that was not drawn: its text, its place there (from 0), and the probability that the draw gave it."""
+    """A token that was not drawn: its text, its position there (from 0), and its probability in the draw."""
 
     sample: int
     place: int
@@ -37,9 +37,9 @@ class Fork:
 
 @dataclass(frozen=True)
 class RoadToken:
-    """A token of a road: what the model gave it, and the text that became certain with it.
+    """A token of a road: its probability in the model, and the text that became certain with it.
 
-    `probability` of a road's first token is that of its fork.
+    The first token of a road has the `probability` of its fork.
     """
 
     token_id: int
@@ -49,7 +49,7 @@ class RoadToken:
 
 @dataclass(frozen=True)
 class Road:
-    """The tokens from the fork on, and why they end where they do."""
+    """The tokens from the fork on, and why they end."""
 
     fork: Fork
     tokens: tuple[RoadToken, ...]
@@ -59,7 +59,7 @@ class Road:
 def find_forks(texts: Mapping[int, Sequence[Inspection]], count: int) -> list[Fork]:
     """The `count` tokens that were likeliest to be drawn and were not, the likeliest first.
 
-    `texts` are the choices of each sample. Of equals the one of the lower sample, place and id comes first.
+    `texts` are the choices of each sample. Equal ones are sorted by sample, position and id.
     """
     forks = [
         Fork(sample, place, token.token_id, token.probability)
@@ -72,9 +72,9 @@ def find_forks(texts: Mapping[int, Sequence[Inspection]], count: int) -> list[Fo
 
 
 class Roads:
-    """Follows forks of the texts of a request; the request's `keeps_pages` makes that cheap.
+    """Follows forks of a request's texts; cheap, as the request has `keeps_pages`.
 
-    A Ctrl-C may strike anywhere; `found` then has the roads as far as they have come.
+    A Ctrl-C may come at any point; `found` then has the roads so far.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Roads:
 
     @property
     def most_tokens(self) -> int:
-        """What `num_tokens` comes to."""
+        """The final value of `num_tokens`, at most."""
         return MOST_TOKENS * len(self._roads)
 
     def found(self) -> list[Road]:
-        """The roads so far, in the order of their forks, without those that have not begun."""
+        """The roads so far in the order of their forks, without those that have not begun."""
         return [road.so_far() for road in self._roads if len(road.tokens) > 1 or road.end != "interrupted"]
 
     def steps(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class Roads:
 
 
 class _RunningRoad:
-    """A road that is still followed; it counts as interrupted until it has ended."""
+    """A road under way; it counts as interrupted until it has ended."""
 
     def __init__(self, fork: Fork, said: Sequence[int], decoder: StreamDecoder):
         self.fork = fork
@@ -152,7 +152,7 @@ class _RunningRoad:
         self.tokens = [RoadToken(fork.token_id, fork.probability, decoder.push(fork.token_id))]
 
     def take(self, event: Token) -> None:
-        """Take the next token, and end behind a sentence or at the most tokens."""
+        """Take the next token; end after a sentence or at the most tokens."""
         assert event.inspection is not None
         probability = event.inspection.chosen.probability
         self.tokens.append(RoadToken(event.token_id, probability, self._decoder.push(event.token_id)))
@@ -163,7 +163,7 @@ class _RunningRoad:
             self.end = "tokens"
 
     def finish(self, event: Finished) -> None:
-        """Take the end that the text itself would have had; what belongs to a stop string is cut off."""
+        """Take the end of the text itself; what belongs to a stop string is cut off."""
         self.end = event.finish_reason
         if event.finish_reason == "stop":
             room = max(len(event.text) - self._num_said_characters, 0)
@@ -176,7 +176,7 @@ class _RunningRoad:
         return Road(self.fork, tuple(self.tokens), self.end)
 
     def _num_tokens_of_sentences(self) -> int:
-        """The tokens up to a sentence's end that is far enough from the fork; 0 if there is none yet."""
+        """The number of tokens up to the end of a sentence far enough from the fork; 0 if there is none yet."""
         if len(self.tokens) <= ENOUGH_TOKENS:
             return 0
         begins = [0]

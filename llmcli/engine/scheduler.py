@@ -1,9 +1,9 @@
 """`Scheduler`: generates many texts at once on one runner, step by step. Every command that runs a model uses it.
 
-Texts get rows in the order of their requests, or in that of `FairOrder` where several clients ask. In a step every
-running row chooses a token, and some tokens of new prompts run: few, so that no row waits long. When pages run out, the
-row that comes last in that order gives its pages back and runs again later. It then continues with the same text: a
-row's bits depend on its tokens alone (but see `Arithmetic.most_exact_rows`).
+Texts get rows in the order of their requests, or in that of `FairOrder` if several clients ask. In a step every
+running row chooses a token, and a few tokens of new prompts run, so that no row waits long. When pages run out, the
+last row in that order gives its pages back and runs again later. Its text stays the same: a row's bits depend on its
+tokens alone (but see `Arithmetic.most_exact_rows`).
 
 A Ctrl-C may come in any call. It is held back while a row changes hands, so no row is lost.
 """
@@ -50,7 +50,7 @@ from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
-WAIT_SECONDS = 0.035  # a person hardly sees so short a pause
+WAIT_SECONDS = 0.035  # a pause that a person hardly sees
 
 
 class Scheduler:
@@ -66,7 +66,7 @@ class Scheduler:
     ):
         """Texts need the tokenizer; scores do not. In a step, running rows wait `wait_seconds` for new prompts.
 
-        A runner that verifies no drafts is given none.
+        Drafts are made only if the runner verifies them.
         """
         self.runner = runner
         self.usage = Usage(runner.limits.num_rows)
@@ -116,7 +116,7 @@ class Scheduler:
         return number
 
     def cancel(self, request: int) -> None:
-        """Drop a request. Its rows are free at once, and no event of it follows."""
+        """Drop a request. Its rows are free at once, and it has no further events."""
         with interrupts_held_back():
             self._events = [event for event in self._events if event.request != request]
             for one in [one for one in self._waiting if number_of(one) == request]:
@@ -132,7 +132,7 @@ class Scheduler:
             self._prompts.close(lambda shared: shared.number == request)
 
     def interrupt(self) -> list[Event]:
-        """Finish running texts as interrupted, and drop all other requests. Return the events not yet taken, too."""
+        """Finish running texts as interrupted, and drop all other requests. Also return the events not yet taken."""
         with interrupts_held_back():
             self._waiting.clear()
             for fill in list(self._fills):
@@ -150,15 +150,15 @@ class Scheduler:
     def step(self) -> list[Event]:
         """Run one step and return its events; there may be none.
 
-        Take events out of the returned list one by one: `interrupt` then returns those that are left in it.
-        Raises: DeviceError and what the runner raises; an error of one text only is a `Failed` event
+        Take events out of the returned list one by one: `interrupt` then returns those left in it.
+        Raises: DeviceError and what the runner raises; an error of one text alone is a `Failed` event
         """
         events: list[Event] = []
         self._events = events
         is_alone, num_earlier = not self._running, len(self._queued)
         self._fill(events)
-        if not (is_alone and events):  # else report a lone prompt's progress at once
-            # Ahead of the device, wait for the step before only: this one runs while the host prepares the next.
+        if not (is_alone and events):  # a lone prompt reports its progress at once
+            # Wait only for the step before: the device runs this one while the host prepares the next.
             is_ahead = self._queue_choices() and self._works_ahead()
             for _ in range(num_earlier if is_ahead else len(self._queued)):
                 self._collect(self._queued.popleft(), events)
@@ -194,8 +194,8 @@ class Scheduler:
     def _start_next(self, events: list[Event], beside: Sequence[AnyFill]) -> AnyFill | None:
         """Give the first waiting text or score a row. Return the fill that must run first; None if none can start.
 
-        A sample whose prompt has been run needs no fill: it starts at once, and the next one is tried. `beside` are
-        fills of the same step.
+        A sample whose prompt has run needs no fill: it starts at once, and the next one is tried. `beside` are the
+        other fills of the step.
         """
         with interrupts_held_back():
             return self._start_first(events, beside)
@@ -211,7 +211,7 @@ class Scheduler:
                 if any(
                     isinstance(one.owner, Score) and number_of(one.owner) == number_of(first) for one in self._fills
                 ):
-                    return None  # its prompt's scores come before its end
+                    return None  # the scores of its prompt come before its end
                 if first.sample.finish_reason or first.sample.max_tokens == 0:
                     self._forget_waiting(first)
                     self._leave(first)
@@ -243,7 +243,7 @@ class Scheduler:
         said: Sequence[int] = ()
         if isinstance(owner, Score):
             self._waiting.remove(owner)
-            self.runner.keep(row, 0)  # shared tokens would give no logits
+            self.runner.keep(row, 0)  # shared tokens would have no logits
             prompt: Sequence[int] = owner.request.token_ids[:-1]
         elif isinstance(owner, Shared):
             prompt = owner.request.prompt_token_ids
@@ -275,7 +275,7 @@ class Scheduler:
 
     def _forget_waiting(self, text: Text) -> None:
         self._waiting.remove(text)
-        if text.shared is not None and not text.sample.token_ids:  # one that has tokens was counted off before
+        if text.shared is not None and not text.sample.token_ids:  # one with tokens has been counted already
             text.shared.num_waiting -= 1
 
     def _run_fills(self, together: Sequence[FillSpan], events: list[Event]) -> Step:
@@ -331,9 +331,9 @@ class Scheduler:
             self._collect(self._queued.pop(), events)
 
     def _reserve_fill(self, beside: Sequence[AnyFill], one: FillSpan) -> bool:
-        """Make room for a prompt's span. Rows that do not go after it keep their pages.
+        """Make room for a prompt's span. Rows that do not come after it keep their pages.
 
-        If none runs, shared prompts are closed, and fills that are not among those `beside` it start again later.
+        If no row runs, shared prompts are closed, and fills outside `beside` start again later.
         """
         fill, span = one
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
@@ -357,7 +357,7 @@ class Scheduler:
         if wait_for_choices(self.runner, texts, self._drafting):
             return False
         ready = [text for text in texts if text.row is not None and self._reserve_choice(text)]  # the oldest first
-        ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
+        ready = [text for text in ready if text.row is not None]  # an older text may have lost its pages since
         if not ready:
             return False
         spans = next_spans(self.runner, ready, self._drafting)
@@ -399,7 +399,7 @@ class Scheduler:
         for step, num_filled in queued.fills:
             self._budget.learn(num_filled, step.prompt_seconds())
         with interrupts_held_back():
-            # The last prompt of a step may go on in the next, and has not chosen.
+            # The last prompt of a step may continue in the next; then it has chosen nothing.
             for place, ((text, turn), of_text) in enumerate(zip(queued.texts, chosen, strict=False)):
                 if text.turn == turn:  # it still has the row
                     events += take_choices(self.runner, text, of_text, queued, place)
@@ -407,7 +407,7 @@ class Scheduler:
                         self._end(text, events)
 
     def _end(self, text: Text, events: list[Event]) -> None:
-        """Give back what a text has that is over."""
+        """Free what an ended text holds."""
         sample = text.sample
         self._running.remove(text)
         self._leave(text)
@@ -421,19 +421,19 @@ class Scheduler:
 
     @staticmethod
     def _goes_first(one: Text | Score | Shared, other: Text | Score | Shared) -> bool:
-        """Whether `one` is of another client than `other`, and goes before it."""
+        """Whether `one` has another client than `other`, and goes before it."""
         return one.order < other.order and client_of(one) != client_of(other)
 
     def _leave(self, one: Text | Score | Shared) -> None:
-        """Tell the order of what is over. A shared prompt is none of its own."""
+        """Note in the order that a text or score has ended. A shared prompt does not count."""
         if not isinstance(one, Shared):
             unused = one.sample.max_tokens - len(one.sample.token_ids) if isinstance(one, Text) else 0
             self._order.leave(client_of(one), unused)
 
     def _find_row(self, first: Text, beside: Sequence[AnyFill]) -> bool:
-        """Whether there is a row for the first of those who wait. Another client may have to give up one for it.
+        """Whether there is a row for the first waiting text. Another client may have to give one up.
 
-        Fills `beside` it, which run in this step, keep theirs. Only texts take rows; scores and prompts take pages.
+        The fills `beside`, which run in this step, keep theirs. Only texts take rows; scores and prompts take pages.
         """
         fillers = [(fill.owner, fill) for fill in self._fills if isinstance(fill.owner, Text)]
         holders: list[Text] = [*self._running, *(owner for owner, _ in fillers)]
@@ -451,7 +451,7 @@ class Scheduler:
             self._abandon(filling, is_wanted=True)
         else:
             assert last.row is not None
-            self.runner.offer(last.row)  # the text then goes on where it was, if nobody needs these pages
+            self.runner.offer(last.row)  # the text continues where it was if nobody needs these pages
             self._preempt(last)
         return True
 

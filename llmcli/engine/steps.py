@@ -45,7 +45,7 @@ class Fill(Generic[Owner]):
         *,
         chooses: bool,
     ):
-        """`first_read`: the first token behind which logits are read; they are read behind all later ones, too."""
+        """Logits are read after token `first_read` and all later ones."""
         self.owner = owner
         self.row = row
         self.prompt = prompt
@@ -66,7 +66,7 @@ class Fill(Generic[Owner]):
         return self.num_run == len(self.prompt) + len(self._said)
 
     def next_span(self, runner: Runner, most: int, masks: Masks | None = None) -> Span:
-        """The span to run next, of about `most` tokens at most. `masks` are those of the token chosen at the end."""
+        """The next span, of about `most` tokens at most. `masks` are those of the token chosen at its end."""
         if self.num_run < len(self.prompt):
             end = runner.span_end(self.row, most)
             token_ids = self.prompt[self.num_run : end]
@@ -81,16 +81,16 @@ class Fill(Generic[Owner]):
         return Span(self.row, tuple(token_ids), masks=masks, logits_from=logits_from)
 
     def ends_with(self, span: Span) -> bool:
-        """Whether all tokens have run once the span has."""
+        """Whether all tokens will have run after this span."""
         return self.num_run + len(span.token_ids) == len(self.prompt) + len(self._said)
 
     @property
     def next_page(self) -> Sequence[int]:
-        """The tokens of its prompt that fill the page after those that have run; fewer at the prompt's end."""
+        """The tokens of its prompt that fill the next page; fewer at the prompt's end."""
         return self.prompt[self.num_run : self.num_run + PAGE_TOKENS]
 
     def take(self, span: Span) -> bool:
-        """Count a span as run. True if it was behind the prompt."""
+        """Count a span as run. True if it came after the prompt."""
         is_said = self.num_run >= len(self.prompt)
         self.num_run += len(span.token_ids)
         return is_said
@@ -100,19 +100,19 @@ class FillBudget:
     """Decides how many tokens of prompts a step runs while rows wait. It learns from the times of earlier spans.
 
     It raises the number by one block: a quarter more tokens may take half as much time again. One block is the least:
-    fewer tokens take hardly less time, as even a short span reads all weights.
+    even a short span reads all weights, so fewer tokens take hardly less time.
 
     Attributes: num_tokens: the most tokens of a span, whole blocks
     """
 
     def __init__(self, most_seconds: float) -> None:
-        """`most_seconds` is the time that prompts may take in a step. Infinity: steps are long from the start."""
+        """`most_seconds` is the time that prompts may take in a step. If infinite, steps are long from the start."""
         self._most_seconds = most_seconds
         self.num_tokens = MOST_FILL_TOKENS if math.isinf(most_seconds) else _FIRST_FILL_TOKENS
         self._latest: dict[int, tuple[int, float]] = {}  # by blocks: the latest span's tokens and seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """Estimate a span's time from the latest span of as many blocks. Without one, assume all of `most_seconds`."""
+        """Estimate a span's time from the latest span of as many blocks. Without one, assume `most_seconds`."""
         known_tokens, seconds = self._latest.get(_num_blocks(num_tokens), (num_tokens, self._most_seconds))
         return seconds * max(1.0, num_tokens / known_tokens)
 
@@ -134,13 +134,13 @@ class FillBudget:
 
 
 def _num_blocks(num_tokens: int) -> int:
-    """Blocks that a span takes, the last one perhaps in part."""
+    """Blocks of a span; the last one may be partial."""
     return -(-num_tokens // BLOCK_TOKENS)
 
 
-# `StepMasks`: the masks of a step's texts, made together once the first is asked for.
+# `StepMasks`: the masks of a step's texts, made together when the first is asked for.
 
-ReadAhead = Callable[[], Sequence[int] | None]  # waits for choices that are queued and not yet told
+ReadAhead = Callable[[], Sequence[int] | None]  # waits for queued choices that the text has not taken yet
 
 
 class StepMasks:
@@ -151,9 +151,9 @@ class StepMasks:
         self._made: Sequence[NDArray[np.uint32] | LLMCliError] = ()
 
     def of(self, sample: Sample, read_ahead: ReadAhead = tuple, drafts: Sequence[int] = ()) -> Masks | None:
-        """What may come next and behind each fitting draft; None if every token may.
+        """What may come next, and after each fitting draft; None if every token may.
 
-        `read_ahead` returns the tokens that the sample has not been told yet, None if a choice has failed.
+        `read_ahead` returns the tokens that the sample has not taken yet, None if a choice has failed.
         """
         if sample.held_text is None:
             return None
@@ -173,13 +173,13 @@ class StepMasks:
 
 # Which prompts run together in one step.
 #
-# Prompts of several texts share the passes over the weights, so they run in one step as far as rows can wait for it.
+# Prompts of several texts share passes over the weights, so one step runs as many as rows can wait for.
 
 AnyFill = Fill[Text | Score | Shared]
 FillSpan = tuple[AnyFill, Span]
 
 _SCORED_TOKENS = 256  # tokens scored at a time if no row waits; their logits are in memory together
-# A shorter span counts as so many tokens: cards multiply a short prompt apart from long ones.
+# A shorter span counts as this many tokens: cards multiply a short prompt apart from long ones.
 _LEAST_TOKENS = 64
 
 
@@ -191,10 +191,10 @@ def prompt_spans(
     *,
     is_alone: bool,
 ) -> list[FillSpan]:
-    """The fills that run next, in one step, and the span of each. Only the last one may go on behind its span.
+    """The fills that run in the next step, each with its span. Only the last one may be cut.
 
-    They come from `fills`, then from `start_next`, which is given those that run beside it and adds to `fills`. If no
-    row runs, or if prompts share nothing on this runner, it is one fill.
+    They come from `fills`, then from `start_next`, which takes the fills chosen so far and adds to `fills`. If no row
+    runs, or if prompts share nothing on this runner, it is one fill.
     """
     joins = runner.limits.joins_prompts and not is_alone
     room = MOST_FILL_TOKENS if is_alone else budget.num_tokens
@@ -217,15 +217,14 @@ def prompt_spans(
 
 
 def num_tokens(spans: Sequence[FillSpan]) -> int:
-    """Tokens of all spans, as they count for a step's time."""
+    """Tokens of all spans, as counted for a step's time."""
     return sum(max(len(span.token_ids), _LEAST_TOKENS) for _, span in spans)
 
 
 def may_join(first: Text | Score, beside: Sequence[AnyFill]) -> bool:
-    """Whether what waits may start beside fills of the same step.
+    """Whether a waiting text or score may start in the same step as the fills `beside`.
 
-    A prompt waits if it would find a page which these compute next. Only that page's tokens are compared, not those
-    before it.
+    A prompt waits if it would reuse a page that these compute next. Only the tokens of that page are compared.
     """
     return _shares_steps(first) and not any(
         len(fill.next_page) == PAGE_TOKENS
@@ -235,19 +234,19 @@ def may_join(first: Text | Score, beside: Sequence[AnyFill]) -> bool:
 
 
 def _shares_steps(owner: Text | Score | Shared) -> TypeGuard[Text]:
-    """Whether nobody reads its logits behind the step: another pass may have overwritten them."""
+    """Whether its logits are read only within the step: later another pass may overwrite them."""
     if not isinstance(owner, Text) or owner.sample.request.must_read_choices:
         return False
     return owner.shared is None or len(owner.sample.token_ids) > 0
 
 
-# `HeldGuesses`: where a schema leaves a text no choice of characters, these are the drafts.
+# `HeldGuesses`: where a schema leaves only one way to continue, its characters are the drafts.
 
-_FORCED = -1  # the kind of such guesses; the model may write the same characters in other tokens
+_FORCED = -1  # the kind of these guesses; the model may write the same characters in other tokens
 
 
 class HeldGuesses:
-    """The guesses of a text that is held to a schema: what is forced, else those of another source."""
+    """The guesses for a text with a schema: what the schema forces, otherwise those of another source."""
 
     def __init__(self, guesses: Guesses, held_text: HeldText):
         self._guesses = guesses
@@ -272,7 +271,7 @@ class HeldGuesses:
         self._guesses.close()
 
 
-# What a step runs and chooses for a text: its span with drafts, and then the tokens chosen.
+# A text's part of a step: its span with drafts, and then the tokens chosen.
 
 
 def next_spans(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> list[Span]:
@@ -298,9 +297,9 @@ def _next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: 
 
 
 def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> bool:
-    """Whether queued steps are read before the next is queued, as drafts may follow what they choose.
+    """Whether to read queued steps before the next is queued, as drafts may follow their choices.
 
-    So it is once a text repeats itself. All texts wait for it: else it would have a place in every second step only.
+    True once a text repeats itself. All texts wait for it: otherwise it would run only every other step.
     """
     if drafting is None:
         return False
@@ -311,11 +310,11 @@ def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting |
 
 
 def _repeats_itself(runner: Runner, text: Text, drafting: Drafting, num_rows: int) -> bool:
-    """Whether drafts would follow the text's tokens, though the next of them is chosen already and not read."""
+    """Whether the tokens read so far would get drafts; the next one is chosen already and not read."""
     sample = text.sample
     if len(sample.token_ids) >= text.num_queued:
         return False
-    drafts = _text_drafts(text, drafting)  # before the first token: the prompt is looked through while it runs
+    drafts = _text_drafts(text, drafting)  # before the first token: indexes the prompt while it runs
     most = min(runner.limits.max_drafts, sample.max_tokens - text.num_queued - 1)
     return (
         drafts is not None
@@ -325,7 +324,7 @@ def _repeats_itself(runner: Runner, text: Text, drafting: Drafting, num_rows: in
 
 
 def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: int) -> tuple[int, ...]:
-    """Guesses of what the text says next, if they are of use. They take no page from another text."""
+    """Guesses of the next tokens, if they can be used. They take no page from another text."""
     sample = text.sample
     most = min(runner.limits.max_drafts, sample.max_tokens - len(sample.token_ids) - 1)
     if most < 1:
@@ -350,9 +349,9 @@ def _text_drafts(text: Text, drafting: Drafting) -> TextDrafts | None:
 
 
 def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, place: int) -> list[Event]:
-    """Give a text what a step has chosen; its `finish_reason` says whether it is over.
+    """Pass a step's choices to their text; its `finish_reason` says whether it has ended.
 
-    What a draft has chosen behind the text's end is taken out of the row: it holds what it would hold without drafts.
+    What drafts chose after the text's end is removed from the row, which then holds the same as without drafts.
     """
     sample = text.sample
     text.has_unread_drafts = False
@@ -379,9 +378,9 @@ def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, pla
 
 
 def learn_drafts(drafting: Drafting, queued: Queued, chosen: list[Chosen]) -> None:
-    """Tell how long a step took that has just been read, and how many drafts it has kept.
+    """Report the time of the step just read, and how many drafts it kept.
 
-    A step that was queued ahead began when the one before it was read, or a little earlier.
+    A step queued ahead began when the one before it was read, or slightly earlier.
     """
     now = time.perf_counter()
     if queued.start_time is not None:

@@ -1,4 +1,4 @@
-"""The scheduler's records: each text with its row, its tokens, its end and its turn; and the usage so far."""
+"""The scheduler's records: each text with its row, tokens, end and turn; and the usage so far."""
 
 import time
 from collections import Counter, deque
@@ -16,34 +16,33 @@ from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.sampling.inspect import Inspection, inspect_choice, inspect_given
 from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 
-# Stop strings, matched on decoded text however the tokens cut it; a match is never shown, not even in part.
+# Stop strings, matched on decoded text, however the tokens cut it. No part of a match is shown.
 #
-# The strings of special tokens are part of the text that is matched, though never shown.
+# The matched text includes the strings of special tokens. Those are never shown.
 
 
 class StopStrings:
     """Passes text through until one of the stop strings appears in it.
 
-    Text that could still turn out to be the start of a stop string is held back until it is decided. Where several
-    match, the one that begins first counts.
+    Holds back text that may still become a stop string. If several match, the one that begins first counts.
     """
 
     def __init__(self, stop_strings: Sequence[str]):
         self._stop_strings = [stop for stop in stop_strings if stop]
         self._held = ""
-        self._hidden: list[tuple[int, int]] = []  # where special tokens begin and end in it
+        self._hidden: list[tuple[int, int]] = []  # the spans of special tokens in it
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is none, so that nothing is held back."""
+        """Whether there are no stop strings, so that nothing is held back."""
         return not self._stop_strings
 
     def is_completed_by(self, special: str) -> bool:
-        """Whether the string of a special token completes a stop string that begins in the text held back."""
+        """Whether a special token's string completes a stop string that begins in the text held back."""
         return any(0 <= (self._held + special).find(stop) < len(self._held) for stop in self._stop_strings)
 
     def push(self, text: str, special: str = "") -> tuple[str, bool]:
-        """Take new text, and the string of a special token that follows it.
+        """Take new text, and the string of a special token after it.
 
         Return what is safe to show, and whether a stop string was found (nothing follows then).
         """
@@ -60,11 +59,11 @@ class StopStrings:
         return self._take(len(self._held) - self._longest_open_suffix()), False
 
     def flush(self) -> str:
-        """The text still held back, when nothing more will come."""
+        """The text held back, at the end of the text."""
         return self._take(len(self._held))
 
     def _take(self, count: int) -> str:
-        """Cut the first characters off what is held; return them without those of special tokens."""
+        """Remove the first characters of the held text; return them without those of special tokens."""
         taken, self._held = self._held[:count], self._held[count:]
         if not self._hidden:
             return taken
@@ -76,7 +75,7 @@ class StopStrings:
         return shown + taken[position:]
 
     def _longest_open_suffix(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Length of the longest suffix of the held text that begins a stop string."""
         longest = min(len(self._held), max((len(stop) - 1 for stop in self._stop_strings), default=0))
         for length in range(longest, 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stop_strings):
@@ -84,14 +83,14 @@ class StopStrings:
         return 0
 
 
-# `Sample`: one text while it is generated: its tokens, the text that is certain so far, and how it ends.
+# `Sample`: one text under way: its tokens, the text that is certain so far, and its end.
 
 
 class Sample:
-    """A sample of a request, with the tokens that the request gives it. It knows nothing of rows and steps.
+    """A sample of a request, with the tokens given by the request. It knows nothing of rows and steps.
 
     Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have;
-    held_text: how far it has come in its schema, None without one
+    held_text: its state in its schema, None without one
     """
 
     def __init__(self, number: int, request: Request, index: int, tokenizer: Tokenizer, max_seq_len: int):
@@ -105,7 +104,7 @@ class Sample:
         self.sampler = replace(
             request.sampler,
             sample_index=index,
-            # A text held to a schema ends only where the schema lets it.
+            # A text with a schema ends only where the schema allows it.
             forced_eos_position=None if request.schema else len(request.prompt_token_ids) + self.max_tokens - 1,
         )
         self.held_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
@@ -125,7 +124,7 @@ class Sample:
         self._first_token_time = 0.0
 
     def push(self, token_id: int, mirostat_mu: float | None) -> str:
-        """Take the next token; return the text that it makes certain. Set `finish_reason` if the sample is over."""
+        """Take the next token; return the text that became certain. Set `finish_reason` if the sample is over."""
         self._last_token_time = time.perf_counter()
         self._first_token_time = self._first_token_time or self._last_token_time
         self.token_ids.append(token_id)
@@ -148,7 +147,7 @@ class Sample:
         return text
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """The first drafts, as far as the text can go on with them."""
+        """The first drafts, as far as the text can take them."""
         return drafts if self.held_text is None else drafts[: self.held_text.num_fitting(drafts)]
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
@@ -163,7 +162,7 @@ class Sample:
     def finish(self, reason: FinishReason) -> Finished:
         """End the sample; flush held-back text: an unfinished character, or a possible start of a stop string.
 
-        Of a text held to a schema an unfinished character is dropped: a replacement character may not be allowed there.
+        With a schema an unfinished character is dropped: the schema may not allow a replacement character.
         """
         self.finish_reason = reason
         tail = ""
@@ -187,40 +186,39 @@ class Sample:
 
 # `FairOrder`: the order in which the texts of several clients get rows: weighted fair queueing.
 #
-# Each text is ordered by the time at which it would end if all clients shared the steps equally [Demers, Keshav and
-# Shenker 1989, Analysis and simulation of a fair queueing algorithm]. So who asks for little does not wait for who
-# asks for much, and everybody's turn comes: time goes on for those who wait, too. The texts of one client keep their
-# order.
+# Texts are sorted by the time at which each would end if all clients shared the steps equally [Demers, Keshav and
+# Shenker 1989, Analysis and simulation of a fair queueing algorithm]. So small requests do not wait for large ones, and
+# every text gets its turn, since time passes for waiting texts too. The texts of one client keep their order.
 
-_PROMPT_SHARE = 1 / 16  # of a new token's time that a token of a prompt takes; a rough figure
-_WORTH = 4  # a row changes hands for a text that needs this many times fewer tokens than the other
+_PROMPT_SHARE = 1 / 16  # the time of a prompt's token, in new tokens; a rough figure
+_WORTH = 4  # a row changes hands for a text that needs this many times fewer tokens
 
 
 class Order(NamedTuple):
-    """A text's place: the one that ends earlier goes first, then the one that was asked for earlier."""
+    """A text's place in the order: by the time of its end, then by the time of its request."""
 
     end: float
     number: int
 
 
 class FairOrder:
-    """See the module. Time is in new tokens of each client. A client is known while a text of its own is open."""
+    """See above. Time is in new tokens of each client. A client is known while it has an open text."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._ends: dict[Hashable, float] = {}  # of the latest text of each client
+        self._ends: dict[Hashable, float] = {}  # of each client's latest text
         self._num_open: Counter[Hashable] = Counter()
         self._numbers = count(1)
 
     def enter(self, client: Hashable, num_prompt_tokens: int, num_new_tokens: int) -> Order:
-        """The place of a text that is asked for now."""
+        """The place of a new text."""
         self._num_open[client] += 1
         begin = max(self._now, self._ends.get(client, 0.0))
         end = self._ends[client] = begin + num_prompt_tokens * _PROMPT_SHARE + num_new_tokens
         return Order(end, next(self._numbers))
 
     def leave(self, client: Hashable, num_unused: int) -> None:
-        """A text is over; what it has not used of its new tokens is the client's again."""
+        """Note that a text has ended; its unused new tokens go back to the client."""
         self._num_open[client] -= 1
         if self._num_open[client]:
             self._ends[client] -= num_unused
@@ -228,14 +226,14 @@ class FairOrder:
             del self._num_open[client], self._ends[client]
 
     def pass_time(self, num_tokens: int) -> None:
-        """Count a step's new tokens, of which each client has had its share."""
+        """Count a step's new tokens, shared equally by all clients."""
         self._now += num_tokens / max(1, len(self._num_open))
 
 
 def is_worth_a_row(num_wanted: int, num_left: int, rows_of_wanting: int, rows_of_holder: int) -> bool:
-    """Whether a running text should give its row to one of another client that goes first.
+    """Whether a running text should give its row to another client's text that goes first.
 
-    `num_wanted` and `num_left` are the new tokens that each needs still; rows are those that each one's client holds.
+    `num_wanted` and `num_left` are the new tokens that each still needs; the rows are those of each one's client.
     """
     return rows_of_wanting + 1 < rows_of_holder or num_wanted * _WORTH <= num_left
 
@@ -255,7 +253,7 @@ class Usage:
 
 @dataclass(eq=False)
 class Shared:
-    """The prompt that several samples share: its row, and its last logits, both None until it has them."""
+    """The prompt that several samples share, with its row and its last logits, both None until it has them."""
 
     order: Order
     request: Request
@@ -276,11 +274,11 @@ class SharedPrompts:
         self._prompts: list[Shared] = []
 
     def add(self, shared: Shared) -> None:
-        """Add one."""
+        """Add a shared prompt."""
         self._prompts.append(shared)
 
     def release_latest(self) -> bool:
-        """Close the row of the latest one; it runs again when needed. False if there is none."""
+        """Close the row of the latest prompt; it runs again when needed. False if there is none."""
         if not self._prompts:
             return False
         latest = self._prompts[-1]
@@ -288,7 +286,7 @@ class SharedPrompts:
         return True
 
     def close(self, is_over: Callable[[Shared], bool]) -> None:
-        """Close the rows of those that are over."""
+        """Close the rows of prompts that are over."""
         for shared in [shared for shared in self._prompts if is_over(shared)]:
             assert shared.row is not None
             with interrupts_held_back():
@@ -299,10 +297,10 @@ class SharedPrompts:
 
 @dataclass(eq=False)
 class Text:
-    """A sample and its row. `turn` counts changes of the row, to tell steps that ran in an earlier one.
+    """A sample and its row. `turn` counts changes of the row, to recognize steps that ran in an earlier one.
 
-    `drafts` are there from the first time on that it can have some. `has_unread_drafts` while nobody knows how many
-    tokens a queued step has chosen.
+    `drafts` is made when the text can first have some. `has_unread_drafts`: the number of tokens that a queued step
+    has chosen is not known yet.
     """
 
     order: Order
@@ -310,32 +308,32 @@ class Text:
     shared: Shared | None
     row: int | None = None
     turn: int = 0
-    num_queued: int = 0  # tokens chosen by queued steps, with those that have been read; a step with drafts counts one
+    num_queued: int = 0  # tokens chosen by queued steps and those read; a step with drafts counts as one
     drafts: TextDrafts | None = None
     has_unread_drafts: bool = False
-    unread: deque[tuple[Step, int]] = field(default_factory=deque)  # queued steps with its choices, each span's place
+    unread: deque[tuple[Step, int]] = field(default_factory=deque)  # queued steps that choose for it, with span index
 
     def take_queued(self, step: Step, place: int, *, has_drafts: bool = False) -> None:
-        """Note a queued step that chooses for it."""
+        """Note a queued step that chooses for this text."""
         self.num_queued += 1
         self.has_unread_drafts = has_drafts
         self.unread.append((step, place))
 
     def read_ahead(self) -> tuple[int, ...] | None:
-        """Wait for the queued steps that choose for it, and return the tokens; None if a choice has failed.
+        """Wait for the queued steps that choose for this text; return the tokens, or None if a choice has failed.
 
-        The steps stay queued, and are told later.
+        The steps stay queued; their events come later.
         """
         chosen = [step.choices()[place] for step, place in self.unread]
         tokens = [tuple(choice.token_id for choice in one) for one in chosen if isinstance(one, tuple)]
         return sum(tokens, ()) if len(tokens) == len(chosen) else None
 
     def __lt__(self, other: "Text | Score") -> bool:
-        """Whether it goes first."""
+        """Whether this text goes first."""
         return self.order < other.order
 
     def leave_row(self) -> None:
-        """Forget the row, and the steps queued in it."""
+        """Forget the row and the steps queued in it."""
         self.row = None
         self.turn += 1
         self.has_unread_drafts = False
@@ -347,7 +345,7 @@ class Text:
 
 @dataclass(eq=False)
 class Score:
-    """A text whose logits are requested, or views of its tokens."""
+    """A text whose logits, or the views of its tokens, are requested."""
 
     order: Order
     request: ScoreRequest
@@ -355,7 +353,7 @@ class Score:
     row: int | None = None
 
     def told(self, first: int, logits: AllLogits) -> Scored | PromptScored | Failed:
-        """What is told of the logits that predict the tokens from token `first` on."""
+        """The event for the logits that predict the tokens from token `first` on."""
         count = self.request.num_alternatives
         if count is None:
             return Scored(logits, self.number)
@@ -367,20 +365,20 @@ class Score:
         return PromptScored(first, tuple(views), self.number)
 
     def __lt__(self, other: "Text | Score") -> bool:
-        """Whether it goes first."""
+        """Whether this score goes first."""
         return self.order < other.order
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A queued step, and the texts that it chooses for."""
+    """A queued step and the texts that it chooses for."""
 
     step: Step
-    texts: Sequence[tuple[Text, int]]  # of each span that chooses: the text, and its turn
+    texts: Sequence[tuple[Text, int]]  # for each span that chooses: the text, and its turn
     last_tokens: Sequence[int]  # the place of each span's last token
-    fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
+    fills: Sequence[tuple[Step, int]]  # spans of prompts that rows waited for: their steps and tokens
     num_drafts: int = 0
-    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing of drafts
+    start_time: float | None = None  # before the drafts were made; None if its time shows nothing about drafts
 
 
 def number_of(one: Text | Score | Shared) -> int:
@@ -389,7 +387,7 @@ def number_of(one: Text | Score | Shared) -> int:
 
 
 def client_of(one: Text | Score | Shared) -> Hashable:
-    """Who asks for it."""
+    """The client that asks for it."""
     return one.sample.request.client if isinstance(one, Text) else one.request.client
 
 

@@ -1,6 +1,6 @@
-"""Measures a loaded model: prompts of several lengths, decoding at several depths, drafts, and kernels of a user's own.
+"""Measures a loaded model: prompts of several lengths, decoding at several depths, drafts, and the user's kernels.
 
-What is timed is what `generate` does, which is checked first. Medians over a few runs, after one that warms up.
+Times what `generate` does, after checking it. Medians over a few runs, after one warm-up.
 """
 
 import math
@@ -22,12 +22,12 @@ from llmcli.runners.base import Runner, Span, spans_of_prompt
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import NoText
 
-# `Spread`: the times of several runs of the same.
+# `Spread`: the times of several equal runs.
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds of several runs of the same."""
+    """Seconds of several equal runs."""
 
     median: float
     fastest: float
@@ -35,16 +35,16 @@ class Spread:
     num_runs: int
 
     def overlaps(self, other: "Spread") -> bool:
-        """Whether some run of one took as long as some run of the other."""
+        """Whether the times of both overlap."""
         return self.fastest <= other.slowest and other.fastest <= self.slowest
 
 
 def spread_of(times: Sequence[float]) -> Spread:
-    """Their median and their ends."""
+    """The median and both ends."""
     return Spread(statistics.median(times), min(times), max(times), len(times))
 
 
-# Times steps of one row with drafts, and says what they gain where a draft is right with some chance.
+# Times steps of one row with drafts, and computes what they gain if a draft is right with some chance.
 
 RATES = (0.5, 0.7, 0.8, 0.9)  # chances that a draft is right, if those before it are
 MIN_TOKENS = 24  # three steps of the longest
@@ -54,7 +54,7 @@ _GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
 
 @dataclass(frozen=True)
 class DraftFigures:
-    """A step of one row that held `depth` tokens: it runs the token chosen last and `num_drafts` drafts, all right.
+    """A step of one row that held `depth` tokens: it runs the latest token and `num_drafts` drafts, all right.
 
     `plain_seconds` is a step of decoding without drafts. Units: seconds
     """
@@ -66,11 +66,11 @@ class DraftFigures:
 
     @property
     def steps_of_one(self) -> float:
-        """How many steps without drafts it takes."""
+        """The number of steps without drafts that take as long."""
         return self.step_seconds.median / self.plain_seconds
 
     def gain(self, rate: float) -> float:
-        """How much faster decoding is where a draft is right with chance `rate`, if those before it are."""
+        """How much faster decoding is if a draft is right with chance `rate`, given that those before it are."""
         tokens = sum(rate**place for place in range(self.num_drafts + 1))
         return tokens / self.steps_of_one
 
@@ -78,9 +78,9 @@ class DraftFigures:
 def measure_draft_steps(
     runner: Runner, prompt: Sequence[int], most: int, num_tokens: int, repeats: int
 ) -> list[DraftFigures]:
-    """Time steps with 0 to `most` drafts behind a prompt, over a text of `num_tokens` tokens, MIN_TOKENS at least.
+    """Time steps with 0 to `most` drafts after a prompt, over a text of `num_tokens` tokens, MIN_TOKENS at least.
 
-    They take turns. A step with 0 drafts is read before the next one is queued, as those with drafts are.
+    They take turns. A step with 0 drafts is read before the next is queued, like those with drafts.
     Raises: DeviceError if drafts change the text
     """
     row = runner.open(prompt, _GREEDY)
@@ -104,14 +104,14 @@ def measure_draft_steps(
 
 
 def _run_prompt(runner: Runner, row: int, prompt: Sequence[int]) -> int:
-    """Run the prompt; return the token chosen behind it."""
+    """Run the prompt; return the token chosen after it."""
     for span in spans_of_prompt(runner, row, prompt, chooses=True):
         step = runner.queue([span])
     return _token_ids(step.choices())[0]
 
 
 def _decode(runner: Runner, row: int, count: int) -> tuple[list[int], float]:
-    """The next `count` tokens, and the seconds that one takes; queued ahead where the runner works ahead."""
+    """The next `count` tokens, and the seconds for each; queued ahead if the runner works ahead."""
     text: list[int] = []
     queued = [runner.queue([Span(row)])]
     times = []
@@ -126,7 +126,7 @@ def _decode(runner: Runner, row: int, count: int) -> tuple[list[int], float]:
 
 
 def _time_steps(runner: Runner, row: int, depth: int, first: int, text: Sequence[int], num_drafts: int) -> float:
-    """Say the text again in steps with right drafts; the seconds of a step, the median."""
+    """Run the text again in steps with right drafts; return the median seconds of a step."""
     said = _restart(runner, row, depth, first)
     times = []
     while len(said) + num_drafts < len(text):
@@ -154,24 +154,24 @@ def _token_ids(choices: Sequence[object]) -> list[int]:
 
 
 NUM_CHECKED_TOKENS = 32
-# How far the first of many rows may come until the last one has begun; the context must have room for them.
+# The tokens that the first of many rows may have before the last begins; the context must have room for them.
 SPARE_TOKENS = 32
 
-# Where the repeats of one figure would take longer, fewer are made.
+# If the repeats of one figure would take longer, fewer are made.
 _SECONDS_A_FIGURE = 30.0
-# The counter of energy may lag by 0.1 s: so long is measured without work, and with it at each depth.
+# The energy counter may lag by 0.1 s, so it is read over this long: without work, and with it at each depth.
 _IDLE_SECONDS = 1.0
 _ENERGY_SECONDS = 2.0
 
 T = TypeVar("T")
-Way = Callable[[], AbstractContextManager[None]]  # inside, the runner launches some kernels or others
+Way = Callable[[], AbstractContextManager[None]]  # inside, the runner launches one set of kernels or another
 
 
 @dataclass(frozen=True)
 class PromptFigures:
-    """A prompt of `num_tokens` in one row: until its logits are there, and until the first new token is.
+    """A prompt of `num_tokens` in one row: the times to its logits and to the first new token.
 
-    `floor_seconds` is the least that the prompt could take here, see `Predictor.prefill_floor_seconds`.
+    `floor_seconds` is the least time that the prompt could take here, see `Predictor.prefill_floor_seconds`.
     Units: tokens a second; seconds
     """
 
@@ -189,7 +189,7 @@ class PromptFigures:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the median run."""
+        """In the median run."""
         return self.num_tokens / self.seconds.median
 
     @property
@@ -199,7 +199,7 @@ class PromptFigures:
 
     @property
     def predicted_tokens_per_second(self) -> float | None:
-        """As `plan` says."""
+        """The prediction of `plan`."""
         return None if self.predicted_seconds is None else self.num_tokens / self.predicted_seconds
 
 
@@ -207,9 +207,9 @@ class PromptFigures:
 class DecodeFigures:
     """Decoding `num_new_tokens` in each of `num_rows` rows that held `depth` tokens; a step is a token for each row.
 
-    `floor_seconds` is the least that a step could take here, halfway through, see `Predictor.decode_floor_seconds`.
-    Units: `bytes_per_step` are read, halfway through; joules without and watts with what the idle card takes, None
-    where they cannot be measured
+    `floor_seconds` is the least time of a step here, halfway through, see `Predictor.decode_floor_seconds`.
+    Units: `bytes_per_step` are read, halfway through; joules without and watts with the idle power of the card, None
+    if they cannot be measured
     """
 
     depth: int
@@ -229,7 +229,7 @@ class DecodeFigures:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the median run, over all rows."""
+        """In the median run, over all rows."""
         return self.num_rows / self.step_seconds.median
 
     @property
@@ -239,12 +239,12 @@ class DecodeFigures:
 
     @property
     def predicted_tokens_per_second(self) -> float:
-        """As `plan` says."""
+        """The prediction of `plan`."""
         return self.num_rows / self.predicted_step_seconds
 
     @property
     def bytes_per_second(self) -> float:
-        """Read in the median run."""
+        """Bytes read in the median run."""
         return self.bytes_per_step / self.step_seconds.median
 
 
@@ -252,7 +252,7 @@ class DecodeFigures:
 class BenchOptions:
     """What to measure. Prompts and depths must leave room in the runner's rows for the new tokens.
 
-    With `most_drafts` also steps of one row with so many drafts, and with fewer.
+    With `most_drafts` also steps of one row with up to that many drafts.
     """
 
     prompts: Sequence[int]
@@ -265,7 +265,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Kernels of the user's that the runner launches: their files by name. In `engine_kernels()` it launches ours."""
+    """The user's kernels that the runner launches: their files by name. In `engine_kernels()` it launches ours."""
 
     own_kernels: Mapping[str, str]
     engine_kernels: Way
@@ -278,7 +278,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """The same figures with our kernels in the place of the user's, whose files are `own_kernels` by name."""
+    """The same figures with our kernels instead of the user's, whose files are `own_kernels` by name."""
 
     own_kernels: Mapping[str, str]
     prompts: tuple[PromptFigures, ...]
@@ -287,10 +287,10 @@ class EngineFigures:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`.
+    """The measurements of a model on a device, whose memory reads `read_bytes_per_second`.
 
-    `idle_watts` is what the device takes with the model loaded, None where `energy_problem` says why it is not known.
-    Where kernels of the user's have run, `engine` has the figures of ours. `speed_first`: see `Bench`.
+    `idle_watts` is the device's power with the model loaded; None if unknown, for the reason `energy_problem`. If the
+    user's kernels have run, `engine` has the figures of ours. `speed_first`: see `Bench`.
     """
 
     model: str
@@ -311,7 +311,7 @@ class BenchReport:
 
 
 class Bench:
-    """Measures one runner. With a `meter` it first waits a second, to know what the device takes without work."""
+    """Measures one runner. With a `meter` it first waits a second, to measure the idle power."""
 
     def __init__(
         self,
@@ -338,14 +338,14 @@ class Bench:
 
     @property
     def idle_watts(self) -> float | None:
-        """What the device takes with the model loaded and nothing to do, None where that cannot be measured."""
+        """The device's power with the model loaded and nothing to do; None if it cannot be measured."""
         return None if self._meter is None else self._meter.idle_watts
 
     def check_tokens(self) -> int:
-        """Generate two texts, each in a row alone and then both in all rows in turns; returns how many tokens agree.
+        """Generate two texts, each in a row alone and then both in all rows in turns; return how many tokens agree.
 
-        Where speed comes first, many rows may differ from a row alone. There all rows run twice instead, both times
-        begun at once: only equal runs must agree.
+        If speed comes first, many rows may differ from a row alone. Then all rows run twice instead, and begin at
+        once each time: only equal runs must agree.
         Raises: DeviceError if they differ
         """
         count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
@@ -370,11 +370,11 @@ class Bench:
         return count
 
     def measure_prompt(self, num_tokens: int) -> PromptFigures:
-        """Time a prompt, and the choice of the token after it."""
+        """Time a prompt and the choice of the next token."""
         return self.compare_prompt(num_tokens, (nullcontext,))[0]
 
     def compare_prompt(self, num_tokens: int, ways: Sequence[Way]) -> list[PromptFigures]:
-        """The same in each of the ways, which take turns."""
+        """The same for several sets of kernels, in turns."""
 
         def run() -> tuple[float, float]:
             prompt = self._prompt(num_tokens)
@@ -402,15 +402,15 @@ class Bench:
         ]
 
     def measure_decode(self, depth: int) -> DecodeFigures:
-        """Time steps of all rows, once each of them has its prompt and a token."""
+        """Time steps of all rows, once each has its prompt and a token."""
         return self.compare_decode(depth, (nullcontext,))[0]
 
     def compare_decode(self, depth: int, ways: Sequence[Way]) -> list[DecodeFigures]:
-        """The same in each of the ways, which take turns."""
+        """The same for several sets of kernels, in turns."""
         options = self._options
         count, num_rows = options.num_new_tokens, options.num_rows
         prompts = [self._prompt(depth) for _ in range(num_rows)]
-        self._texts(prompts, 1)  # once they are known, all rows can begin within a few steps
+        self._texts(prompts, 1)  # once these are cached, all rows can begin within a few steps
 
         def run() -> tuple[float, int]:
             # All rows begin at once, so they are equally deep.
@@ -455,7 +455,7 @@ class Bench:
         return measure_draft_steps(self._runner, self._prompt(depth), options.most_drafts, count, options.repeats)
 
     def _energy(self, run: Callable[[], tuple[float, int]]) -> tuple[Energy | None, int]:
-        """The energy of further runs, one after the other, for long enough to tell, and their number of tokens."""
+        """The energy of further runs, one after the other, long enough to measure, and their number of tokens."""
         if self._meter is None or self._meter.idle_watts is None:
             return None, 0
         start, num_tokens = self._meter.read(), 0
@@ -467,7 +467,7 @@ class Bench:
     def _texts(
         self, prompts: Sequence[Sequence[int]], count: int, wait_seconds: float = WAIT_SECONDS
     ) -> list[list[int]]:
-        """What greedy rows say behind these prompts, all of them side by side. `wait_seconds`: see `Scheduler`."""
+        """The greedy texts after these prompts, all side by side. `wait_seconds`: see `Scheduler`."""
         scheduler = Scheduler(self._runner, self._tokenizer, wait_seconds=wait_seconds)
         texts: dict[int, list[int]] = {scheduler.submit(self._request(prompt, count)): [] for prompt in prompts}
         while not scheduler.is_idle:
@@ -480,11 +480,11 @@ class Bench:
         return Request(tuple(prompt), self._sampler, samples=(0,), max_new_tokens=count)
 
     def _prompt(self, num_tokens: int) -> list[int]:
-        """Random ids, other ones in each call: what the cache holds would not be run again."""
+        """Random ids, different in each call: cached tokens would not run again."""
         return self._random.choices(range(self._runner.config.vocab_size), k=num_tokens)
 
     def _repeat(self, run: Callable[[], T], ways: Sequence[Way]) -> list[list[T]]:
-        """What the runs of each way give, without one that warms up unless there is no other."""
+        """The results of each way's runs, without a warm-up run unless it is the only one."""
         start = time.perf_counter()
         first = run_in_turns(run, ways, 1)
         seconds_a_run = (time.perf_counter() - start) / len(ways)
@@ -493,7 +493,7 @@ class Bench:
 
 
 def run_in_turns(run: Callable[[], T], ways: Sequence[Way], num_rounds: int) -> list[list[T]]:
-    """What `run` gives in each of the ways. Every other round reverses their order, so that none profits from it."""
+    """The results of `run` in each way. Every other round reverses their order, so that none profits from it."""
     found: list[list[T]] = [[] for _ in ways]
     for number in range(num_rounds):
         pairs = list(zip(ways, found, strict=True))
@@ -503,7 +503,7 @@ def run_in_turns(run: Callable[[], T], ways: Sequence[Way], num_rounds: int) -> 
     return found
 
 
-# What the user's kernels change in a loaded model: a prompt and steps of decoding are timed, in turns with ours.
+# The effect of the user's kernels on a loaded model: times a prompt and decode steps, in turns with ours.
 
 MAX_PROMPT = 512  # tokens: a longer prompt would keep the user waiting
 NUM_STEPS = 16
@@ -512,7 +512,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class KernelChange:
-    """The user's kernels and ours: a prompt of `num_tokens` up to its next token, and a step of decoding behind it."""
+    """The user's kernels and ours: a prompt of `num_tokens` up to its next token, and a decode step after it."""
 
     num_tokens: int
     own_prompt: Spread
@@ -522,9 +522,9 @@ class KernelChange:
 
 
 def measure_change(runner: Runner, engine_kernels: Way, num_tokens: int) -> KernelChange | None:
-    """Time prompts of up to `num_tokens`, and steps behind them; None where the context has no room for the steps.
+    """Time prompts of up to `num_tokens`, and steps after them; None if the context has no room for the steps.
 
-    In `engine_kernels()` the runner launches our kernels. The two take turns, after a run of each that warms up.
+    In `engine_kernels()` the runner launches our kernels. The two take turns, after a warm-up run of each.
     Raises: LLMCliError and its subclasses
     """
     length = min(num_tokens, MAX_PROMPT, runner.limits.max_seq_len - NUM_STEPS - 1)
@@ -534,7 +534,7 @@ def measure_change(runner: Runner, engine_kernels: Way, num_tokens: int) -> Kern
     numbers = random.Random(0)
 
     def run() -> tuple[float, float]:
-        # Other ids in each run: what the cache holds would not be run again.
+        # Different ids in each run: cached tokens would not run again.
         return _run(runner, numbers.choices(range(runner.config.vocab_size), k=length), sampler)
 
     times = run_in_turns(run, (nullcontext, engine_kernels), 1 + _REPEATS)

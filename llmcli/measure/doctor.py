@@ -1,4 +1,4 @@
-"""Is this machine ready? One check a line, each ok or with what mends it."""
+"""Is this machine ready? One check a line, each ok or with how to fix it."""
 
 import os
 import platform
@@ -15,12 +15,12 @@ from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
 from llmcli.private_folder import folder_problem
 from llmcli.resources import kernel_cache_folder, token_cache_folder
 
-State = Literal["ok", "absent", "problem"]  # absent: not there, and nothing is broken by that
+State = Literal["ok", "absent", "problem"]  # absent: not there, but nothing is broken by that
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; `fix` says what to do about a problem."""
+    """One check; `fix` says what to do about a problem."""
 
     name: str
     state: State
@@ -29,7 +29,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Every check, in the order in which one depends on the other. Changes nothing."""
+    """All checks; a check comes after those that it depends on. Changes nothing."""
     driver = environment.find_driver()
     packages = [_package(name) for name in ("numpy", "torch", "tokenizers", "sentencepiece")]
     checks = [_python(), *packages, _cpp_compiler(), _driver(driver)]
@@ -127,12 +127,12 @@ def _headers(cupy: dict[str, str]) -> Check:
 
 
 def _install_toolkit(cupy: dict[str, str]) -> str:
-    """CuPy alone brings neither; the extra names them beside the CuPy of the same CUDA version."""
+    """CuPy alone brings neither; the extra names them together with the CuPy of the same CUDA version."""
     return f'pip install "llmcli[cuda{12 if "cupy-cuda12x" in cupy else 13}]"'
 
 
 def _private(folder: Path, name: str, consequence: str) -> Check | None:
-    """The problem of a cache that others could change; None without one."""
+    """The problem of a cache that others could change; None if there is none."""
     problem = folder_problem(folder)
     if problem is None:
         return None

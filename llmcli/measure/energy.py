@@ -1,6 +1,6 @@
-"""What a card uses of energy, by the counter that NVIDIA's management library keeps for the whole card.
+"""The energy that a card uses, by the counter of NVIDIA's management library for the whole card.
 
-The library is optional, and cards and containers may refuse: what is missing is a reason in words, never an error.
+The library is optional, and cards and containers may refuse: a missing figure is a reason in words, never an error.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 from llmcli.kernels.environment import pci_bus_id
 
-# The counter moves every 20 to 100 ms, as the card likes: in less time than this, that is too large a share.
+# The counter moves every 20 to 100 ms, depending on the card: over a shorter time the error is too large.
 SHORTEST_SECONDS = 0.5
 
 _DIVIDED = 1  # NVML_DEVICE_MIG_ENABLE
@@ -19,7 +19,7 @@ _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; the plain reading is a mean o
 
 @dataclass(frozen=True)
 class Reading:
-    """The counter at a time. Units: joules, seconds; both from a beginning of their own."""
+    """The counter at a time. Units: joules, seconds; each from its own start."""
 
     joules: float
     time: float
@@ -27,7 +27,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Energy:
-    """What the card used in a time, and the power that it takes without work.
+    """The energy that the card used in a time, and its idle power.
 
     Units: joules, seconds, watts
     """
@@ -38,16 +38,16 @@ class Energy:
 
     @property
     def average_watts(self) -> float:
-        """Of the whole card, idle power included."""
+        """Of the whole card, with idle power."""
         return self.joules / self.seconds
 
     def joules_per_token(self, num_tokens: int) -> float:
-        """For each of so many tokens, without what the card takes anyway."""
+        """For each of `num_tokens` tokens, without the idle power."""
         return (self.joules - self.idle_watts * self.seconds) / num_tokens
 
 
 class EnergyMeter:
-    """Reads one card. `idle_watts` is what to subtract, None until it has been measured."""
+    """Reads one card. `idle_watts` is the power to subtract, None until it has been measured."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         """For `open_meter`. `library` is the module pynvml."""
@@ -56,7 +56,7 @@ class EnergyMeter:
         self.idle_watts: float | None = None
 
     def read(self) -> Reading | None:
-        """The counter now, None if the card does not say."""
+        """The counter now, None if the card does not report it."""
         try:
             millijoules = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except self._library.NVMLError:
@@ -64,7 +64,7 @@ class EnergyMeter:
         return Reading(millijoules / 1e3, time.perf_counter())
 
     def wait_idle(self, seconds: float) -> None:
-        """Take the mean power over a time in which the card has nothing to do for its idle power."""
+        """Measure the idle power: the mean power over a time in which the card has nothing to do."""
         start = self.read()
         time.sleep(seconds)
         end = self.read()
@@ -72,7 +72,7 @@ class EnergyMeter:
             self.idle_watts = (end.joules - start.joules) / (end.time - start.time)
 
     def sample_idle(self) -> None:
-        """Take the power at this moment for its idle power: cheap, and more than that of a card long at rest."""
+        """Take the present power as idle power: cheap, but higher than that of a card long at rest."""
         try:
             value = self._library.nvmlDeviceGetFieldValues(self._handle, [_POWER_INSTANT])[0]
             if value.nvmlReturn == 0:
@@ -83,7 +83,7 @@ class EnergyMeter:
             self.idle_watts = None
 
     def used(self, start: Reading | None, end: Reading | None) -> Energy | None:
-        """The energy between two readings; None where one is missing, or they are too near to each other to tell."""
+        """The energy between two readings; None if one is missing, or they are too close to each other."""
         if start is None or end is None or self.idle_watts is None or end.time - start.time < SHORTEST_SECONDS:
             return None
         return Energy(end.joules - start.joules, end.time - start.time, self.idle_watts)
@@ -103,7 +103,7 @@ def open_meter(card: int | None) -> EnergyMeter | str:
         return "the driver does not say where the card is"
     try:
         library.nvmlInit()
-        # The two libraries number cards in different ways, and CUDA_VISIBLE_DEVICES is only for one of them.
+        # The two libraries number cards differently, and CUDA_VISIBLE_DEVICES holds for only one of them.
         handle = library.nvmlDeviceGetHandleByPciBusId(address)
         if _is_divided(library, handle):
             return "the card is partitioned (MIG), and the counter covers all partitions"

@@ -1,4 +1,4 @@
-"""Quality on a text: perplexity of one model, how far a second one is from it, and where two part on one prompt."""
+"""Quality on a text: one model's perplexity, a second model's distance from it, and where two differ on one prompt."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +16,10 @@ from llmcli.sampling.candidates import gather_candidates
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 
-# Quality on a text: perplexity of one model, and how far a second one is from it.
+# Quality on a text: one model's perplexity, and a second model's distance from it.
 #
-# Source: the strided window of Hugging Face's perplexity guide; Kullback-Leibler divergence and top-1 agreement as
-# llama.cpp's perplexity program reports them.
+# Source: the strided window of Hugging Face's perplexity guide; Kullback-Leibler divergence and top-1 agreement as in
+# llama.cpp's perplexity program.
 
 Probabilities = npt.NDArray[np.float64]  # [num_tokens, vocab_size] natural logarithms
 
@@ -28,7 +28,7 @@ OnProgress = Callable[[int, int], None]  # tokens scored so far, tokens in all
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens run together: `token_ids`, of which those from `first` on are scored, the others are their context."""
+    """Tokens run together: those of `token_ids` from `first` on are scored, the others are their context."""
 
     token_ids: Sequence[int]
     first: int
@@ -66,9 +66,9 @@ class Comparison:
 
 
 def windows(token_ids: Sequence[int], window: int, stride: int, bos_token_ids: Sequence[int]) -> Iterator[Window]:
-    """Cut a text into overlapping windows so that every token but the first is scored once.
+    """Cut a text into overlapping windows so that every token except the first is scored once.
 
-    Each window begins with the BOS token if the text does, since models are trained that way; it shifts nothing out.
+    Each window begins with the BOS token if the text does, as in training; it replaces no other token.
     """
     prefix = list(bos_token_ids)
     body = token_ids[len(prefix) :]
@@ -109,7 +109,7 @@ def compare(
     bos_token_ids: Sequence[int] = (),
     on_progress: OnProgress = lambda done, total: None,
 ) -> Comparison:
-    """Both models over the same windows, position by position.
+    """Score both models over the same windows, position by position.
 
     Raises: UsageError if the text is too short to predict anything.
     """
@@ -117,7 +117,7 @@ def compare(
     done = 0
     for targets, (p, q) in _scored([first, second], token_ids, stride, bos_token_ids):
         rows = np.arange(len(targets))
-        with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both models exclude a token
+        with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) if both models exclude a token
             divergence = np.nansum(np.exp(p) * (p - q))
         agreements = np.count_nonzero(p.argmax(axis=1) == q.argmax(axis=1))
         totals += (-p[rows, targets].sum(), -q[rows, targets].sum(), divergence, agreements)
@@ -143,7 +143,7 @@ def log_softmax(logits: AllLogits) -> Probabilities:
 def _scored(
     runners: Sequence[Runner], token_ids: Sequence[int], stride: int, bos_token_ids: Sequence[int]
 ) -> Iterator[tuple[npt.NDArray[np.int64], list[Probabilities]]]:
-    """Tokens to predict, a chunk at a time, and each runner's log-probabilities at their places."""
+    """Tokens to predict, a chunk at a time, and each runner's log-probabilities at their positions."""
     if len(token_ids) < 2:
         raise UsageError("the text has fewer than 2 tokens, so there is nothing to predict; give a longer one")
     for window in windows(token_ids, runners[0].limits.max_seq_len, stride, bos_token_ids):
@@ -154,13 +154,13 @@ def _scored(
             targets = targets[len(logprobs[0]) :]
 
 
-# Two models on one prompt: where they part, and how sure each is of every token.
+# Two models on one prompt: where they differ, and how sure each is of every token.
 
 Logprobs = npt.NDArray[np.float64]  # [vocab_size]
 
 NUM_ALTERNATIVES = 5  # of each model
 
-# What a mean KL divergence below the number says of two models. docs/guide/quantization.md has the table.
+# The meaning of a mean KL divergence below each number. docs/guide/quantization.md has the table.
 VERDICTS = (
     (0.002, "practically the same model"),
     (0.02, "nearly the same model"),
@@ -172,7 +172,7 @@ LAST_VERDICT = "another model"
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that could have stood in a place, and what each model gives it."""
+    """A possible token at a position, and its probability in each model."""
 
     token_id: int
     first_probability: float
@@ -183,8 +183,8 @@ class Alternative:
 class DiffToken:
     """One token of the first model's greedy text. The second model reads the first one's text, not its own.
 
-    `first_probability` and `second_probability` are what each gives this token; `second_choice` is the token the
-    second would have taken; `kl` is the divergence of the second's distribution from the first's; `alternatives` are
+    `first_probability` and `second_probability` are this token's in each model; `second_choice` is the token that the
+    second would have chosen; `kl` is the divergence of the second's distribution from the first's; `alternatives` are
     the likeliest tokens of both, the likeliest of either first.
     Units: `kl` in nats
     """
@@ -198,7 +198,7 @@ class DiffToken:
 
     @property
     def agrees(self) -> bool:
-        """Whether both models take this token."""
+        """Whether both models choose this token."""
         return self.token_id == self.second_choice
 
 
@@ -225,7 +225,7 @@ def diff(
             gather_candidates(of_second, row)  # refuses what no sound model computes, as the first one's choices did
         for p, q in zip(*(log_softmax(chunk) for chunk in logits), strict=True):
             token_id = said[place]
-            with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both exclude a token
+            with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) if both exclude a token
                 kl = float(np.nansum(np.exp(p) * (p - q)))
             probabilities = float(np.exp(p[token_id])), float(np.exp(q[token_id]))
             yield DiffToken(token_id, *probabilities, int(q.argmax()), kl, _alternatives(p, q))
@@ -241,10 +241,10 @@ def _alternatives(p: Logprobs, q: Logprobs) -> tuple[Alternative, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A diff in a few numbers; `num_agreeing` tokens stand before the first divergence, all of them if there is none.
+    """A diff in a few numbers; `num_agreeing` tokens come before the first divergence, all of them if there is none.
 
-    `divergent_probability` is what the second model gives the first one's token where it would take another, on
-    average; None if there is no such place. `kinship` says in words what the mean divergence means.
+    `divergent_probability` is the second model's mean probability of the first one's token where it would choose
+    another; None if there is no such place. `kinship` says in words what the mean divergence means.
     Units: `mean_kl` in nats a token; `mean_change` the mean absolute change of the chosen token's probability
     """
 

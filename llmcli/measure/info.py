@@ -1,4 +1,4 @@
-"""What a model folder holds and needs: shape, tensors, bytes, special tokens, sampling defaults."""
+"""The contents and needs of a model folder: shape, tensors, bytes, special tokens, sampling defaults."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from llmcli.checkpoint.quantized_layers import Layer
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.tokenizer.base import Tokenizer
 
-# Bytes of an element in the precisions a model can be run in.
+# Bytes of an element in the precisions of a run.
 PRECISIONS = {"bfloat16": 2, "float32": 4}
 
 
@@ -70,7 +70,7 @@ def inspect_model(
     infos, layers = model.tensors.tensors, model.tensors.quantized
     bytes_by_dtype: Counter[str] = Counter()
     num_parameters = 0
-    plain_bytes = 0  # of what takes the precision of a run, 8-bit floats included; codes stay as they are
+    plain_bytes = 0  # of tensors in the precision of the run, 8-bit floats included; codes stay as they are
     for name, info in infos.items():
         bytes_by_dtype[info.dtype] += info.num_bytes
         module = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""`Plan`: what a model needs and how fast it will be, known before a weight is read; and what predictors must tell."""
+"""`Plan`: a model's needs and speed, known before a weight is read; and the interface of predictors."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,37 +6,37 @@ from typing import Protocol
 
 
 class Predictor(Protocol):
-    """Times and bytes of a model on a device. Each runner has its own, made of what it launches."""
+    """Times and bytes of a model on a device. Each runner has its own, based on what it launches."""
 
     def decode_bytes(self, depth: int, num_rows: int = 1) -> int:
         """Bytes that one step reads for `num_rows` rows of `depth` tokens each: weights, keys and values."""
 
     def decode_seconds(self, depth: int, num_rows: int = 1) -> float:
-        """One step of `num_rows` rows of `depth` tokens each."""
+        """The time of one step of `num_rows` rows of `depth` tokens each."""
 
     def prefill_seconds(self, num_tokens: int) -> float | None:
-        """The logits after a prompt; None where the rate of products is not known."""
+        """The time to the logits after a prompt; None if the rate of products is unknown."""
 
     def first_token_seconds(self, num_tokens: int) -> float | None:
-        """A prompt and the first token after it; None where the rate of products is not known."""
+        """The time of a prompt and the first token after it; None if the rate of products is unknown."""
 
     def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
-        """The least that a step can take: the longer of its bytes at the bandwidth and its operations at their rate.
+        """The least time of a step: the longer of its bytes at the bandwidth and its operations at their rate.
 
-        Without the operations where the rate of products is not known.
+        Without the operations if the rate of products is unknown.
         """
 
     def prefill_floor_seconds(self, num_tokens: int) -> float | None:
-        """The same for a prompt's logits; None where the rate of products is not known."""
+        """The same for a prompt's logits; None if the rate of products is unknown."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a device that a model takes at a context, its KV cache in `cache_type`.
+    """Memory of a device that a model needs at a context, with its KV cache in `cache_type`.
 
-    `largest_context` is what fits `available_bytes`.
+    `largest_context` is the largest that fits `available_bytes`.
 
-    Units: bytes; `workspace_bytes` holds activations, the sampler's state and what the device's library takes
+    Units: bytes; `workspace_bytes` holds activations, the sampler's state and the needs of the device's library
     """
 
     weight_bytes: int
@@ -64,7 +64,7 @@ class DecodePrediction:
 
 @dataclass(frozen=True)
 class PromptPrediction:
-    """A prompt of `num_tokens` until its first new token; None where the rate of products is not known."""
+    """The time of a prompt of `num_tokens` to its first new token; None if the rate of products is unknown."""
 
     num_tokens: int
     tokens_per_second: float | None
@@ -73,7 +73,7 @@ class PromptPrediction:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft model beside a model, and the bytes of both."""
+    """A draft model for a model, and the bytes of both."""
 
     model: str
     memory: MemoryUse
@@ -82,7 +82,7 @@ class DraftPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model on a device. `read_bytes_per_second` is measured, or as the user says."""
+    """A model on a device. `read_bytes_per_second` is measured, or given by the user."""
 
     model: str
     precision: str

@@ -1,4 +1,4 @@
-"""Files of a shape with random weights: written for a measurement, and removed after it unless they are to be kept."""
+"""Files of a shape with random weights: written for a measurement, and removed after it unless they are kept."""
 
 import os
 import re
@@ -11,14 +11,14 @@ import psutil
 from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.random_weights import OnProgress, write_shape
 
-# A scratch folder, or what an export or its source leave beside it: the process that made it stands in the name.
+# A scratch folder, or what an export or its source leaves next to it: the name holds the number of its process.
 _SCRATCH_NAME = re.compile(r"\.?[\w.-]+-(?:int8|int4|awq|fp8|bf16)\.([0-9]+)(?:\.source|\.partial-[0-9a-f]+)?")
 
 
 class Scratch:
     """The folder of the shape `name` in the format `form`, inside `parent`. As a context it removes what is not kept.
 
-    `is_there` says that an earlier run has kept it: it is taken as it is.
+    `is_there` means that an earlier run has kept it: it is used as it is.
     """
 
     def __init__(self, name: str, form: str, parent: Path, *, keep: bool) -> None:
@@ -38,7 +38,7 @@ class Scratch:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, on_progress: OnProgress) -> None:
-        """Write the weights, and remove what runs that were killed have left beside them.
+        """Write the weights, and remove what killed runs have left next to them.
 
         Raises: LLMCliError and its subclasses
         """
@@ -51,7 +51,7 @@ class Scratch:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove what runs that were killed have left: folders whose name ends in the number of no process."""
+    """Remove what killed runs have left: folders whose name ends in the number of no running process."""
     if not parent.is_dir():
         return
     for path in parent.iterdir():

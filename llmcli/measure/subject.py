@@ -1,4 +1,4 @@
-"""What `plan` and `bench` are about: a model or a shape, the device it could run on, and what is known of the two."""
+"""The subjects of `plan` and `bench`: a model or a shape, its possible device, and what is known of both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Target(Protocol):
     read_bytes: float
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
-        """Plan the memory; `num_rows` None is as many rows as it has room for.
+        """Plan the memory; with `num_rows` None, as many rows as fit.
 
         Raises: InsufficientMemoryError if it does not fit; CheckpointError for a file that cannot be read.
         """
@@ -58,7 +58,7 @@ class Target(Protocol):
 def plan_subject(
     subject: Subject, target: Target, *, context: int, num_rows: int | None, lengths: Sequence[int]
 ) -> Plan:
-    """Everything that `llmcli plan` says, for prompts and depths of `lengths` tokens as far as the context allows.
+    """Everything that `llmcli plan` reports, for prompts and depths of `lengths` tokens, if the context allows.
 
     Raises: InsufficientMemoryError for a context that does not fit
     """
@@ -79,7 +79,7 @@ def plan_subject(
 
 
 def plan_draft(subject: Subject, target: Target, beside: Plan) -> DraftPlan:
-    """The memory of a draft model as a run loads it: with the model's context and rows, as far as it has use for them.
+    """The memory of a draft model as a run loads it: with the model's context and rows, if it can use them.
 
     Raises: InsufficientMemoryError if it does not fit even alone
     """
@@ -110,7 +110,7 @@ def measure_subject(
     on_progress: OnProgress,
     comparison: Comparison | None = None,
 ) -> BenchReport:
-    """Everything that `llmcli bench` says. `meter` is the energy meter, or why there is none.
+    """Everything that `llmcli bench` reports. `meter` is the energy meter, or why there is none.
 
     With a `comparison` every figure is measured with the user's kernels and with ours, in turns.
     Raises: DeviceError if what is timed is not what `generate` does

@@ -1,4 +1,4 @@
-"""The same tokens through the same model on two runners: how far apart are layers and logits, and may they be?"""
+"""Runs the same tokens through a model on two runners: how far apart layers and logits are, and may be."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,22 +11,22 @@ from llmcli.runners.base import HiddenStates, Runner, Span
 
 FloatArray = npt.NDArray[np.float32]
 
-# The inputs of four products and of attention, keys and values are each rounded to 16 bits once, of which float16
-# keeps 11. Rounding errors are independent: their sum grows with the root of their number.
+# The inputs of four products and of attention, keys and values are each rounded once to 16 bits; float16 has 11 bits of
+# precision. Rounding errors are independent: their sum grows with the root of their number.
 _ROUNDINGS_PER_LAYER = 7
 _ROUNDOFF = 2.0**-11
-_GROWTH = 2.0  # what later layers may make of an error
+_GROWTH = 2.0  # of an error in later layers, at most
 _HIDDEN = 2.0**-14  # of a hidden state; times the bound it is 16 of its roundings to float32
 _LARGEST = 6.0  # standard deviations: the largest of ten million normal numbers lies within
 
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """What one layer adds to the hidden states of a text, on two runners; both give it the same.
+    """What one layer adds to the hidden states of a text, on two runners with the same input.
 
-    `module` is the layer's name, such as `layers.0`; `embed_tokens` is in front of the first. `largest` is the largest
-    error of an element as a part of its scale, and `bound` what it may be. The scale is the size of what the layer
-    adds: to the element, or the root mean square of the token's elements if that is larger. The worst element is number
+    `module` is the layer's name, such as `layers.0`; `embed_tokens` comes before the first. `largest` is the largest
+    error of an element relative to its scale, and `bound` its limit. The scale is the size of what the layer adds: to
+    the element, or the root mean square of the token's elements if that is larger. The worst element is number
     `element` of the token at `position`: its hidden state is `actual`, and `expected` on the reference.
     """
 
@@ -40,7 +40,7 @@ class LayerVerdict:
 
     @property
     def part_of_bound(self) -> float:
-        """The largest error as a part of what it may be."""
+        """The largest error relative to its bound."""
         return self.largest / self.bound
 
     @property
@@ -53,8 +53,8 @@ class LayerVerdict:
 class LogitsVerdict:
     """Logits of a text on two runners.
 
-    `largest` is the largest difference and `spread` the standard deviation of that position's logits; `bound` is what
-    their ratio may be. The first `num_prompt_tokens` ran together, the others one by one.
+    `largest` is the largest difference and `spread` the standard deviation of that position's logits; `bound` limits
+    their ratio. The first `num_prompt_tokens` ran together, the others one by one.
     """
 
     num_tokens: int
@@ -68,7 +68,7 @@ class LogitsVerdict:
 
     @property
     def part_of_bound(self) -> float:
-        """The largest difference as a part of what it may be."""
+        """The largest difference relative to its bound."""
         return self.largest / (self.spread * self.bound)
 
     @property
@@ -80,8 +80,8 @@ class LogitsVerdict:
 def compare_layers(runner: Runner, reference: Runner, token_ids: Sequence[int]) -> list[LayerVerdict]:
     """Run the tokens as `compare_logits` does, layer by layer; compare what each layer adds, the embedding first.
 
-    Every layer of `reference` is given what `runner` has in front of it. So a wrong layer spoils no other one, and each
-    has only its own roundings.
+    Every layer of `reference` gets its input from `runner`. So a wrong layer spoils no other, and each has only its own
+    roundings.
     Raises: as `compare_logits`
     """
     found = _hidden_states(runner, token_ids)
@@ -98,10 +98,10 @@ def _compare_layer(
     actual, wanted = found.astype(np.float64), expected.astype(np.float64)
     added = np.abs(wanted - before)
     difference = np.abs(actual - wanted)
-    # Where a large hidden state hides what is added to it, the sum's own rounding to float32 counts.
+    # If a large hidden state hides what is added to it, the sum's own rounding to float32 counts.
     scale = np.maximum(added, np.sqrt(np.square(added).mean(axis=1, keepdims=True))) + _HIDDEN * np.abs(wanted)
-    wrong = np.where(difference == 0, 0.0, np.inf)  # where nothing is added, or NaN
-    with np.errstate(invalid="ignore"):  # infinity is wrong, whatever its scale is
+    wrong = np.where(difference == 0, 0.0, np.inf)  # if nothing is added, or NaN
+    with np.errstate(invalid="ignore"):  # infinity is wrong, whatever its scale
         ratio = np.divide(difference, scale, out=wrong, where=scale > 0)
     place = position, element = np.unravel_index(np.argmax(ratio), ratio.shape)  # NaN counts as the largest
     return LayerVerdict(
@@ -138,7 +138,7 @@ def compare_logits(runner: Runner, reference: Runner, token_ids: Sequence[int]) 
 
 
 def _bound(num_layers: int) -> float:
-    """How far a number behind so many layers may be off, as a part of the standard deviation of all."""
+    """How far a number after `num_layers` layers may be off, relative to the standard deviation of all."""
     return _LARGEST * _GROWTH * _ROUNDOFF * math.sqrt(_ROUNDINGS_PER_LAYER * num_layers)
 
 
@@ -149,12 +149,12 @@ def _num_prompt_tokens(token_ids: Sequence[int]) -> int:
 
 
 def _logits(runner: Runner, token_ids: Sequence[int]) -> FloatArray:
-    """The logits behind every token. Shapes: result [num_tokens, vocab_size]"""
+    """The logits after every token. Shapes: result [num_tokens, vocab_size]"""
     return np.concatenate(_run(runner, token_ids, lambda span: runner.queue([span]).logits(0)))
 
 
 def _hidden_states(runner: Runner, token_ids: Sequence[int], inputs: HiddenStates | None = None) -> HiddenStates:
-    """What every layer leaves. Shapes: inputs, result [num_hidden_layers + 1, num_tokens, hidden_size]"""
+    """The outputs of all layers. Shapes: inputs, result [num_hidden_layers + 1, num_tokens, hidden_size]"""
 
     def look(span: Span) -> HiddenStates:
         begin = runner.num_tokens(span.row)

@@ -1,4 +1,4 @@
-"""What config.json says of quantized weights: read by method, asked, and written as compressed-tensors writes it."""
+"""The quantization in config.json: read by method, queried, and written as compressed-tensors writes it."""
 
 import re
 import reprlib
@@ -10,10 +10,10 @@ from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.patterns import match_names
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 
-# The `quantization_config` of config.json as compressed-tensors writes it: read, asked, written.
+# The `quantization_config` of config.json as compressed-tensors writes it: read, queried, written.
 #
-# Reads int4 and int8 weights, packed or one byte each, and 8-bit floats. Activation quantization is let through only
-# beside weights that mean the same without it, as is a quantized cache; every other feature is refused by name.
+# Reads int4 and int8 weights, packed or one byte each, and 8-bit floats. Activation quantization is allowed only with
+# weights that mean the same without it. A quantized cache is allowed; every other feature is refused by name.
 # Writes `pack-quantized`. Source: compressed_tensors.quantization (quant_config, quant_scheme, quant_args) and its
 # utils.match.
 
@@ -21,10 +21,10 @@ METHOD = "compressed-tensors"
 FORMAT = "pack-quantized"
 INT_FORMAT = "int-quantized"
 FLOAT_FORMAT = "float-quantized"
-# What older versions wrote for both types; the weights' own type tells which it is.
+# Older versions wrote this for both types; the weights' own type shows which it is.
 NAIVE_FORMAT = "naive-quantized"
 REGEX_PREFIX = "re:"
-# In torch every module is also a Module, so that a target of this name means everything.
+# In torch every module is also a Module, so a target of this name means everything.
 _BASE_CLASS = "Module"
 
 _GROUP_KEYS = {"targets", "weights", "input_activations", "output_activations", "format"}
@@ -40,10 +40,10 @@ _WEIGHTS_KEYS = _IGNORED_WEIGHTS_KEYS | {
     "actorder",
     "scale_dtype",
 }
-# What reorders inputs only while scales are chosen, and what stores a group index (weight_g_idx).
+# Orders that matter only while scales are chosen, and orders that store a group index (weight_g_idx).
 _PLAIN_ORDERS = (None, False, "weight", "static")
 _GROUP_ORDERS = (True, "group", "dynamic")
-# llm-compressor stored codes under both names; where frozen weights are floats still, their tensors tell.
+# llm-compressor stored codes under both names; if frozen weights are still floats, their tensors show it.
 _STATUSES = ("compressed", "frozen")
 _BLOCK = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _SCALE_DTYPES = {"bfloat16", "float16", "float32"}
@@ -53,7 +53,7 @@ _SCALE_DTYPES = {"bfloat16", "float16", "float32"}
 class ConfigGroup:
     """Modules that share a scheme; targets are module names, `re:` patterns of names, or class names like Linear.
 
-    `has_group_index`: each layer stores which group an input belongs to, for groups are not of neighbours.
+    `has_group_index`: each layer stores the group of each input, as a group's inputs are not neighbours.
     `has_activations`: activations are quantized, too, which llmcli does not do.
     """
 
@@ -66,9 +66,9 @@ class ConfigGroup:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Which module is quantized how. What `ignore` matches is not, whatever the groups say.
+    """How each module is quantized. Modules that `ignore` matches are not, whatever the groups say.
 
-    `has_cache`: the KV cache is quantized, too, with scales of the model, which llmcli does not use.
+    `has_cache`: the KV cache is quantized, too, with the model's scales, which llmcli does not use.
     """
 
     groups: tuple[ConfigGroup, ...]
@@ -78,10 +78,10 @@ class QuantizationConfig:
     def groups_of(
         self, names: Sequence[str], where: str, module_class: str = "Linear"
     ) -> dict[str, ConfigGroup | None]:
-        """The groups of modules by their names (without .weight), None for those that are not quantized.
+        """The groups of modules by their names (without .weight), None for modules that are not quantized.
 
-        Of several targets an exact name wins, then the first pattern in alphabetical order, then a class name; of one
-        target in two groups the later group wins.
+        An exact name wins, then the first pattern in alphabetical order, then a class name; if a target is in two
+        groups, the later group wins.
         Raises: CheckpointError, naming `where`, for a pattern that is not a regular expression or does not end.
         """
         classes = sorted({module_class, _BASE_CLASS})
@@ -109,7 +109,7 @@ class QuantizationConfig:
     def from_dict(cls, config: object, where: str) -> "QuantizationConfig":
         """Read the value of `quantization_config`; `where` names the file in messages.
 
-        Raises: UnsupportedModelError naming the feature that is not supported; CheckpointError for values that the
+        Raises: UnsupportedModelError naming an unsupported feature; CheckpointError for values that the
         format does not allow.
         """
         fields = _object(config, "quantization_config", where)
@@ -222,7 +222,7 @@ def _read_weights(weights: Mapping[str, Any], where: str) -> WeightScheme:
 
 
 def _read_floats(weights: Mapping[str, Any], where: str) -> Fp8Scheme:
-    """The scheme of 8-bit floats; which of them, e4m3, their tensors say."""
+    """The scheme of 8-bit floats; their tensors show which type it is: e4m3."""
     _refuse_unknown_keys(weights, _WEIGHTS_KEYS | {"block_structure"}, where)
     if (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True)) != ("float", 8, True):
         what = ", ".join(f"{key} {_shown(weights.get(key))}" for key in ("type", "num_bits", "symmetric"))
@@ -248,7 +248,7 @@ def read_block(value: object, name: str, where: str) -> tuple[int, int]:
 
 
 def _read_group_size(weights: Mapping[str, Any], where: str) -> int | None:
-    """The group size, None for one scale a row; without a strategy the group size tells it."""
+    """The group size, None for one scale a row; without a strategy the group size decides."""
     group_size = weights.get("group_size")
     strategy = weights.get("strategy")
     if strategy is None:
@@ -269,7 +269,7 @@ def _object(value: object, name: str, where: str) -> Mapping[str, Any]:
 
 
 def _patterns(value: object, name: str, where: str) -> tuple[str, ...]:
-    """A list of names and `re:` patterns; whether these are regular expressions is seen when they are used."""
+    """A list of names and `re:` patterns, which are checked as regular expressions only when used."""
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected a list of strings")
     return tuple(value)
@@ -289,18 +289,18 @@ def _shown(value: object) -> str:
     return reprlib.repr(value)
 
 
-# What config.json says of quantized weights, by the method that it names: compressed-tensors, AWQ, GPTQ or fp8.
+# The quantization in config.json by its method: compressed-tensors, AWQ, GPTQ or fp8.
 #
-# Reads bits, groups and zero points. Which layers are quantized is said by compressed-tensors alone: elsewhere the
-# tensors tell. Refuses other methods, and other forms of these, by name. Source: transformers'
+# Reads bits, groups and zero points. Only compressed-tensors lists the quantized layers: otherwise the tensors show
+# them. Refuses other methods, and other forms of these, by name. Source: transformers'
 # quantization_config.py; autoawq 0.2.9; gptqmodel 7.7.
 
 AWQ, GPTQ, FP8 = "awq", "gptq", "fp8"
-# Others that store 8-bit floats as fp8 does: Meta's, with a scale a row, and NVIDIA's, with one.
+# Others that store 8-bit floats like fp8: Meta's, with a scale a row, and NVIDIA's, with one.
 _FBGEMM, _MODELOPT = "fbgemm_fp8", "modelopt"
 
 _GPTQ_BITS = (4, 8)
-# What GPTQ files of each version keep of a zero point: the first had it minus 1.
+# What GPTQ files of each version subtract from zero points.
 _GPTQ_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # Parts of a gptqmodel model that change its products.
 _GPTQ_EXTRAS = ("adapter", "rotation")
@@ -317,7 +317,7 @@ class AwqConfig:
 class GptqConfig:
     """Weights of 4 or 8 bits. Files hold zero points minus `zero_offset`.
 
-    `orders_inputs` is what `desc_act` says: inputs were sorted before they were grouped, or not; None if it is missing.
+    `orders_inputs` is `desc_act`: whether inputs were sorted before they were grouped; None if it is missing.
     """
 
     scheme: WeightScheme
@@ -327,7 +327,7 @@ class GptqConfig:
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """8-bit floats with scales. `scheme` is None without blocks: then the shape of the scales tells it."""
+    """8-bit floats with scales. `scheme` is None without blocks: then the shape of the scales decides."""
 
     scheme: Fp8Scheme | None
 
@@ -338,8 +338,8 @@ Quantization = QuantizationConfig | AwqConfig | GptqConfig | Fp8Config
 def read_quantization(declared: object, where: str) -> Quantization:
     """Read the value of `quantization_config`; `where` names the file in messages.
 
-    Raises: UnsupportedModelError naming the method or the feature that is not supported; CheckpointError for values
-    that the method does not allow.
+    Raises: UnsupportedModelError naming an unsupported method or feature; CheckpointError for values that the method
+    does not allow.
     """
     fields = declared if isinstance(declared, dict) else {}
     method = method_of(fields)
@@ -374,7 +374,7 @@ def notes_of(quantization: Quantization | None) -> tuple[str, ...]:
 
 
 def method_of(fields: Mapping[str, Any]) -> object:
-    """The method that a `quantization_config` names; bitsandbytes did not always write it, and MLX does not."""
+    """The method of a `quantization_config`; bitsandbytes did not always write it, and MLX does not."""
     if method := fields.get("quant_method"):
         return method
     if not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"}):
@@ -383,7 +383,7 @@ def method_of(fields: Mapping[str, Any]) -> object:
 
 
 def refuse_method(method: object, where: str) -> NoReturn:
-    """Refuse weights by the name of their method. Raises: UnsupportedModelError"""
+    """Refuse weights by their method's name. Raises: UnsupportedModelError"""
     raise UnsupportedModelError(
         f"{where} says that the weights are quantized (method {reprlib.repr(method).strip(chr(39))}), which is not "
         f"supported; use the original model in bf16, fp16 or fp32, which `llmcli quantize` makes as small, or one "
@@ -418,7 +418,7 @@ def _read_gptq(fields: Mapping[str, Any], where: str) -> GptqConfig:
         if fields.get(key):
             _refuse_method(where, f"GPTQ with {key}")
     dynamic = fields.get("dynamic") or {}
-    # "-:" leaves layers as they are, which their tensors say too; other entries give layers bits of their own.
+    # "-:" leaves layers as they are, which their tensors show too; other entries give layers bits of their own.
     if not isinstance(dynamic, dict) or any(not name.startswith("-:") for name in dynamic):
         _refuse_method(where, "GPTQ with bits that differ between layers (dynamic)")
     is_symmetric = _flag(fields, "sym", where)
@@ -436,7 +436,7 @@ def _read_fp8(fields: Mapping[str, Any], where: str) -> Fp8Config:
 
 
 def _value(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
-    """What the fields of these names say, None if all are missing; they may not contradict one another."""
+    """The value of the fields with these names, None if all are missing; they must not contradict one another."""
     values = {name: fields[name] for name in names if fields.get(name) is not None}
     first = next(iter(values.values()), None)
     if any(value != first or type(value) is not type(first) for value in values.values()):

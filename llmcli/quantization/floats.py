@@ -1,4 +1,4 @@
-"""The float types of weights, under their safetensors names, as numpy sees them: BF16, which it lacks, as bits.
+"""The float types of weights, by their safetensors names, in numpy's form: BF16, which numpy lacks, as bits.
 
 Widening is exact. Scales are rounded up to their type, so that a range computed from them is never too narrow.
 """
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# How an array of each dtype is held.
+# How an array of each dtype is stored.
 STORED_AS: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
 # The largest float32 that rounds to a finite value of each dtype.
@@ -23,7 +23,7 @@ BF16_SHIFT = 16  # a bf16 is the upper half of a float32
 
 
 def _e4m3_values() -> Array:
-    """What bytes mean as 8-bit floats: 4 bits of exponent, 3 of mantissa, no infinity. Source: arXiv 2209.05433"""
+    """The values of bytes as 8-bit floats: 4 bits of exponent, 3 of mantissa, no infinity. Source: arXiv 2209.05433"""
     codes = np.arange(128)
     exponents, mantissas = codes >> 3, codes & 7
     normal = np.ldexp(8 + mantissas, exponents - 7 - 3)
@@ -43,14 +43,14 @@ def widen(stored: Array, dtype: str) -> Array:
 
 
 def narrow(values: Array, dtype: str) -> Array:
-    """Float32 values as they are stored; exact, for the values must be representable, as `round_up` makes them."""
+    """Float32 values in stored form; exact, as the values must be representable, such as those of `round_up`."""
     if dtype == "BF16":
         return (values.view(np.uint32) >> BF16_SHIFT).astype(np.uint16)
     return values.astype(STORED_AS[dtype])
 
 
 def round_nearest(values: Array, dtype: str) -> Array:
-    """Float32 values as they are stored, each rounded to the nearest value of `dtype`, ties to even. NaN may be lost.
+    """Float32 values in stored form, each rounded to the nearest value of `dtype`, ties to even. NaN may be lost.
 
     Shapes: values float32, any shape; the result of that shape, as STORED_AS says
     """
@@ -73,6 +73,6 @@ def round_up(values: Array, dtype: str) -> Array:
         up = np.where(nearest < values, np.nextafter(nearest, nearest_type(np.inf)), nearest).astype(np.float32)
     if dtype != "BF16":
         return up
-    # Of a positive float the bits count up with the value, and a carry runs into the exponent as it should.
+    # The bits of a positive float count up with its value, and a carry runs into the exponent, as it should.
     bits = up.view(np.uint32)
     return ((bits + ((1 << BF16_SHIFT) - 1)) >> BF16_SHIFT << BF16_SHIFT).view(np.float32)

@@ -1,6 +1,6 @@
 """The bit layout of compressed-tensors `pack-quantized`: codes in int32, the first code in the lowest bits.
 
-What AWQ and GPTQ store becomes that layout here, code for code.
+Converts AWQ and GPTQ layouts to it, code for code.
 Source: compressed_tensors.compressors.pack_quantized.helpers; awq.utils.packing_utils; gptqmodel's qlinear. The tests
 compare with all three.
 """
@@ -12,16 +12,16 @@ from llmcli.quantization.schemes import packed_size
 
 _WORD = np.dtype("<i4")
 
-# Where an AWQ word has each of eight neighbouring columns: from low to high they are 0, 2, 4, 6, 1, 3, 5, 7.
+# The shift in an AWQ word of each of eight neighbouring columns; from low to high they are 0, 2, 4, 6, 1, 3, 5, 7.
 _AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
-# What is turned at a time stays in a core's cache: inputs of AWQ, and words along the inputs, which fill a cache line.
+# A block stays in a core's cache: inputs of AWQ, and words along the inputs, which fill a cache line.
 _BLOCK_INPUTS = 256
 _BLOCK_WORDS = 16
 
 
 def pack_rows(codes: Array, num_bits: int) -> Array:
-    """Pack codes along each row; a row's last int32 is filled up with zero bits.
+    """Pack codes along each row; a row's last int32 is padded with zero bits.
 
     Shapes: codes [rows, size] uint8; the result [rows, packed_size(size, num_bits)] int32, little-endian.
     """
@@ -71,10 +71,10 @@ def unpack_awq_columns(packed: Array) -> Array:
 
 
 def rows_of_awq(packed: Array) -> Array:
-    """What AWQ (gemm) packs along the outputs of a weight [input_size, output_size], in our order.
+    """AWQ's (gemm) words, packed along the outputs of a weight [input_size, output_size], in our order.
 
-    Eight words of eight inputs are a square of codes, which is turned in three steps: halves of words change places,
-    then halves of halves, then single codes. Code by code it takes ten times as long.
+    Eight words of eight inputs are a square of codes, which is transposed in three steps: swap halves of words, then
+    halves of halves, then single codes. Code by code it takes ten times as long.
     Shapes: packed [input_size, output_size / 8] int32; the result [output_size, ceil(input_size / 8)] int32
     """
     num_rows, words = packed.shape
@@ -92,7 +92,7 @@ def rows_of_awq(packed: Array) -> Array:
 
 
 def _turn(squares: Array) -> None:
-    """Turn squares of 8 x 8 codes of 4 bits in place. Shapes: squares uint32 [.., 8, ..], eight codes a word"""
+    """Transpose squares of 8 x 8 codes of 4 bits in place. Shapes: squares uint32 [.., 8, ..], eight codes a word"""
     changed = np.empty_like(squares[:, 0])
     for shift, mask in ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F)):
         distance = shift // 4
@@ -108,7 +108,7 @@ def _turn(squares: Array) -> None:
 
 
 def rows_of_columns(packed: Array) -> Array:
-    """What GPTQ packs along the inputs of a weight [input_size, output_size]: the same words, in our order.
+    """GPTQ's words, packed along the inputs of a weight [input_size, output_size]: the same words, in our order.
 
     Shapes: packed [words, output_size] int32; the result [output_size, words] int32
     """
@@ -119,11 +119,11 @@ def rows_of_columns(packed: Array) -> Array:
 
 
 def reorder_rows(packed: Array, num_bits: int, order: Array) -> Array:
-    """Rows of `pack_rows` whose code i is the one that stood at order[i].
+    """Rows of `pack_rows` reordered: code i is the old code order[i].
 
     Shapes: packed [rows, words] int32; order [size] int; the result as packed
     """
-    # A column of codes at a time: numpy picks single bytes out of a row ten times as slowly.
+    # One column of codes at a time: numpy picks single bytes out of a row ten times as slowly.
     columns = rows_of_columns(packed).view(np.uint32)  # [words, rows]
     codes_per_word, mask = 32 // num_bits, np.uint32((1 << num_bits) - 1)
     reordered = np.zeros_like(columns)

@@ -1,9 +1,9 @@
-"""Quantizes rows of weights: scales first, rounded to the dtype they are stored in, then the integers for them.
+"""Quantizes rows of weights: first scales, rounded to their stored dtype, then the integers for them.
 
 A scale is the smallest value of its dtype that keeps every weight of its group within half a step of the range, so
-clipping never costs more than rounding does. For int8 the range itself reaches the largest weight: half a step more
-would buy 0.4 %. For int4 half a step is a fifteenth of the range, and taking it makes errors 2 to 6 % smaller
-(measured on normal, Student and Laplace weights, in groups of 32 to 4096).
+clipping never costs more than rounding. For int8 the range itself reaches the largest weight: half a step more would
+gain 0.4 %. For int4 half a step is a fifteenth of the range, and using it makes errors 2 to 6 % smaller (measured on
+normal, Student and Laplace weights, in groups of 32 to 4096).
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ LONG_GROUP = 256
 
 @dataclass(frozen=True)
 class RowErrors:
-    """How far the integers of some rows are from the weights they stand for.
+    """The error of some rows' integers against their weights.
 
     Shapes: error_squares and weight_squares [rows] float64, the sums of (w - dequantized w)^2 and of w^2; their last
-    bits depend on the order of summing, which is the device's own.
-    `num_saturated` of the `num_weights` codes are the lowest or the highest there is.
+    bits depend on the device's order of summing.
+    `num_saturated` of the `num_weights` codes are the lowest or the highest possible.
     """
 
     error_squares: Array
@@ -38,8 +38,8 @@ class RowErrors:
 class QuantizedRows:
     """Rows of one weight as integers.
 
-    Shapes: codes [rows, input_size] uint8; scales [rows, groups] float32, representable in the dtype they are stored
-    in; zero_points [rows, groups] uint8, None if symmetric.
+    Shapes: codes [rows, input_size] uint8; scales [rows, groups] float32, representable in their stored dtype;
+    zero_points [rows, groups] uint8, None if symmetric.
     """
 
     codes: Array
@@ -49,21 +49,21 @@ class QuantizedRows:
 
 
 def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> QuantizedRows | None:
-    """Quantize rows of weights, or return None if one of them is NaN or infinite, or too large for `scale_dtype`.
+    """Quantize rows of weights; None if a weight is NaN or infinite, or too large for `scale_dtype`.
 
     Shapes: stored [rows, input_size] as floats.STORED_AS[dtype]; the scheme's group size must divide input_size.
-    Guarantees: |w - (code - zero_point) * scale| <= scale/2, to the rounding of w / scale.
+    Guarantees: |w - (code - zero_point) * scale| <= scale/2, up to the rounding of w / scale.
     """
     num_rows, input_size = stored.shape
     groups = widen(stored, dtype).reshape(num_rows, scheme.num_groups(input_size), -1)  # [rows, groups, group_size]
     lowest, highest = _extremes(groups)
-    if np.isnan(lowest).any():  # rounded up, the bits of some NaN become a number
+    if np.isnan(lowest).any():  # if rounded up, the bits of some NaN become a number
         return None
     scales = _scales(lowest.astype(np.float64), highest.astype(np.float64), scheme, scale_dtype)
-    if not np.isfinite(scales).all():  # of an infinite weight, lowest or highest, or one too large
+    if not np.isfinite(scales).all():  # a weight is infinite, or too large
         return None
 
-    # Of 16-bit weights and scales no quotient is near enough to a tie for float32 to get it wrong; of float32 some are.
+    # With 16-bit weights and scales no quotient is too close to a tie for float32; with float32 weights some are.
     precision = np.float64 if dtype == "F32" else np.float32
     in_place = None if dtype == "F32" else groups
     steps = np.divide(groups, scales[..., None], out=in_place, dtype=precision)  # weights in units of their scale
@@ -109,7 +109,7 @@ def steps_of_range(scheme: WeightScheme) -> tuple[float, float]:
 
 
 def _sums_of_squares(values: Array) -> Array:
-    """Of each group. In float64 a square of float32 is exact: no order of summing shows in the first 12 digits.
+    """For each group. In float64 a square of float32 is exact: the order of summing does not show in 12 digits.
 
     Shapes: values [rows, groups, group_size] float32 or float64; the result [rows, groups] float64.
     """
@@ -119,7 +119,7 @@ def _sums_of_squares(values: Array) -> Array:
 
 
 def _extremes(groups: Array) -> tuple[Array, Array]:
-    """The lowest and the highest weight of each group; NaN where there is one.
+    """The lowest and the highest weight of each group; NaN if the group has one.
 
     Shapes: groups [rows, groups, group_size]; both results [rows, groups].
     """
@@ -137,14 +137,14 @@ def _scales(lowest: Array, highest: Array, scheme: WeightScheme, scale_dtype: st
         exact = np.maximum(highest / above, -lowest / below)
     else:
         exact = (np.maximum(highest, 0) - np.minimum(lowest, 0)) / above
-    # Subnormal scales are flushed to zero on some devices, and their few bits make the step far too coarse.
+    # Some devices flush subnormal scales to zero, and their few bits make the step far too coarse.
     scales = np.maximum(round_up(exact, scale_dtype), np.float32(SMALLEST_NORMAL[scale_dtype]))
     return np.where(exact == 0, np.float32(1), scales)
 
 
-# What quantizing one tensor cost, from the sums its rows leave behind.
+# The error of quantizing one tensor, from its rows' sums.
 #
-# Those sums differ in their last bits between devices. Figures are rounded far coarser, so that files do not differ.
+# The last bits of those sums differ between devices. Figures are rounded far more coarsely, so that files are equal.
 
 _SIGNIFICANT_BITS = 20
 
@@ -167,7 +167,7 @@ def measure_quality(blocks: Sequence[RowErrors]) -> TensorQuality:
     """The quality of a weight from the errors of all blocks of its rows, in order."""
     error_squares = np.concatenate([block.error_squares for block in blocks])
     weight_squares = np.concatenate([block.weight_squares for block in blocks])
-    # A row of zeros has no error; dividing by 1 instead of 0 says so.
+    # A row of zeros has no error; dividing by 1 instead of 0 gives that.
     row_errors = _rounded(np.sqrt(error_squares / np.where(weight_squares > 0, weight_squares, 1)))
     worst_row = int(row_errors.argmax())
     total = weight_squares.sum()
@@ -180,7 +180,7 @@ def measure_quality(blocks: Sequence[RowErrors]) -> TensorQuality:
 
 
 def _rounded(values: Array) -> Array:
-    """Numbers with no more than the significant bits that every device agrees on. Shapes: any float64; as given."""
+    """Numbers rounded to the significant bits that all devices agree on. Shapes: any float64; as given."""
     mantissas, exponents = np.frexp(values)
     rounded: Array = np.ldexp(np.rint(np.ldexp(mantissas, _SIGNIFICANT_BITS)), exponents - _SIGNIFICANT_BITS)
     return rounded

@@ -1,7 +1,7 @@
-"""`WeightScheme` and `Fp8Scheme`: how the weights of one linear layer become integers, and what that takes in bytes.
+"""`WeightScheme` and `Fp8Scheme`: how the weights of one linear layer become integers, and their size in bytes.
 
 Stored integers are called codes and are unsigned, as in the format: code = q + offset. A weight is
-(code - zero_point) * scale, where a symmetric scheme has the offset for its zero point.
+(code - zero_point) * scale; in a symmetric scheme the zero point is the offset.
 """
 
 from collections.abc import Mapping
@@ -29,16 +29,16 @@ class WeightScheme:
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """The lowest and the highest code that quantizing gives."""
+        """The lowest and the highest code of quantized weights."""
         highest = (1 << self.num_bits) - 1
         return (1, highest) if self.num_bits == 8 and self.is_symmetric else (0, highest)
 
     def divides(self, input_size: int) -> bool:
-        """Whether rows of `input_size` weights fall into whole groups."""
+        """Whether rows of `input_size` weights divide into whole groups."""
         return self.group_size is None or input_size % self.group_size == 0
 
     def num_groups(self, input_size: int) -> int:
-        """Scales per row of `input_size` weights, a last partial group included."""
+        """Scales per row of `input_size` weights, with a last partial group."""
         return 1 if self.group_size is None else -(-input_size // self.group_size)
 
     def packed_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class WeightScheme:
         return packed_size(shape[0], self.num_bits), self.num_groups(shape[1])
 
     def __str__(self) -> str:
-        """As users are told: `int4, groups of 128, asymmetric`."""
+        """For users: `int4, groups of 128, asymmetric`."""
         granularity = "one scale a row" if self.group_size is None else f"groups of {self.group_size}"
         return f"int{self.num_bits}, {granularity}{'' if self.is_symmetric else ', asymmetric'}"
 
@@ -77,7 +77,7 @@ class Fp8Scheme:
         return True
 
     def num_groups(self, input_size: int) -> int:
-        """Scales that a row of `input_size` weights has, its own or shared with other rows."""
+        """Scales of a row of `input_size` weights, its own or shared with other rows."""
         return 1 if self.block_inputs is None else -(-input_size // self.block_inputs)
 
     def scale_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class Fp8Scheme:
         return rows, 1 if self.block_inputs is None else -(-shape[1] // self.block_inputs)
 
     def __str__(self) -> str:
-        """As users are told: `fp8, blocks of 128 x 128`."""
+        """For users: `fp8, blocks of 128 x 128`."""
         if self.block_rows is None:
             return "fp8, one scale"
         if self.block_inputs is None:
@@ -99,7 +99,7 @@ def packed_size(num_codes: int, num_bits: int) -> int:
     return -(-num_codes * num_bits // (8 * PACKED_ITEMSIZE))
 
 
-# What vLLM is known to refuse or run slowly in a pack-quantized model, so that an exporter can say it beforehand.
+# What vLLM is known to refuse or run slowly in a pack-quantized model, for a warning before an export.
 #
 # Source: vLLM's model_executor/layers/quantization (compressed_tensors, utils/marlin_utils), read, not run.
 
@@ -112,7 +112,7 @@ MARLIN_OUTPUT_MULTIPLE = 64
 def vllm_concerns(
     schemes: Mapping[str, WeightScheme | None], shapes: Mapping[str, tuple[int, ...]], head: str
 ) -> list[str]:
-    """One line for each way in which vLLM may not take a model.
+    """One line for each reason why vLLM may not accept a model.
 
     Shapes: schemes and shapes have one entry per linear layer, by module name; shapes are [output_size, input_size];
     `head` is the name of the output head, which may be missing in both.

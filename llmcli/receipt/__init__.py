@@ -1,1 +1,1 @@
-"""A run's receipt: what its text depended on and what the text was, as a file; and how one differs from another."""
+"""A run's receipt: what its text depended on, and the text, as a file; and how two receipts differ."""

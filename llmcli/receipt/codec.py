@@ -1,8 +1,8 @@
-"""Dataclasses as JSON, both ways: the annotations are the schema. Refuses what does not fit, by the name of its key.
+"""Dataclasses as JSON, both ways: the annotations are the schema. Refuses values that do not fit, by their key.
 
 Supported: strings, numbers, booleans, None, `tuple`, `Mapping[str, ...]`, `Literal`, `X | None`, dataclasses, and types
-that are annotated with a `Range` or a `Form`. A field with a default may be missing. -inf is written as the string
-"-inf", since JSON has no infinities.
+annotated with a `Range` or a `Form`. A field with a default may be missing. -inf is written as the string "-inf", since
+JSON has no infinities.
 """
 
 import functools
@@ -20,7 +20,7 @@ _WORDS = {str: "a string", int: "an integer", bool: "true or false"}
 
 
 class MalformedError(Exception):
-    """A value that is not what its key should have; the message names both."""
+    """A value that does not fit its key; the message names both."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Form:
-    """Annotates `str`: a pattern that the whole string matches, and the words for it."""
+    """Annotates `str`: a pattern that the whole string matches, and its description."""
 
     pattern: str
     words: str
@@ -49,15 +49,15 @@ class Form:
         return self.words
 
     def contains(self, value: Any) -> bool:
-        """Whether a value is such a text."""
+        """Whether a value is such a string."""
         return isinstance(value, str) and re.fullmatch(self.pattern, value, re.ASCII) is not None
 
 
 def to_json(value: Any) -> Any:
-    """A dataclass, or what one holds, as `json.dumps` takes it."""
+    """A dataclass, or a value in one, in a form for `json.dumps`."""
     if is_dataclass(value):
         values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
-        # What is as it usually is stays out, so that who knows an older form reads the newer one.
+        # Leave out values equal to their default, so that programs that know an older form read a newer file.
         return {name: to_json(item) for name, (item, default) in values.items() if item != default}
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
@@ -69,7 +69,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, name: str = "") -> Any:
-    """A value of type `kind` out of JSON; `name` is the path to it, such as `samples[0].text`.
+    """A value of type `kind` from JSON; `name` is the path to it, such as `samples[0].text`.
 
     Raises: MalformedError.
     """
@@ -130,7 +130,7 @@ def _read_tuple(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...
 
 
 def _read_float(value: Any, name: str) -> int | float:
-    """A finite number, as it is written, or -inf."""
+    """A finite number as written, or -inf."""
     if value == _MINUS_INFINITY:
         return -math.inf
     is_number = type(value) in (int, float) and math.isfinite(value)

@@ -1,7 +1,7 @@
 """From a run to its receipt, and from a receipt to the sampler that it describes.
 
-A receipt has token ids and resolved settings, not flags. So a default, a preset or a generation_config.json that has
-changed since is named when it is replayed, and changes nothing.
+A receipt has token ids and resolved settings, not flags. So if a default, a preset or a generation_config.json has
+changed since, a replay names it, and the text stays the same.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 # What computes a text on this machine: versions of the program and its libraries, processor, system and card.
 
-# By which libraries choose their code: it rounds otherwise with other instructions.
+# Libraries choose their code by these: other instructions round differently.
 _INSTRUCTIONS = frozenset(
     {"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"}
     | {"avx_vnni", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"}
 )
-# What overrules that choice, or changes how products are rounded.
+# These overrule that choice, or change how products are rounded.
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -71,11 +71,11 @@ _CUPY = "cupy"
 def describe_program(arithmetic: Arithmetic, others: Iterable[str]) -> dict[str, str]:
     """Versions of llmcli, Python, the packages that compute and `others`, and digests of sources that compute.
 
-    `kernels` stands for the files of llmcli; a kernel of the user's has a line of its own, so that a replay names it.
+    `kernels` stands for llmcli's own files; each kernel of the user's has its own line, so that a replay names it.
     """
     versions = {"llmcli": __version__, "Python": f"{platform.python_implementation()} {platform.python_version()}"}
     for name in sorted({"numpy", *arithmetic.libraries, *others}):
-        if name == _CUPY:  # whose packages have other names, and which brings others
+        if name == _CUPY:  # its packages have other names, and bring others along
             versions |= card_libraries() | {"kernels": f"sha256 {sources_digest()}"}
         else:
             versions[name] = _version(name)
@@ -112,7 +112,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> tuple[str, list[str]]:
-    """The processor's name, and those of its instruction sets that matter; as far as the system tells."""
+    """The processor's name, and the instruction sets that matter, if the system reports them."""
     try:
         text = _CPU_INFO.read_text(errors="replace")
     except OSError:
@@ -123,9 +123,9 @@ def _processor() -> tuple[str, list[str]]:
     return name[1].strip() if name else platform.processor() or "unknown", sorted(known)
 
 
-# Which files of a model a text depends on.
+# The files of a model that a text depends on.
 
-TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")  # the first that is there is read
+TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")  # the first that exists is read
 _SETTINGS_NAMES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _TEMPLATE_NAME = "chat_template.jinja"
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -150,27 +150,27 @@ def model_files(model: Model, *, with_template: bool) -> dict[str, Path]:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that a folder of the hub's cache holds, None for any other folder."""
+    """The commit of a folder in the hub's cache, None for any other folder."""
     is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
     return folder.name if is_snapshot and _COMMIT.fullmatch(folder.name) else None
 
 
-# The SHA-256 of a model's files, computed by threads of its own while other work goes on.
+# The SHA-256 of a model's files, computed by threads while other work goes on.
 #
-# Always from the content: the name of a file in the hub's cache says what was downloaded, not what lies there now. A
-# file that changes between the first look and the end is refused.
+# Always from the content: a file's name in the hub's cache says what was downloaded, not what is there now. A file that
+# changes before the end is refused.
 
 _CHUNK_BYTES = 2**20
 _MOST_THREADS = 4
-_PATIENCE_SECONDS = 0.1  # between two looks at how far they are
+_PATIENCE_SECONDS = 0.1  # between two looks at the progress
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
 class FileDigests:
-    """The files by name. They are looked at when this is made, which should be before anybody reads them.
+    """Files by name. Their state is noted when this is made, which should be before anybody reads them.
 
-    Raises: CheckpointError for a file that is gone.
+    Raises: CheckpointError for a missing file.
     """
 
     def __init__(self, files: Mapping[str, Path]):
@@ -231,7 +231,7 @@ class FileDigests:
     def _digest(self, path: Path) -> str:
         """Reading and hashing both let other threads run."""
         digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
-        # Not blocking: a pipe may have taken the file's place since.
+        # Not blocking: a pipe may have replaced the file since.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with open(os.open(path, flags), "rb", buffering=0) as file:
             while not self._has_ended and (count := file.readinto(buffer)):
@@ -249,17 +249,17 @@ def _state(path: Path) -> FileState:
     return FileState(info.st_size, info.st_mtime_ns, info.st_ino)
 
 
-TEMPLATE_FILE = "--chat-template"  # the name of such a file among those of the model
+TEMPLATE_FILE = "--chat-template"  # its name among the model's files
 
 
 def look_at_files(model: Model, prompt: PromptFacts) -> FileDigests:
-    """The files that a text depends on, as they are now; to be called before the weights are read.
+    """The digests of the files that a text depends on, as they are now; call it before the weights are read.
 
     Raises: CheckpointError.
     """
     choice = prompt.chat_template
     files = model_files(model, with_template=prompt.chat and choice is None)
-    # `plain` is not a file, and what is too long is not a template.
+    # `plain` is not a file, and a value that is too long is not a template.
     if choice is not None and os.path.isfile(choice) and os.path.getsize(choice) <= CHAT_TEMPLATE.max_bytes:
         files[TEMPLATE_FILE] = Path(choice)
     return FileDigests(files)
@@ -275,7 +275,7 @@ def describe_run(
     files: Mapping[str, FileFacts],
     samples: tuple[SampleFacts, ...],
 ) -> Receipt:
-    """The receipt of a run of `model`, whose name on the command line is `name`, on a card or, without one, the CPU."""
+    """The receipt of a run of `model`, called `name` on the command line, on a card or, without one, the CPU."""
     arithmetic = runner.arithmetic
     text_libraries = ["tokenizers" if "tokenizer.json" in files else "sentencepiece"]
     if prompt.chat:
@@ -305,7 +305,7 @@ def describe_run(
 
 
 def describe_samples(finished: Sequence[Finished]) -> tuple[SampleFacts, ...]:
-    """The texts that came to their end."""
+    """The texts that have ended."""
     return tuple(
         SampleFacts(item.sample + 1, item.token_ids, item.text, item.finish_reason)
         for item in finished
@@ -316,7 +316,7 @@ def describe_samples(finished: Sequence[Finished]) -> tuple[SampleFacts, ...]:
 def sampler_of(receipt: Receipt) -> Sampler:
     """The sampler that a receipt describes.
 
-    Raises: UsageError for parameters, an order or biases that no sampler has.
+    Raises: UsageError for parameters, an order or biases that no sampler accepts.
     """
     sampling = receipt.sampling
     return Sampler(

@@ -1,6 +1,6 @@
-"""`Receipt`: everything that a text depended on, and the text; its file, and how a run differs from one.
+"""`Receipt`: everything that a text depended on, and the text; its file, and how a run differs from it.
 
-Two runs with the same settings on the same machine have equal receipts, so there is no time in one.
+Two runs with the same settings on the same machine have equal receipts, so a receipt holds no time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """A LoRA adapter: its name as the command line has it, its commit if it is in the hub's cache, its weight."""
+    """A LoRA adapter: its name on the command line, its commit if it is in the hub's cache, its weight."""
 
     name: Name
     commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
@@ -47,7 +47,7 @@ class AdapterFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`name` is the model as the command line named it; `commit` is there for one in the hub's cache.
+    """`name` is the model's name on the command line; `commit` is given for a model in the hub's cache.
 
     The files of adapters are among `files`.
     """
@@ -60,7 +60,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class RunnerFacts:
-    """What computed the text. `description` says it in words; the others are what asks for the same again."""
+    """What computed the text. `description` is in words; the others ask for the same runner again."""
 
     description: str
     device: Annotated[str, Form("cpu|cuda:[0-9]{1,3}", "cpu or cuda:N")]
@@ -72,7 +72,7 @@ class RunnerFacts:
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """What the model read. With `chat` the text is a message, which the chat template has put into form.
+    """What the model read. With `chat` the text is a message, formatted by the chat template.
 
     `chat_template` is the value of --chat-template.
     """
@@ -102,7 +102,7 @@ class SamplingFacts:
 
 @dataclass(frozen=True)
 class StoppingFacts:
-    """What ended a text beside end-of-sequence tokens; `at_start` drops the space before its first word."""
+    """What ended a text besides end-of-sequence tokens; `at_start` drops the space before its first word."""
 
     max_new_tokens: Annotated[int, Range(1, 2**31 - 1)] | None
     stop_strings: tuple[Annotated[str, Form("(?s).+", "a string that is not empty")], ...]
@@ -111,7 +111,7 @@ class StoppingFacts:
 
 @dataclass(frozen=True)
 class SchemaFacts:
-    """What the texts were held to: `name` is what the user knew it by, `lark` the grammar as llguidance had it."""
+    """What the texts had to match: `name` is the user's name for it, `lark` the grammar for llguidance."""
 
     name: Name
     lark: str
@@ -129,7 +129,7 @@ class SampleFacts:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A run. `program` has versions by name, `machine` what is known of processor, system and card."""
+    """A run. `program` has versions by name, `machine` the known facts about processor, system and card."""
 
     model: ModelFacts
     program: Mapping[str, str]
@@ -155,10 +155,10 @@ class Receipt:
             raise MalformedError("samples holds the same sample twice")
 
 
-# Receipts as JSON files that people can read. Refuses to replace, and to load, what is not one of them.
+# Receipts as JSON files that people can read. Refuses to replace or load any other file.
 #
-# A receipt holds the SHA-256 of its own content, so that a change made by hand or by a disk is seen. It proves
-# nothing about who wrote it.
+# A receipt holds the SHA-256 of its own content, so that a change by hand or by a disk is noticed. It does not prove
+# who wrote it.
 
 FORMAT = "llmcli receipt"
 VERSION = 1
@@ -176,7 +176,7 @@ _NUMBERS = re.compile(r"\[\n\s*(-?\d[\d,\s]*?)\s*\]")
 
 @dataclass(frozen=True)
 class LoadedReceipt:
-    """A receipt, and whether its file holds what was written into it."""
+    """A receipt, and whether its file still holds what was written."""
 
     receipt: Receipt
     is_unchanged: bool
@@ -188,11 +188,11 @@ def save_receipt(path: Path, receipt: Receipt, *, replace: bool) -> None:
     Raises: UsageError for a path that cannot be written, holds anything but a receipt, or, unless `replace`, exists;
     OutputError if the disk is full or fails.
     """
-    # The path of a model may hold bytes that are not UTF-8. Such a model has to be named again.
+    # A model's path may hold bytes that are not UTF-8. Such a model must be named again.
     content = json.loads(json.dumps(to_json(receipt), ensure_ascii=False).encode(errors="replace"))
     values = {"format": FORMAT, "version": VERSION, **content, "sha256": _digest(content)}
     text = json.dumps(values, ensure_ascii=False, indent=2)
-    # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
+    # Put each list of ids on one line: JSON strings hold no line breaks, so only lists of numbers match.
     text = _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
     RECEIPT_FILE.write(path, f"{text}\n".encode(), replace=replace)
 
@@ -200,7 +200,7 @@ def save_receipt(path: Path, receipt: Receipt, *, replace: bool) -> None:
 def load_receipt(path: Path) -> LoadedReceipt:
     """Read a receipt.
 
-    Raises: UsageError if the file cannot be read, is not a receipt, or has a version that this program does not know.
+    Raises: UsageError if the file cannot be read, is not a receipt, or has an unknown version.
     """
     content = RECEIPT.read_json_object(path)
     if content.pop("format", None) != FORMAT:
@@ -225,7 +225,7 @@ def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# How a run differs from a receipt: what the text depends on, and the text.
+# The differences of a run from a receipt: in what the text depends on, and in the text.
 
 
 @dataclass(frozen=True)
@@ -244,19 +244,19 @@ class SampleComparison:
         return self.then == self.now
 
     def tokens_at_first(self) -> tuple[int | None, int | None]:
-        """The first tokens that differ, then and now; None where a text has ended."""
+        """The first tokens that differ, then and now; None for a text that has ended."""
         assert self.first is not None
         then, now = (ids[self.first : self.first + 1] for ids in (self.then.token_ids, self.now.token_ids))
         return (then[0] if then else None, now[0] if now else None)
 
 
 def compare_receipts(then: Receipt, now: Receipt) -> list[Difference]:
-    """What differs of all that a text depends on; files and versions are compared, names of models are not."""
+    """What differs in all that a text depends on; compares files and versions, but not names of models."""
     return find_differences(_settings(then), _settings(now))
 
 
 def compare_samples(then: Iterable[SampleFacts], now: Iterable[SampleFacts]) -> list[SampleComparison]:
-    """The samples that are in both, in the order of their numbers."""
+    """The samples in both, in the order of their numbers."""
     found = {item.sample: item for item in now}
     pairs = [(item, found[item.sample]) for item in sorted(then, key=lambda item: item.sample) if item.sample in found]
     return [SampleComparison(old, new, _first_token(old, new)) for old, new in pairs]
@@ -267,7 +267,7 @@ def _first_token(then: SampleFacts, now: SampleFacts) -> int | None:
 
 
 def _settings(receipt: Receipt) -> dict[str, Any]:
-    """Everything but the model's name and the texts, by a name for people."""
+    """Everything except the model's name and the texts, by names for people."""
     return {
         "commit": receipt.model.commit,
         **{

@@ -1,4 +1,4 @@
-"""`Candidates`, what every step of the chain takes and returns, and how they begin as one row of logits."""
+"""`Candidates`, the input and output of every step of the chain, and how they are made from one row of logits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from llmcli.errors import CheckpointError, UsageError
 
 History = Sequence[int] | NDArray[np.integer]
 
-# Scores stay within this, so that the difference of any two of them is finite too.
+# Scores stay within this, so that the difference of any two is finite too.
 LARGEST_SCORE = 1e300
 
 
@@ -51,7 +51,7 @@ class Candidates(NamedTuple):
 
 
 def check_logits(logits: NDArray[np.float32], position: int) -> None:
-    """Refuse what no sound model computes.
+    """Refuse logits that no sound model computes.
 
     Shapes: logits [vocab_size] float32.
     Raises: CheckpointError for NaN, +inf, or -inf everywhere
@@ -67,26 +67,26 @@ def check_logits(logits: NDArray[np.float32], position: int) -> None:
 
 
 def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
-    """Return all tokens whose logit is above -inf, which marks a token that must not be chosen.
+    """Return all tokens with a logit above -inf, which marks tokens that must not be chosen.
 
     Shapes: logits [vocab_size] float32.
     Raises: CheckpointError as `check_logits`
     """
     check_logits(logits, position)
-    if logits.min() > -np.inf:  # nothing to leave out, as nearly always: a third of the time
+    if logits.min() > -np.inf:  # nearly always nothing to leave out: a third of the time
         return Candidates(np.arange(len(logits)), logits.astype(np.float64))
     token_ids = np.flatnonzero(logits > -np.inf)
     return Candidates(token_ids, logits[token_ids].astype(np.float64))
 
 
-# The chain's first step for a text that is held to a schema: it removes the tokens that the schema does not allow.
+# The chain's first step for a text with a schema: it removes the tokens that the schema does not allow.
 
 # [ceil(vocab_size / 32)] uint32. Bit t % 32 of word t // 32 says that token t may be chosen.
 TokenMask = NDArray[np.uint32]
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of a mask for so many tokens."""
+    """Words of a mask for `vocab_size` tokens."""
     return -(-vocab_size // 32)
 
 

@@ -6,36 +6,35 @@ Order:
     -> encoder_repetition_penalty -> repetition_penalty -> presence_penalty -> frequency_penalty -> dry
     -> temperature -> top_n_sigma -> top_k -> top_p -> min_p -> typical_p -> xtc -> mirostat -> draw
 
-- What transformers has stands in transformers' order, so that a model's generation_config means what its author tuned.
-  (llama.cpp has the temperature last, so that there it does not move what the filters cut off. `Sampler.order` puts
-  the filters in another order or leaves some out.)
-- A schema comes before all others, so that each sees only what the text may go on with. It is there if a mask is given.
-- The biases come next, as in llama.cpp too: the penalties weigh the biased score.
+- Steps that transformers has are in its order, so that a model's generation_config means what its author tuned.
+  (llama.cpp applies the temperature last, so that it does not change what the filters cut off. `Sampler.order` sorts
+  the filters differently or leaves some out.)
+- The schema comes first, so that every step sees only allowed tokens. It runs if a mask is given.
+- The biases come next, as in llama.cpp: the penalties weigh the biased score.
 - Bans come before everything that counts candidates, so that top_k = 1 finds another token when the likeliest is
-  banned. transformers bans bad words, the end and suppressed tokens after the repetition penalties, which comes to
-  the same.
+  banned. transformers bans bad words, the end and suppressed tokens after the repetition penalties, with the same
+  result.
 - Presence and frequency penalty follow the repetition penalties, whose factor depends on a score's sign, and DRY
   follows all of them: vLLM's and llama.cpp's order.
 - Top-n-sigma comes next to the temperature, which scales distances and their deviation alike, and sees all candidates.
-- XTC comes after the other filters, as its author wants it: it keeps the least likely of the *viable* tokens, and what
-  the other filters remove is not viable. Its threshold is one of probabilities after temperature and filters.
-- Mirostat is last, here and in every other order: the surprise that moves it is that of what it kept. llama.cpp runs
-  it behind nothing but bias and temperature; here the other steps are what they are set to.
+- XTC comes after the other filters, as its author wants: it keeps the least likely of the *viable* tokens, and what
+  the other filters remove is not viable. Its threshold is a probability after temperature and filters.
+- Mirostat is last in every order: it is moved by the surprise of what it kept. llama.cpp runs only bias and temperature
+  before it; here the other steps are as they are set.
 
-At temperature 0 it is the steps up to DRY -> the highest score; wherever scores tie, the lowest token id wins. The
-filters are left out, XTC too: who asks for the likeliest token does not ask for its exclusion, and the random number
-would make greedy text depend on the seed.
+At temperature 0 only the steps up to DRY run, and the highest score is taken; if scores tie, the lowest token id. The
+filters do not run, nor does XTC: greedy text means the likeliest token, and must not depend on the seed.
 
-At `forced_eos_position` one step, forced_eos, stands for all from logit_bias to DRY.
+At `forced_eos_position` one step, forced_eos, replaces all from logit_bias to DRY.
 
-Mirostat alone depends on what came before beyond the history: on mu, one number. It is an argument and a result like
-any other, `Sampler.mirostat_mu` and `Choice.mirostat_mu`, so that the chain stays a function: the same logits, history
-and Sampler, mu included, give the same token and the same next mu. Whoever draws token after token hands mu on, and
-None, for 2 * tau, to the first token of a text. A runner does so from `decode` to the end of its stream, and
-`Runner.mirostat_mu` tells what it has come to; whoever rolls back or starts another stream passes the mu of that place.
+Only mirostat depends on more than the history: on mu, one number. It is an argument and a result like any other,
+`Sampler.mirostat_mu` and `Choice.mirostat_mu`, so that the chain stays a function: the same logits, history and
+Sampler, with mu, give the same token and the same next mu. A caller that draws token after token passes mu on, and for
+the first token of a text None, which means 2 * tau. A runner does so from `decode` to the end of its stream, and
+`Runner.mirostat_mu` returns the latest; to roll back or start another stream, pass the mu of that position.
 
 Each step sees the survivors of the one before. Scores are float64: steps and noise then agree between devices to
-about 1e-14, so a CPU and a GPU draw the same token from the same logits but for a chance of that order. No
+about 1e-14, so a CPU and a GPU draw the same token from the same logits, except with a chance of that order. No
 result depends on the order of the candidates, beyond the rounding of the sums in dynamic temperature, top_n_sigma,
 top_p, typical_p, xtc and mirostat.
 """
@@ -65,7 +64,7 @@ from llmcli.sampling.philox import gumbel
 
 
 class Choice(NamedTuple):
-    """A chosen token; if it was asked for, its log-probability under the unmodified logits; mirostat's next mu."""
+    """A chosen token; its log-probability under the unmodified logits, if requested; mirostat's next mu."""
 
     token_id: int
     logprob: float | None
@@ -73,7 +72,7 @@ class Choice(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One link of the chain; `apply` returns its candidates unchanged where its parameter is off."""
+    """One step of the chain; `apply` returns its candidates unchanged if its parameter is off."""
 
     name: str
     apply: Callable[[Candidates, Sampler, History], Candidates]
@@ -105,7 +104,7 @@ _FILTERS_BY_NAME = {step.name: step for step in FILTERS}
 
 
 def steps_of(sampler: Sampler, position: int) -> tuple[Step, ...]:
-    """Return the steps that a choice at `position` takes."""
+    """Return the steps of a choice at `position`."""
     is_forced = bool(sampler.forced_eos_token_ids) and position == sampler.forced_eos_position
     before = (FORCED_EOS,) if is_forced else PENALTIES
     if sampler.params.temperature == 0:
@@ -116,7 +115,7 @@ def steps_of(sampler: Sampler, position: int) -> tuple[Step, ...]:
 def run_steps(
     logits: NDArray[np.float32], history: History, sampler: Sampler, mask: TokenMask | None = None
 ) -> Iterator[tuple[str, Candidates]]:
-    """Yield `logits` and then each step's name, with the candidates that are left after it.
+    """Yield `logits` and then each step's name, with the candidates left after it.
 
     Shapes and errors as in `choose`.
     """
@@ -131,11 +130,11 @@ def run_steps(
 
 
 def draw(candidates: Candidates, sampler: Sampler, position: int) -> int:
-    """Draw a token with the probabilities that the scores stand for; at temperature 0 take the highest score.
+    """Draw a token with the probabilities of the scores; at temperature 0 take the highest score.
 
     Score plus Gumbel noise is highest for token i with probability exp(score_i) / sum_j exp(score_j). The noise
-    belongs to (seed, sample_index, position, token_id), so nothing else in the batch can change the draw.
-    A walk along a cumulative sum would need an order of summation that all devices share, and a sort.
+    depends only on (seed, sample_index, position, token_id), so nothing else in the batch can change the draw.
+    A walk along a cumulative sum would need a sort, and an order of summation that all devices share.
     Source: Gumbel 1954; Maddison, Tarlow, Minka, "A* sampling", NIPS 2014, section 2.
     """
     race = candidates.scores
@@ -145,9 +144,9 @@ def draw(candidates: Candidates, sampler: Sampler, position: int) -> int:
 
 
 def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the natural logarithm of the probability that the model itself gives each token (log-softmax of logits).
+    """Return the natural logarithm of the model's own probability of each token (log-softmax of logits).
 
-    That is before bias, penalties, temperature and filters, so it measures the model, and compares between settings.
+    It comes before bias, penalties, temperature and filters, so it measures the model, and compares between settings.
     Shapes: logits [vocab_size] float32; result [vocab_size] float64.
     """
     shifted = logits.astype(np.float64) - float(logits.max())
@@ -164,8 +163,8 @@ def choose(
 ) -> Choice:
     """Choose the token that follows `history`, the ids of the prompt and of all tokens generated so far.
 
-    Its length is the position of the chosen token and part of the key of the noise. The log-probability costs a pass
-    of exponentials over the vocabulary, so it is computed only on request.
+    The history's length is the position of the chosen token and part of the key of the noise. The log-probability
+    costs a pass of exponentials over the vocabulary, so it is computed only on request.
 
     Shapes: logits [vocab_size] float32; history [position] integers; mask as `TokenMask`, all tokens without one.
     Raises: CheckpointError for logits with NaN or +inf, or all -inf; UsageError if mask, bias and bans leave no token.

@@ -1,6 +1,6 @@
 """The steps of a draw at a temperature above 0: the temperature itself, and six filters that remove candidates.
 
-Each keeps at least one candidate and returns them unchanged where its parameter is off.
+Each keeps at least one candidate and returns them unchanged if its parameter is off.
 """
 
 import math
@@ -15,9 +15,9 @@ from llmcli.sampling.philox import uniform
 
 
 def temperature(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """Divide the scores by the temperature, after moving the highest to 0, which no probability notices.
+    """Divide the scores by the temperature, after moving the highest to 0, which changes no probability.
 
-    At a temperature of 0, which only a dynamic one reaches here, the highest alone keep any probability.
+    At a temperature of 0, which here only a dynamic one reaches, only the highest keep any probability.
     Source: transformers' TemperatureLogitsWarper; without the move, a tiny temperature overflows.
     """
     divisor = dynamic_temperature(candidates, sampler.params)
@@ -31,8 +31,8 @@ def temperature(candidates: Candidates, sampler: Sampler, history: History) -> C
 def dynamic_temperature(candidates: Candidates, params: SamplingParams) -> float:
     """Return low + (high - low) * (H / ln n)^exponent: H is the entropy in nats of the n candidates' probabilities.
 
-    low is temperature - range, at least 0, and high temperature + range, so without a range, and for a single
-    candidate, whose entropy says nothing, this is the temperature.
+    low is temperature - range, at least 0, and high is temperature + range. Without a range, or for a single
+    candidate, whose entropy says nothing, the result is the temperature.
     Source: llama.cpp's llama_sampler_temp_ext.
     """
     num_candidates = len(candidates.scores)
@@ -48,7 +48,7 @@ def dynamic_temperature(candidates: Candidates, params: SamplingParams) -> float
 
 
 def top_n_sigma(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """Keep the scores of at least the highest minus n times the standard deviation of all that are finite.
+    """Keep scores of at least the highest minus n times the standard deviation of all finite ones.
 
     Source: arXiv 2411.07641; llama.cpp's llama_sampler_top_n_sigma.
     """
@@ -77,9 +77,9 @@ def top_k(candidates: Candidates, sampler: Sampler, history: History) -> Candida
 
 
 def top_p(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """Keep the fewest most probable tokens whose probabilities sum to at least p; of equals the lower ids first.
+    """Keep the fewest most probable tokens whose probabilities sum to at least p; of equal ones the lower ids first.
 
-    Source: arXiv 1904.09751 section 3.1; transformers' TopPLogitsWarper, which leaves the order of equals open.
+    Source: arXiv 1904.09751 section 3.1; transformers' TopPLogitsWarper, which leaves the order of equal ones open.
     """
     p = sampler.params.top_p
     if p == 1:
@@ -114,7 +114,7 @@ def min_p(candidates: Candidates, sampler: Sampler, history: History) -> Candida
 def typical_p(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
     """Keep the tokens whose surprise -log(probability) is nearest to its mean, the entropy, until they sum to p.
 
-    All that are as near as the last of them stay too, so the order of the candidates does not matter.
+    All that tie with the last of them stay too, so the order of the candidates does not matter.
     Source: arXiv 2202.00666; transformers' TypicalLogitsWarper.
     """
     if sampler.params.typical_p == 1:
@@ -123,7 +123,7 @@ def typical_p(candidates: Candidates, sampler: Sampler, history: History) -> Can
     probabilities = candidates.probabilities()
     is_possible = probabilities > 0  # 0 * -inf is NaN
     mean_score = (probabilities[is_possible] * scores[is_possible]).sum()
-    # Surprise and entropy differ from these by the same constant, which their difference loses.
+    # Surprise and entropy both differ from these by one constant, which cancels in their difference.
     distances = np.abs(scores - mean_score)
     by_distance = np.argsort(distances)
     mass = np.cumsum(probabilities[by_distance])
@@ -132,10 +132,10 @@ def typical_p(candidates: Candidates, sampler: Sampler, history: History) -> Can
 
 
 def xtc(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """With probability `xtc_probability`, remove all tokens of at least the threshold but the least probable of them.
+    """With probability `xtc_probability`, remove all tokens of at least the threshold except the least probable.
 
-    If several tie for least probable, all of them stay. Where a token that ends the text would go, nothing does, as in
-    text-generation-webui: a text that can never end is not more creative. (That program spares a newline likewise,
+    If several tie for least probable, all of them stay. If a token that ends the text would be removed, nothing is, as
+    in text-generation-webui: a text that can never end is not more creative. (That program also spares a newline,
     llama.cpp spares nothing.) One random number per position decides.
 
     Source: text-generation-webui, pull request 6335, "Exclude Top Choices".
@@ -155,14 +155,14 @@ def xtc(candidates: Candidates, sampler: Sampler, history: History) -> Candidate
     return candidates.keep(~is_excluded)
 
 
-# Mirostat 2: keeps the surprise of the text near `mirostat_tau`. The one step with a state, the bound mu.
+# Mirostat 2: keeps the surprise of the text near `mirostat_tau`. The only step with a state, the bound mu.
 #
 # Units: surprises, tau and mu in bits. Source: arXiv 2007.14966 (Basu et al.), algorithm 2 of its second version;
 # llama.cpp's llama_sampler_mirostat_v2.
 
 
 def mirostat(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """Keep the tokens whose surprise -log2(probability) is at most mu; if there are none, the likeliest and its equals.
+    """Keep the tokens whose surprise -log2(probability) is at most mu; if there are none, the likeliest and its ties.
 
     With M the highest score, W the sum of exp(score - M): score >= M + min(ln W - mu * ln 2, 0).
     """
@@ -176,7 +176,7 @@ def mirostat(candidates: Candidates, sampler: Sampler, history: History) -> Cand
 def next_mu(candidates: Candidates, sampler: Sampler, token_id: int) -> float | None:
     """Return mu for the choice after that of `token_id` from `candidates`, which mirostat kept; None if it is off.
 
-    Lower by eta times the token's surprise among the kept ones beyond tau.
+    It falls by eta times the excess of the token's surprise, among the kept ones, over tau.
     """
     if not _moves(sampler):
         return None
@@ -185,7 +185,7 @@ def next_mu(candidates: Candidates, sampler: Sampler, token_id: int) -> float | 
 
 
 def mu_behind(sampler: Sampler, probabilities: Iterable[float]) -> float | None:
-    """Return mu behind tokens that had these probabilities, above 0, when they were drawn; None if mirostat is off."""
+    """Return mu after tokens that were drawn with these probabilities, above 0; None if mirostat is off."""
     if not _moves(sampler):
         return None
     mu = current_mu(sampler)
@@ -195,7 +195,7 @@ def mu_behind(sampler: Sampler, probabilities: Iterable[float]) -> float | None:
 
 
 def current_mu(sampler: Sampler) -> float:
-    """Return mu before a draw: what the sampler has, or 2 * tau at the first token of a text."""
+    """Return mu before a draw: the sampler's, or 2 * tau at the first token of a text."""
     if sampler.mirostat_mu is not None:
         return sampler.mirostat_mu
     return min(2 * sampler.params.mirostat_tau, LARGEST_SCORE)

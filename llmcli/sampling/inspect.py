@@ -1,6 +1,6 @@
-"""What the model and each step of the chain thought of a choice, as values; whoever shows them decides how.
+"""How the model and each step of the chain judged a choice, as values; the caller decides how to show them.
 
-The chain is a pure function, so a look at a choice runs it again. Nothing is recorded while a token is drawn.
+The chain is a pure function, so inspecting a choice runs it again. Nothing is recorded while a token is drawn.
 """
 
 import math
@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class TokenProbability:
-    """A token and its probability among the candidates at one place of the chain."""
+    """A token and its probability among the candidates at one point of the chain."""
 
     token_id: int
     probability: float
@@ -38,34 +38,34 @@ class TokenProbability:
 
 @dataclass(frozen=True)
 class StepEffect:
-    """What one step did. Probabilities are those that the scores stand for, also of a greedy choice.
+    """The effect of one step. Probabilities are those of the scores, also for a greedy choice.
 
-    `changed` is false where the step was off, or on and without effect: the same candidates, equally likely.
+    `changed` is false if the step was off or had no effect: the same candidates, equally likely.
     """
 
     name: str
     changed: bool
     num_removed: int
     num_left: int
-    removed: tuple[TokenProbability, ...]  # the likeliest of them, as likely as they were before the step
+    removed: tuple[TokenProbability, ...]  # the likeliest of them, with their probabilities before the step
     likeliest: TokenProbability  # after the step
     chosen_probability: float  # after the step; 0 once the token is removed
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One choice: the model's view of it, and what the steps made of that, in the order of the chain."""
+    """One choice: the model's view of it, and the effects of the steps, in the order of the chain."""
 
     chosen: TokenLogprob
-    alternatives: tuple[TokenLogprob, ...]  # the likeliest tokens of all, the chosen one among them if it is one
+    alternatives: tuple[TokenLogprob, ...]  # the likeliest tokens of all, which may include the chosen one
     steps: tuple[StepEffect, ...]
-    left: tuple[TokenProbability, ...]  # the likeliest that could have been drawn, as likely as they were then
+    left: tuple[TokenProbability, ...]  # the likeliest that could have been drawn, with their probabilities then
 
 
 def likeliest_tokens(logits: NDArray[np.float32], num_alternatives: int) -> tuple[TokenLogprob, ...]:
     """Return the likeliest tokens of the unmodified logits, at most num_alternatives, the likeliest first.
 
-    Of equals the lower ids come first. Tokens that the logits exclude (-inf) are left out.
+    Of equal ones the lower ids come first. Tokens that the logits exclude (-inf) are left out.
     Shapes: logits [vocab_size] float32.
     """
     logprobs = log_probabilities(logits)
@@ -104,7 +104,7 @@ def inspect_choice(
 
 
 def inspect_given(logits: NDArray[np.float32], position: int, token_id: int, num_alternatives: int) -> Inspection:
-    """The model's view of the token at a position which nobody chose, such as a prompt's: without steps.
+    """The model's view of a token that was given, not chosen, such as a prompt's: without steps.
 
     Shapes: logits [vocab_size] float32.
     Raises: CheckpointError as `choose`
@@ -121,7 +121,7 @@ class _Stage(NamedTuple):
 
 def _effect(name: str, before: _Stage, after: _Stage, token_id: int, num_alternatives: int) -> StepEffect:
     token_ids = after.candidates.token_ids
-    # No step adds candidates, so as many as before are the same ones.
+    # No step adds candidates, so an equal number means the same ones.
     is_removed = np.zeros(len(before.probabilities), np.bool_)
     if len(token_ids) < len(is_removed):
         is_removed = np.isin(before.candidates.token_ids, token_ids, invert=True, assume_unique=True)
@@ -150,11 +150,11 @@ def _likeliest(stage: _Stage, count: int) -> tuple[TokenProbability, ...]:
 
 
 def _highest(token_ids: NDArray[np.int64], values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """The indices of the highest values, at most `count`, in descending order, of equals the lower token id first."""
+    """The indices of the highest values, at most `count`, in descending order; of ties the lower token id first."""
     count = min(count, len(values))
     if count == 0:
         return np.zeros(0, np.intp)
-    # A partial sort first: 128,256 values take 0.3 ms so and 15 ms sorted whole.
+    # A partial sort first: 128,256 values take 0.3 ms instead of 15 ms.
     indices = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
     order = np.lexsort((token_ids[indices], -values[indices]))
     return indices[order[:count]]

@@ -1,4 +1,4 @@
-"""Sampling parameters, the order of the filters, and `Sampler`, the value that they become."""
+"""Sampling parameters, the order of the filters, and `Sampler`, the value made from them."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from llmcli.differences import shown
 from llmcli.errors import CheckpointError, UsageError
 
-# Sampling parameters, each declared once with default, range and help, and where each value of a run comes from.
+# Sampling parameters, each declared once with default, range and help, and the source of each value of a run.
 #
 # Order of precedence: flag, preset, the model's generation_config.json, default.
 
@@ -17,7 +17,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """What one parameter means and which values it takes; its type, int or float, is the type of `default`."""
+    """The meaning of one parameter and its valid values; its type, int or float, is the type of `default`."""
 
     default: int | float
     help: str
@@ -50,11 +50,11 @@ def _param(spec: ParamSpec) -> Any:
 class SamplingParams:
     """How the next token is chosen from the logits. The defaults suit raw text generation with a base model.
 
-    They trust the model and only trim what it is unsure of: top-p cuts the unreliable tail where the distribution is
-    flat and does nothing where it is sharp, unlike a fixed top-k; a temperature slightly below 1 keeps long texts on
-    topic; a repetition penalty distorts names, code and rhyme, so it is off unless asked for.
+    They trust the model and only trim what it is unsure of. Top-p cuts the unreliable tail of a flat distribution and
+    does nothing to a sharp one, unlike a fixed top-k. A temperature slightly below 1 keeps long texts on topic. A
+    repetition penalty distorts names, code and rhyme, so it is off by default.
 
-    Names are transformers' where it has the parameter, else OpenAI's or llama.cpp's, with a window of 0 for the whole
+    Names are transformers' where it has the parameter, otherwise OpenAI's or llama.cpp's. A window of 0 means the whole
     text, so that 0 is neutral throughout. The range of presence and frequency penalty is OpenAI's and vLLM's.
 
     Raises: UsageError for a wrong type or a value out of range.
@@ -157,7 +157,7 @@ SPECS: Mapping[str, ParamSpec] = {item.name: item.metadata["spec"] for item in f
 class ResolvedSampling:
     """The parameters of a run and, by parameter name, the source of each value.
 
-    `others` are settings that are not numbers, each in words and with its source; none that is off.
+    `others` are settings that are not numbers, in words and with their sources; those that are off are left out.
     """
 
     params: SamplingParams
@@ -191,7 +191,7 @@ def check_param(name: str, value: object, source: str | None = None) -> int | fl
 
 
 def _shown(value: object) -> str:
-    """A value for a message; Python itself refuses to write integers of thousands of digits."""
+    """A value for a message; Python itself refuses to print integers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 400:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
@@ -206,17 +206,16 @@ def resolve(
 ) -> ResolvedSampling:
     """Take each parameter from the first of flags, preset, generation_config and default that names it.
 
-    A flag that is None was not given, and a null in generation_config says nothing. Of a parameter's values only the
-    one that wins is checked, so a flag can override a bad file. An empty `preset` means that none is used.
+    A flag that is None was not given, and a null in generation_config counts as missing. Only the value that wins is
+    checked, so a flag can override a bad file. An empty `preset` means that none is used.
 
     generation_config follows transformers, with one difference: `do_sample: false` means greedy, that is temperature
-    0; without `do_sample` transformers is greedy too, but there it means that the author said nothing, as in the
-    many files that hold only token ids, so the values the file names are used and the rest are our defaults.
-    transformers' own fallbacks (temperature 1, top_k 50) are never assumed. Keys that are not sampling parameters
-    are ignored.
+    0; without `do_sample` transformers is greedy too, but there the author has said nothing, as in the many files that
+    hold only token ids, so the file's values are used and the rest are our defaults. transformers' own fallbacks
+    (temperature 1, top_k 50) are never assumed. Keys that are not sampling parameters are ignored.
 
-    Raises: UsageError for a bad value, and for a key of `preset` that is no parameter; CheckpointError for a bad value
-    of generation_config, and for a do_sample that is no bool
+    Raises: UsageError for a bad value, and for a key of `preset` that is not a parameter; CheckpointError for a bad
+    value of generation_config, and for a do_sample that is not a bool
     """
     for key in preset:
         if key not in SPECS:
@@ -246,9 +245,9 @@ def resolve(
     return ResolvedSampling(SamplingParams(**values), sources)
 
 
-# The order of the filters: the usual one, and which others are allowed.
+# The order of the filters: the usual one, and the rules for others.
 
-# The filters in their usual order, each with the values of its parameters at which it does nothing.
+# The filters in their usual order, each with the parameter values at which it does nothing.
 OFF_VALUES: Mapping[str, Mapping[str, float]] = {
     "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
     "top_n_sigma": {"top_n_sigma": 0.0},
@@ -265,8 +264,8 @@ DEFAULT_ORDER = tuple(OFF_VALUES)
 def check_order(order: Sequence[str], params: SamplingParams) -> None:
     """Refuse an order that names a filter twice or an unknown one, or leaves out one that the parameters switch on.
 
-    mirostat comes last where it is named: it measures the surprise of what is drawn from its own candidates. At
-    temperature 0 no filter runs, so that any may be missing.
+    If named, mirostat must come last: it measures the surprise of what is drawn from its own candidates. At
+    temperature 0 no filter runs, so any may be missing.
 
     Raises: UsageError
     """
@@ -289,9 +288,9 @@ def check_order(order: Sequence[str], params: SamplingParams) -> None:
 
 
 def leave_out(resolved: ResolvedSampling, order: Sequence[str]) -> ResolvedSampling:
-    """Switch off the filters that an order of the user's leaves out, as far as only our defaults had them on.
+    """Switch off the filters that the user's order leaves out, if they are on only by our defaults.
 
-    What somebody has set stays, so that `check_order` refuses it.
+    Values set by anybody stay, so that `check_order` refuses them.
     """
     values: dict[str, Any] = {
         name: off
@@ -307,7 +306,7 @@ def leave_out(resolved: ResolvedSampling, order: Sequence[str]) -> ResolvedSampl
     )
 
 
-# `Sampler`: everything that decides a draw apart from logits and history, as one plain value.
+# `Sampler`: everything that decides a draw except logits and history, as one plain value.
 
 SEED_BITS = 64
 SAMPLE_INDEX_BITS = 32
@@ -315,20 +314,20 @@ SAMPLE_INDEX_BITS = 32
 
 @dataclass(frozen=True)
 class Sampler:
-    """The parameters, the seed, which sample this is, and what the chain must know of prompt and tokenizer.
+    """The parameters, the seed, the sample's number, and what the chain must know of prompt and tokenizer.
 
     - `num_prompt_tokens`: how much of the history is prompt. The presence and frequency penalties and min_new_tokens
       count from there.
     - `eos_token_ids`: the tokens that end a text. min_new_tokens bans them for a while, `ignore_eos` always, as
-      llama.cpp's flag does: vLLM's lets the model choose one and goes on behind it, but what a model writes after
-      reading the end of a text is no continuation of that text. XTC spares them.
+      llama.cpp's flag does. vLLM's lets the model choose one and continues after it, but what a model writes after
+      the end of a text does not continue that text. XTC spares them.
     - `logit_bias`: added to a token's logit; -inf bans it. Ids outside the vocabulary change nothing.
-    - `sequence_bias`: sequences of token ids, each with what is added to the logit of its last token where the text
-      ends in the others; -inf bans it there. What several sequences add to one token adds up.
-    - `begin_suppress_token_ids`: tokens that are banned as the first of the generated ones.
+    - `sequence_bias`: for each sequence of token ids, what is added to the logit of its last token if the text ends in
+      the others; -inf bans it there. The amounts of several sequences for one token add up.
+    - `begin_suppress_token_ids`: tokens banned as the first generated token.
     - `forced_eos_token_ids`: at position `forced_eos_position` one of these is chosen, whatever the logits say.
-    - `dry_breaker_token_ids`: no repetition that DRY sees reaches across these tokens. Right for a string such as a
-      newline are all tokens whose text contains it, as in llama.cpp.
+    - `dry_breaker_token_ids`: no repetition for DRY extends across these tokens. For a string such as a newline, give
+      all tokens whose text contains it, as in llama.cpp.
     - `order`: the filters that run, in their order, named as in `chain.FILTERS`.
     - `mirostat_mu`: mirostat's state before this draw, in bits; None at the first token of a text, for 2 * tau.
 
@@ -371,13 +370,13 @@ class Sampler:
         check_order(self.order, self.params)
 
 
-# `logit_bias` as OpenAI's bodies have it.
+# `logit_bias` in OpenAI's form.
 
 
 def read_logit_bias(value: Any) -> dict[int, float]:
-    """Token ids and what is added to their logits. JSON's keys are texts, so ids come as such.
+    """Token ids and what is added to their logits. Keys in JSON are strings, so the ids are.
 
-    Raises: ValueError, whose text goes on behind the key's name
+    Raises: ValueError, with a text that continues the key's name
     """
     problem = ValueError(f'{shown(value)}, expected token ids and numbers, such as {{"50256": -100}}')
     if not isinstance(value, dict):

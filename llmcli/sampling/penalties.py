@@ -1,6 +1,6 @@
-"""The steps before the filters: biases and bans, and five penalties on what prompt and text already say.
+"""The steps before the filters: biases and bans, and five penalties on what prompt and text already contain.
 
-They change scores, also of a greedy choice. Each returns its candidates unchanged where its parameter is off.
+They change scores, also for a greedy choice. Each returns its candidates unchanged if its parameter is off.
 Shapes, of every step: history [position] integers, the ids of prompt and generated text.
 """
 
@@ -13,8 +13,8 @@ from llmcli.errors import UsageError
 from llmcli.sampling.candidates import LARGEST_SCORE, Candidates, History
 from llmcli.sampling.params import Sampler
 
-# Longer repetitions are not told apart: at base 1.75 the penalty is 10^15 times the multiplier by then. The bound
-# keeps DRY linear in the length of the text where a text is one long loop.
+# Longer repetitions count as equal: at base 1.75 the penalty is 10^15 times the multiplier by then. The bound keeps DRY
+# linear in the length of a text that is one long loop.
 MAX_DRY_EXPONENT = 64
 
 
@@ -57,7 +57,7 @@ def begin_suppress(candidates: Candidates, sampler: Sampler, history: History) -
 
 
 def forced_eos(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """Keep the forced tokens only, all equally likely: the one step before the filters at `forced_eos_position`.
+    """Keep only the forced tokens, all equally likely: the one step before the filters at `forced_eos_position`.
 
     Source: transformers' ForcedEOSTokenLogitsProcessor, which overwrites what biases and penalties did.
     Raises: UsageError if no candidate is left.
@@ -83,8 +83,8 @@ def eos_ban(candidates: Candidates, sampler: Sampler, history: History) -> Candi
 def encoder_repetition_penalty(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
     """Multiply the positive and divide the negative scores of all tokens of the prompt.
 
-    Source: transformers' EncoderRepetitionPenaltyLogitsProcessor, for which the prompt of a decoder is the encoder's
-    input; it takes the penalty's inverse first, and so does this.
+    Source: transformers' EncoderRepetitionPenaltyLogitsProcessor, for which a decoder's prompt is the encoder's input;
+    it takes the penalty's inverse first, and so does this.
     """
     strength = sampler.params.encoder_repetition_penalty
     if strength == 1:
@@ -106,8 +106,8 @@ def repetition_penalty(candidates: Candidates, sampler: Sampler, history: Histor
 def presence_penalty(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
     """Subtract the penalty from the score of every token in the window of generated text.
 
-    Source: OpenAI's API, which counts sampled tokens, as vLLM does: a penalty on the prompt as well, as in llama.cpp,
-    would keep a summary from its subject's own words.
+    Source: OpenAI's API, which counts sampled tokens, as vLLM does. A penalty on the prompt as well, as in llama.cpp,
+    would keep a summary from using its subject's own words.
     """
     penalty = sampler.params.presence_penalty
     if penalty == 0:
@@ -129,7 +129,7 @@ def frequency_penalty(candidates: Candidates, sampler: Sampler, history: History
 def dry(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
     """Penalise the tokens that would lengthen a verbatim repetition (DRY, "don't repeat yourself").
 
-    If the text ends in L tokens that stand earlier too, the token that followed there loses multiplier * base^(L -
+    If the text ends in L tokens that also occur earlier, the token that followed there loses multiplier * base^(L -
     allowed_length), for the longest such L >= allowed_length. A breaker ends the L tokens and is never penalised.
 
     Source: text-generation-webui, pull request 5677; llama.cpp's llama_sampler_dry_apply.
@@ -152,9 +152,9 @@ def dry(candidates: Candidates, sampler: Sampler, history: History) -> Candidate
 
 
 def repetition_lengths(recent: NDArray[np.int64], breakers: frozenset[int], max_length: int) -> NDArray[np.int64]:
-    """Return for each earlier place how many tokens up to there equal the last tokens of the text, up to max_length.
+    """Return for each earlier place how many tokens up to it equal the last tokens of the text, up to max_length.
 
-    One comparison per place and length, all places independent of each other.
+    One comparison per place and length; all places are independent.
     Shapes: recent [num_tokens] int64, num_tokens >= 1; result [num_tokens - 1] int64.
     """
     lengths = np.zeros(len(recent) - 1, np.int64)
@@ -184,7 +184,7 @@ def _weaken(candidates: Candidates, token_ids: NDArray[np.int64], penalty: float
     """Divide the positive and multiply the negative scores of the tokens [any] by a penalty > 0."""
     seen = candidates.occurrences(token_ids) > 0
     penalized = candidates.scores[seen]
-    # Absurd penalties overflow, and are then clipped; of an infinite one, 0 * inf is computed but not chosen.
+    # Absurd penalties overflow, and are then clipped; if one is infinite, 0 * inf is computed but not chosen.
     with np.errstate(over="ignore", invalid="ignore"):
         penalized = np.where(penalized < 0, penalized * penalty, penalized / penalty)
     scores = candidates.scores.copy()
@@ -193,7 +193,7 @@ def _weaken(candidates: Candidates, token_ids: NDArray[np.int64], penalty: float
 
 
 def _add_biases(candidates: Candidates, biases: Mapping[int, float], what_bans: str, history: History) -> Candidates:
-    """Add to each score what `biases` has for its token; -inf removes it."""
+    """Add to each score the bias of its token; -inf removes it."""
     if not biases:
         return candidates
     num_ids = int(candidates.token_ids.max()) + 1
@@ -214,7 +214,7 @@ def _ban(candidates: Candidates, token_ids: frozenset[int], what_bans: str, hist
 
 
 def _add(candidates: Candidates, amounts: NDArray[np.floating]) -> Candidates:
-    """Add an amount [num_candidates] to each score; infinite ones end at the largest score."""
+    """Add an amount [num_candidates] to each score; infinite ones are clipped to the largest score."""
     return Candidates(candidates.token_ids, np.clip(candidates.scores + amounts, -LARGEST_SCORE, LARGEST_SCORE))
 
 

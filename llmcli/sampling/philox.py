@@ -1,7 +1,7 @@
 """Random numbers as a function, not a state: Philox4x32-10 keyed by (seed, sample index, position, token id).
 
-Whoever knows these four numbers computes the same noise, on any device, in any order, alone or in a batch. The counter
-is (token_id, position, sample_index, purpose), so that numbers for different ends never coincide.
+These four numbers give the same noise on any device, in any order, alone or in a batch. The counter is (token_id,
+position, sample_index, purpose), so that numbers for different purposes never coincide.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (the Random123 library).
 """
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 NUM_ROUNDS = 10
 MULTIPLIER_0 = np.uint64(0xD2511F53)
 MULTIPLIER_1 = np.uint64(0xCD9E8D57)
-KEY_STEP_0 = 0x9E3779B9  # 2^32 / golden ratio: the key moves on by this after each round
+KEY_STEP_0 = 0x9E3779B9  # 2^32 / golden ratio: added to the key after each round
 KEY_STEP_1 = 0xBB67AE85  # 2^32 * (sqrt(3) - 1)
 WORD_MASK = 0xFFFFFFFF
 WORD_BITS = np.uint64(32)
@@ -55,7 +55,7 @@ def random_bits(
     The key is (low, high half of `seed`), the counter (token_id, position, sample_index, purpose).
 
     Why 64 bits: the smallest uniform number wins, and the smallest of 128k is near 2^-17. With 24 bits that is
-    128 steps of the grid, so the winner's noise is coarse by 1 %, and some two of the 128k always coincide; with 32
+    128 steps of the grid, so the winner's noise is coarse by 1 %, and two or so of the 128k always coincide; with 32
     bits they do in 85 % of draws. Tokens of equal score then tie, and the lower id gains. With 64 bits the
     chance of a coincidence is 4e-10.
 
@@ -93,7 +93,7 @@ def gumbel(seed: int, sample_index: Integers, position: Integers, token_ids: Int
 
 
 def uniform(seed: int, sample_index: Integers, position: Integers) -> NDArray[np.float64]:
-    """Return XTC's number of each position, uniform in [0, 1): the upper 53 of 64 random bits.
+    """Return XTC's number for each position, uniform in [0, 1): the upper 53 of 64 random bits.
 
     Shapes and units as in `random_bits`.
     """

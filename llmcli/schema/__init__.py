@@ -1,1 +1,1 @@
-"""Output held to a schema: JSON Schema, an expression, choices, a grammar. llguidance knows what may come next."""
+"""Output held to a JSON Schema, an expression, choices, or a grammar. llguidance knows what may come next."""

@@ -1,6 +1,6 @@
-"""`Grammar`: what a text is held to, as llguidance reads it: made from what the user gave, checked, tried.
+"""`Grammar`: what texts must match, in llguidance's form: made from the user's input, checked and tried.
 
-Refuses what llguidance cannot hold exactly, and what no text can fit, by the user's own words for it.
+Refuses what llguidance cannot follow exactly, and what no text matches, in the user's own words.
 """
 
 import json
@@ -24,13 +24,13 @@ from llmcli.schema.regex import check_regex
 from llmcli.tokenizer.bounded_process import BoundedProcess
 from llmcli.tokenizer.pieces import TokenPieces
 
-# Grammars in llama.cpp's GBNF, in Lark's syntax. llguidance converts them; what it converts wrongly is refused.
+# Converts llama.cpp's GBNF to Lark's syntax, by llguidance; what llguidance converts wrongly is refused.
 
 _RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.M)
 # Strings, bracket expressions and comments.
 _QUOTED_GBNF = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.S)
 _CODE = re.compile(r"\\(?:\\|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
-# In what llguidance writes: a word of the lexer, its name, white space, quoted parts, and what is repeated.
+# In llguidance's output: a word of the lexer, its name, white space, quoted parts, and repeated parts.
 _WORD = re.compile(r"^([A-Z][A-Z0-9_]*):((?:.*\n?)(?:[ \t]+\|.*\n?)*)", re.M)
 _NAME = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
 _SPACE = re.compile(r"\(?/\[(?: |\\[tnr])+\]/[*+]?\)?")
@@ -60,7 +60,7 @@ def gbnf_as_lark(name: str, text: str) -> str:
         raise _refused(name, spelt, error.pos.pos, f"{message[:1].lower()}{message[1:]}") from error
     except RecursionError:
         raise UsageError(f"{name}: parentheses are nested too deeply") from None
-    except Exception as error:  # it raises nothing more exact for names of rules
+    except Exception as error:  # names of rules have no exception of their own
         unknown = re.search(r"'([\w-]+)'", str(error))
         place = re.search(rf"(?<![\w-]){re.escape(unknown[1])}(?![\w-])", bare) if unknown else None
         raise _refused(name, text, place.start() if place else 0, str(error) or "it is not a grammar") from error
@@ -68,9 +68,9 @@ def gbnf_as_lark(name: str, text: str) -> str:
 
 
 def _with_free_space(lark: str) -> str:
-    """The same grammar with its white space in rules: words are as long as they can be, and would take line ends away.
+    """Turn words of white space, and words that contain them, into rules.
 
-    So are the rules that have such white space in them; what repeats there is a word.
+    The lexer takes the longest word, which would swallow line ends. Repeated sets in such a rule become words.
     """
     words = {found[1]: found[2] for found in _WORD.finditer(lark)}
     free = {name for name, content in words.items() if _SPACE.fullmatch(content.strip())}
@@ -90,7 +90,7 @@ def _with_free_space(lark: str) -> str:
 
 
 def _lower(lark: str, names: set[str]) -> str:
-    """The grammar with these names as names of rules."""
+    """The grammar with these words renamed as rules."""
     parts, last = list[str](), 0
     for quoted in [*_QUOTED_LARK.finditer(lark), None]:
         bare = lark[last : quoted.start() if quoted else len(lark)]
@@ -101,7 +101,7 @@ def _lower(lark: str, names: set[str]) -> str:
 
 
 def _character(code: re.Match[str]) -> str:
-    """The character itself, which llguidance reads where it drops zeros of a code."""
+    """The character itself: llguidance drops zeros of its code."""
     digits = code[1] or code[2] or code[3]
     if digits is None or int(digits, 16) < 0x80 or int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
         return code[0]
@@ -109,13 +109,13 @@ def _character(code: re.Match[str]) -> str:
 
 
 def _refused(name: str, text: str, place: int, what: str) -> UsageError:
-    line = text.rstrip().count("\n", 0, place) + 1  # a place may be behind the last line
+    line = text.rstrip().count("\n", 0, place) + 1  # a place may be after the last line
     return UsageError(f"{name}, line {line}: {what}")
 
 
-# Checks a grammar in Lark's syntax for what llguidance reads and we cannot hold: refused by line.
+# Refuses, by line, what llguidance reads in Lark's syntax but we cannot follow.
 
-# Strings, expressions and comments, in which nothing is looked for.
+# Strings, expressions and comments, which are not searched.
 _UNREAD = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _REFUSED = (
     (re.compile(r"^[ \t]*\??!?[A-Za-z_][\w-]*[ \t]*\[[^\]\n]*\][ \t]*:", re.M), "a rule's options in brackets are"),
@@ -135,12 +135,12 @@ def check_lark(name: str, text: str) -> None:
             raise UsageError(f"{name}, line {line}: {what} not supported; write the rule without it")
 
 
-# Tries a grammar before a model is opened: what takes too long while a text is written is refused up front.
+# Tries a grammar before a model is opened, to refuse what would take too long while a text is written.
 #
-# What may follow in a text costs llguidance more with counted repeats, lengths and alternatives than their size
-# tells. So some texts are written with a made vocabulary, within a fraction of the limits that hold for a real one.
+# With counted repeats, lengths and alternatives, the next token costs llguidance more than their size suggests. So some
+# texts are written with a made-up vocabulary, within a fraction of the limits for a real one.
 
-# A real vocabulary, of up to 128,000 tokens, has needed up to four times as much as the made one.
+# A real vocabulary, of up to 128,000 tokens, has needed up to four times as much as the made-up one.
 _LIMITS = Limits(step_lexer_fuel=800_000, step_max_items=50_000, max_items_in_row=2_000)
 _NUM_TOKENS = 4000
 _WALKS, _STEPS = 2, 20
@@ -149,7 +149,7 @@ _MARKS = ".,;:!?\"'()[]{}<>/\\|-_=+*&^%$#@~` \n\t"
 
 
 def trial_error(lark: str) -> str:
-    """What llguidance says where it does not read it or gives up in one of some texts, "" if all is well."""
+    """llguidance's error when it reads the grammar or writes some texts, "" if all is well."""
     if error := Matcher(byte_tokens(), lark, _LIMITS).error:
         return error
     tokens = _tokens()
@@ -170,7 +170,7 @@ def trial_error(lark: str) -> str:
 
 @cache
 def _tokens() -> Tokens:
-    """Bytes, words, numbers, marks, spaces and letters of many scripts, as vocabularies have them."""
+    """Bytes, words, numbers, marks, spaces and letters of many scripts, as in real vocabularies."""
     rng, pieces = random.Random(0), {bytes([byte]): None for byte in range(256)}
     while len(pieces) < _NUM_TOKENS:
         length = min(1 + int(rng.expovariate(0.2)), 16)
@@ -194,33 +194,33 @@ def _tokens() -> Tokens:
     return Tokens(TokenPieces.from_list([*pieces]))
 
 
-# `Grammar`: what a text is held to, as llguidance reads it, made from what the user gave.
+# `Grammar`: what texts must match, in llguidance's form, made from the user's input.
 #
-# Refuses what llguidance cannot hold exactly, and what no text can fit, by the user's own words for it.
+# Refuses what llguidance cannot follow exactly, and what no text matches, in the user's own words.
 
-NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
+NO_TOKEN = "NoExtensionBias"  # llguidance's error if neither a token nor the end may follow
 _COMPLEX = "it is too complex"
 _TOO_COMPLEX = re.compile("fuel exhausted|max is|too many|too complex|Unable to determine if", re.I)
 
-# Without it llguidance lets a model choose only the canonical tokens of what must come next. At the end, so that the
-# lines of a user's grammar keep their numbers.
+# Without it llguidance allows only the canonical tokens of text that is forced. It comes last, so that the lines of a
+# user's grammar keep their numbers.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
-# White space in a JSON value. Models fill their texts with it where nothing bounds it, so there is what json.dumps
-# writes or nothing: one space behind a comma or a colon.
+# White space in a JSON value: at most one space after a comma or a colon, as json.dumps writes. Without a bound, models
+# fill their texts with it.
 _LITTLE_SPACE = {"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
 _ANY_SPACE = {"whitespace_pattern": r"[ \n\r\t]+"}
 
-# Without \u every string has one form. With it a key could be written in a second one, which llguidance takes for a
-# key that is not listed. Lost are only control characters that have no letter.
+# Without \u every string has one form. With it a key could be spelled in a second way, which llguidance takes for a key
+# that is not listed. Only control characters without a letter are lost.
 _ESCAPES = 'nrbtf\\"'
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """`name` is what the user knows it by, such as `--regex`; `lark` is the grammar for llguidance.
+    """`name` is the user's name for it, such as `--regex`; `lark` is the grammar for llguidance.
 
-    `notes` say what of a schema binds nothing.
+    `notes` list what in a schema has no effect.
     """
 
     name: str
@@ -229,11 +229,11 @@ class Grammar:
 
 
 def json_schema_grammar(name: str, text: str, *, any_space: bool = False, is_strict: bool = False) -> Grammar:
-    """JSON values that fit a JSON Schema, in its text form; `any_space` allows all the white space of JSON.
+    """JSON values that fit a JSON Schema, given as text; `any_space` allows all the white space of JSON.
 
-    `is_strict` refuses keywords and formats that nobody knows.
+    `is_strict` refuses unknown keywords and formats.
 
-    Raises: UsageError for what is no schema, for one that cannot be held exactly or that no value fits.
+    Raises: UsageError if it is not a schema, cannot be followed exactly, or fits no value.
     """
     try:
         schema = parse_json(text, object_of_unique_keys)
@@ -264,25 +264,25 @@ def any_json_grammar(name: str, *, any_space: bool = False) -> Grammar:
 def regex_grammar(name: str, regex: str) -> Grammar:
     r"""Texts that match a regular expression from end to end; `\d`, `\w` and `\s` are ASCII, as with Python's re.ASCII.
 
-    Raises: UsageError for one that Python's `re` and llguidance do not both read, or read alike.
+    Raises: UsageError unless Python's `re` and llguidance both read it, and read it alike.
     """
     check_regex(name, regex)
     return _checked(name, f"start: /{llguidance.regex_to_lark(regex, 'dws')}/{_NO_FORCING}")
 
 
 def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
-    """One of some texts, none of them empty. Raises: UsageError for an empty one"""
+    """One of these texts. Raises: UsageError for an empty one"""
     if not all(choices):
         raise UsageError(f"{name} is empty; give it a text")
-    # One word of the lexer: as rules no more than 2,000 may begin at once.
+    # One word of the lexer: at most 2,000 rules may begin at once.
     words = " | ".join(json.dumps(choice) for choice in choices)
     return _checked(name, f"start: CHOICE\nCHOICE: {words}{_NO_FORCING}")
 
 
 def lark_grammar(name: str, text: str) -> Grammar:
-    """Texts of a grammar in Lark's syntax, as llguidance has it, or in llama.cpp's GBNF.
+    """Texts of a grammar in llguidance's Lark syntax or llama.cpp's GBNF.
 
-    Raises: UsageError for what it does not read, and for special tokens.
+    Raises: UsageError for what llguidance does not read, and for special tokens.
     """
     if is_gbnf(text):
         text = gbnf_as_lark(name, text)
@@ -291,7 +291,7 @@ def lark_grammar(name: str, text: str) -> Grammar:
 
 
 def grammar_of(held_to: HeldTo) -> Grammar:
-    """The grammar that a line or a request asks for, by its key's name. Raises: as the function of its kind"""
+    """The grammar of a batch line or a request, named by its key. Raises: as the function of its kind"""
     name, value = held_to.key, held_to.value
     if held_to.kind == "schema":
         return json_schema_grammar(name, json.dumps(value))
@@ -305,7 +305,7 @@ def grammar_of(held_to: HeldTo) -> Grammar:
 
 
 def first_line(message: str) -> str:
-    """What llguidance says, without the backtraces and states behind it."""
+    """llguidance's message, without backtraces and states."""
     lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
     of_regex = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return [*of_regex, *lines, "no reason given"][0][:300]
@@ -317,14 +317,14 @@ def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
 
 
 def _checked(name: str, lark: str) -> Grammar:
-    """Raises: UsageError for what llguidance does not read, and what no text fits or is too complex"""
+    """Raises: UsageError if llguidance does not read it, no text matches it, or it is too complex"""
     if (fault := _fault(lark)) is not None:
         raise UsageError(f"{name}: {fault}")
     return Grammar(name, lark)
 
 
 def _fault(lark: str) -> str | None:
-    """What is wrong with a grammar, None if llguidance reads it and texts can be written."""
+    """What is wrong with a grammar; None if llguidance reads it and can write texts."""
     if not (error := trial_error(lark)):
         return None
     line = first_line(error)
@@ -336,16 +336,16 @@ def _fault(lark: str) -> str | None:
     return line
 
 
-# `GrammarProcess`: reads what strangers ask texts to be held to, within bounds on time and memory.
+# `GrammarProcess`: reads grammars and schemas of strangers, within bounds on time and memory.
 #
-# Few keywords make an automaton of millions of states, such as several `multipleOf`. So a child process reads it
+# A few keywords, such as several `multipleOf`, can make an automaton of millions of states. So a child process reads it
 # first.
 
 LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s
 
 
 class GrammarProcess:
-    """See the module. The process starts with the first request."""
+    """See above. The process starts with the first request."""
 
     def __init__(self) -> None:
         self._process = BoundedProcess(
@@ -353,9 +353,9 @@ class GrammarProcess:
         )
 
     def grammar(self, held_to: HeldTo) -> Grammar:
-        """The grammar.
+        """Read the grammar.
 
-        Raises: as `grammar_of`; TokenizerError for what takes too long, or too much memory
+        Raises: as `grammar_of`; TokenizerError if it takes too much time or memory
         """
         answer = self._process.ask(asdict(held_to), LIMIT_SECONDS)
         if isinstance(answer, str):

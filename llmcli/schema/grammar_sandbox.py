@@ -15,7 +15,7 @@ MEMORY_LIMIT_MB = 1024
 
 
 def main() -> None:
-    """Answers the fields of a `HeldTo` with those of its `Grammar`, or with what is wrong with it."""
+    """Answer the fields of a `HeldTo` with those of its `Grammar`, or with its error."""
     serve(_answer, lambda error: printable(str(error)) or type(error).__name__, MEMORY_LIMIT_MB)
 
 

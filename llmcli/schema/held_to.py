@@ -1,6 +1,6 @@
-"""`HeldTo`: what a line of a batch, or a request, asks a text to be held to, by our keys or by OpenAI's.
+"""`HeldTo`: what a batch line or a request asks texts to match, by our keys or by OpenAI's.
 
-Imports no llguidance: most texts are held to nothing.
+Imports no llguidance: most texts have no such request.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from llmcli.errors import UsageError
 
 HeldKind = Literal["schema", "json_output", "regex", "choice", "grammar"]
 
-# Our keys, named as the options, and what each expects.
+# Our keys, named as the options, and the type of each.
 _EXPECTED: Mapping[HeldKind, str] = {
     "schema": "a JSON Schema, an object",
     "json_output": "true or false",
@@ -25,7 +25,7 @@ HELD_KEYS = tuple(_EXPECTED)
 
 @dataclass(frozen=True, slots=True)
 class HeldTo:
-    """`value` as the option of that kind has it, given under the key `key`."""
+    """The kind, and the `value` in the form of that kind's option, given under the key `key`."""
 
     kind: HeldKind
     key: str
@@ -33,12 +33,12 @@ class HeldTo:
 
 
 def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
-    """What our keys among `values` ask for.
+    """Read our keys among `values`.
 
     Raises: UsageError for two of them, and for a value of another type.
     """
     given = [kind for kind in _EXPECTED if kind in values]
-    if values.get("json_output") is False:  # which asks for nothing
+    if values.get("json_output") is False:  # asks for nothing
         given.remove("json_output")
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} cannot be combined")
@@ -56,10 +56,10 @@ def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
 
 
 def held_to_of_format(key: str, value: Any) -> HeldTo | None:
-    """What OpenAI's response_format asks for, given under `key`; None is a key that is not there.
+    """Read OpenAI's response_format, given under `key`; None counts as a key that is not given.
 
-    A schema is held exactly whether it is `strict` or not.
-    Raises: UsageError for what is no response_format.
+    A schema is followed exactly whether it is `strict` or not.
+    Raises: UsageError for a value that is not a response_format.
     """
     if value is None:
         return None

@@ -1,7 +1,7 @@
-"""Checks a JSON Schema before llguidance reads it, and writes it as llguidance holds it exactly.
+"""Checks a JSON Schema before llguidance reads it, and writes it in a form that llguidance follows exactly.
 
-llguidance leaves out keywords that it does not know, so every keyword must be one of keywords.py. Places are the
-user's, as `#/properties/name`; paths are those in what llguidance gets.
+llguidance ignores unknown keywords, so every keyword must be one of keywords.py. Places are the user's, as
+`#/properties/name`; paths are those in llguidance's form.
 """
 
 import json
@@ -31,11 +31,11 @@ from llmcli.schema.keywords import (
 from llmcli.schema.regex import UNWRITTEN, as_in_json
 from llmcli.schema.rewriting import Made, rewritten
 
-# Finds a schema whose values all hold one of themselves, without end.
+# Finds a schema in which every value contains a value of the same schema, without end.
 
 
 def find_endless(schemas: Mapping[str, Any]) -> str | None:
-    """The path of such a schema that the first one needs, None if some finite value may fit. `schemas` are by paths."""
+    """The path of such a schema that the first one needs; None if some finite value fits. `schemas` are by path."""
     ends: set[str] = set()  # paths of schemas that some finite value may fit
     num_before = -1
     while num_before < len(ends):
@@ -55,7 +55,7 @@ def _may_end(schemas: Mapping[str, Any], path: str, ends: set[str]) -> bool:
 
 
 def _needs(schemas: Mapping[str, Any], path: str) -> Iterator[list[str]]:
-    """What every value that fits holds or fits: of each list one path at least."""
+    """Lists of paths: every value that fits must contain or fit at least one path of each list."""
     schema = schemas[path]
     if isinstance(schema, bool):
         return
@@ -80,7 +80,7 @@ def _needs(schemas: Mapping[str, Any], path: str) -> Iterator[list[str]]:
 _OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")
 _DRAFTS = (*_OLD_DRAFTS, "2020-12")
 
-# What llguidance drops from the strings of const and enum, and from where on it rounds their numbers.
+# Characters that llguidance drops from strings of const and enum, and the number from which it rounds.
 _DROPPED = re.compile(f"[{UNWRITTEN}]")
 _MOST_EXACT = 2**53
 
@@ -89,13 +89,13 @@ _PATH = re.compile(r"#/\$defs/[0-9]+[^\s'\"]*")
 
 
 class CheckedSchema:
-    """A schema of which every keyword is known, and that some finite value may fit.
+    """A schema with only known keywords, which some finite value may fit.
 
-    Attributes: notes: what of it binds nothing, though somebody may think so, each in one line
+    Attributes: notes: parts without effect that somebody may rely on, each in one line
     """
 
     def __init__(self, name: str, schema: Any, *, is_strict: bool = False):
-        """`name` is what the user knows it by; `is_strict` refuses what would be a note.
+        """`name` is the user's name for it; `is_strict` refuses what would be a note.
 
         Raises: UsageError with the keyword and its place
         """
@@ -104,11 +104,11 @@ class CheckedSchema:
         self._is_old = _is_old_draft(name, schema)
         self._notes: dict[str, None] = {}
         self._references = References(name, schema)
-        self._schemas: dict[str, Any] = {}  # all in it, as llguidance gets them, by their paths
-        self._shown: dict[str, str] = {}  # the places of these
-        self._below: dict[str, list[str]] = {}  # the paths of those that lie directly in one
-        self._regexes: dict[str, dict[str, str]] = {}  # of each with expressions, these by their places
-        self._definitions: dict[str, str] = {"#": "#/$defs/0"}  # the paths of what is named, by their places
+        self._schemas: dict[str, Any] = {}  # all schemas in it, in llguidance's form, by path
+        self._shown: dict[str, str] = {}  # their places
+        self._below: dict[str, list[str]] = {}  # for each, the paths directly inside it
+        self._regexes: dict[str, dict[str, str]] = {}  # for each, its expressions by place
+        self._definitions: dict[str, str] = {"#": "#/$defs/0"}  # the paths of named schemas, by place
         self._roots: list[Any] = []
         found = [schema]
         while found:
@@ -121,7 +121,7 @@ class CheckedSchema:
         self.notes = tuple(self._notes)
 
     def document(self, path: str = "#/$defs/0") -> dict[str, Any]:
-        """The schema for llguidance, or the part at `path` of it."""
+        """The schema for llguidance, or the part of it at `path`."""
         return {"$ref": _quoted(path), "$defs": {str(index): root for index, root in enumerate(self._roots)}}
 
     def find_fault(
@@ -129,7 +129,7 @@ class CheckedSchema:
     ) -> tuple[str, dict[str, Any]] | None:
         """An innermost place whose document is faulty, and that document; None if there is none.
 
-        Each part with an expression is looked at, too: texts of the whole schema may not come to a late part of it.
+        Parts with an expression are checked too: the texts tried for the whole schema may never reach them.
         """
         parts = {json.dumps(self._schemas[path]): path for path in self._regexes}
         path: str | None = "#/$defs/0"
@@ -151,11 +151,11 @@ class CheckedSchema:
         return self._shown[found], self.document(found)
 
     def in_users_words(self, said: str) -> str:
-        """What llguidance says, with the user's places."""
+        """llguidance's message with the user's places."""
         return _PATH.sub(lambda found: self._shown.get(unquote(found[0]), "a part of it"), said)
 
     def _check(self, schema: Any, path: str, place: str) -> Any:
-        """The schema as llguidance gets it; notes it and all that are in it."""
+        """The schema in llguidance's form; notes it and all schemas in it."""
         self._below[path] = []
         self._shown[path] = place = schema.place if isinstance(schema, Made) else self._references.place(schema, place)
         if isinstance(schema, bool):
@@ -230,13 +230,13 @@ class CheckedSchema:
         return self._definitions[place]
 
     def _check_regex(self, regex: Any, where: str, path: str) -> str:
-        """An expression as llguidance gets it; notes it for the schema at `path`."""
+        """An expression in llguidance's form; notes it for the schema at `path`."""
         written = as_in_json(f"{self.name}: {where}", regex)
         self._regexes.setdefault(path, {})[where] = written
         return written
 
     def _check_value(self, value: Any, where: str) -> None:
-        """Refuse a value that llguidance would write as another one. Keys are safe."""
+        """Refuse a value that llguidance would change. Keys are safe."""
         if isinstance(value, str) and (found := _DROPPED.search(value)):
             raise UsageError(f"{self.name}: {where} has the character U+{ord(found[0]):04X}; leave it out")
         if isinstance(value, int | float) and abs(value) > _MOST_EXACT:
@@ -246,9 +246,9 @@ class CheckedSchema:
             self._check_value(one, f"{where}/{escaped(str(name))}")
 
     def _add_bound(self, checked: dict[str, Any], keyword: str, schema: dict[str, Any], where: str) -> None:
-        """A bound that llguidance does not round; draft 4 says by true that another one is exclusive.
+        """Add a bound that llguidance does not round; in draft 4, true means that another bound is exclusive.
 
-        Raises: UsageError for one that lets only larger numbers fit
+        Raises: UsageError for a bound that only larger numbers fit
         """
         bound, exclusive = schema[keyword], f"exclusive{keyword[:1].upper()}{keyword[1:]}"
         if isinstance(bound, bool):
@@ -291,7 +291,7 @@ class CheckedSchema:
         self._notes[what] = None
 
     def _check_counts(self, schema: dict[str, Any], place: str) -> None:
-        """Keys that are not listed may come twice, and count as one then."""
+        """Refuse counts that could go wrong: unlisted keys may come twice, and then count as one."""
         least = schema.get("minProperties", 0)
         listed = set(schema.get("properties", {})) & set(schema.get("required", []))
         if isinstance(least, int | float) and least > len(listed) + 1:
@@ -302,7 +302,7 @@ class CheckedSchema:
 
 
 def _is_old_draft(name: str, schema: Any) -> bool:
-    """Whether the schema is of a draft before 2020-12. Raises: UsageError for a draft that nobody knows"""
+    """Whether the schema is of a draft before 2020-12. Raises: UsageError for an unknown draft"""
     draft = schema.get("$schema") if isinstance(schema, dict) else None
     if draft is None:
         return False

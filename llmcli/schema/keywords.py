@@ -6,7 +6,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from llmcli.errors import UsageError
 
-# The keywords of JSON Schema: where schemas lie in a schema, what is held, and what binds nothing.
+# The keywords of JSON Schema: where schemas stand in a schema, which are enforced, and which have no effect.
 
 # In the value, in a list, or by name.
 ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
@@ -40,7 +40,7 @@ VALUES = (
     *(*COUNTS, *BOUNDS, "multipleOf"),
 )
 HELD = {*ONE, *UNEVALUATED, *LISTS, *NAMED, *VALUES}
-# They say nothing about which values are valid, or only what a `$ref` means.
+# Keywords that do not restrict values, or only define what a `$ref` means.
 ANNOTATIONS = {
     *(
         "$schema",
@@ -58,7 +58,7 @@ ANNOTATIONS = {
     *("contentSchema", "discriminator", "externalDocs", "xml"),
 }
 
-# The type that a keyword binds; values of other types fit it.
+# The type that a keyword restricts; values of other types fit it.
 BOUND_TYPE = {
     **dict.fromkeys(("properties", "patternProperties", "additionalProperties", "required", "propertyNames"), "object"),
     **dict.fromkeys(("minProperties", "maxProperties", "dependentRequired", "dependentSchemas"), "object"),
@@ -78,20 +78,20 @@ def type_of(value: object) -> str:
 
 
 def escaped(name: str) -> str:
-    """A name as a part of a JSON Pointer."""
+    """A name as part of a JSON Pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
-# What `$ref` names in a schema: places by JSON Pointers, `$id` and anchors. Nothing is fetched.
+# Targets of `$ref` in a schema: places by JSON Pointers, `$id` and anchors. Nothing is fetched.
 
 
 class References:
-    """The schemas that lie in a schema, by their places."""
+    """The schemas inside a schema, by place."""
 
     def __init__(self, name: str, root: Any):
         self._name = name
         self._root = root
-        self._places: dict[int, str] = {}  # of the objects, by their identity
+        self._places: dict[int, str] = {}  # of the objects, by identity
         self._bases: dict[int, str] = {}
         self._resources: dict[str, str] = {"": "#"}
         self._anchors: dict[tuple[str, str], str] = {}
@@ -100,13 +100,13 @@ class References:
         self._walk(root, "#", "")
 
     def place(self, schema: Any, otherwise: str) -> str:
-        """Where a schema of the user's lies; `otherwise` for others."""
+        """The place of a schema of the user's; `otherwise` for others."""
         return self._places.get(id(schema), otherwise)
 
     def target(self, schema: dict[str, Any]) -> tuple[str, Any] | None:
-        """The place and the schema that a schema's `$ref` or `$dynamicRef` names, None without one.
+        """The place and the schema that `$ref` or `$dynamicRef` names; None without one.
 
-        Raises: UsageError if there is none, or which it is shows only with a value
+        Raises: UsageError if there is none, or if it depends on the value
         """
         keyword = next((keyword for keyword in ("$ref", "$dynamicRef") if keyword in schema), None)
         if keyword is None:
@@ -131,7 +131,7 @@ class References:
         return place, found
 
     def _is_schema(self, place: str, base: str) -> bool:
-        """Whether there is one; notes those that lie under a keyword that nobody knows."""
+        """Whether there is a schema at the place; notes those under unknown keywords."""
         found = self._root
         if place not in self._schemas:
             for part in place.split("/")[1:]:
@@ -178,9 +178,9 @@ class References:
                 self._walk(value, where, base)
 
 
-# The values of JSON Schema's `format` that a text is held to, most of them by patterns of our own.
+# The values of JSON Schema's `format` that texts follow, most of them by our own patterns.
 #
-# Of names in other scripts those in ASCII are written: they are valid, too.
+# Formats that allow other scripts are written in ASCII alone, which is valid, too.
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -193,7 +193,7 @@ _FRACTION = r"(?:\.[0-9]+)?"
 
 
 def _leap_seconds() -> str:
-    """Those are at 23:59:60 in UTC; offsets are whole hours, or end in 30 or 45 minutes."""
+    """Leap seconds are at 23:59:60 in UTC; offsets are whole hours, or end in 30 or 45 minutes."""
     ways = [rf"23:59:60{_FRACTION}(?:[Zz]|[+-]00:00)"]
     for sign in (1, -1):
         for offset in range(15, 24 * 60, 15):
@@ -209,8 +209,8 @@ _TIME = (
     rf"|{_leap_seconds()})"
 )
 
-# A label has no hyphens in places 3 and 4: it would be one of IDNA's, whose rules no pattern tells. A name has up to
-# three labels of 63 letters or ten of 24, which leaves it below 254.
+# A label has no hyphens at positions 3 and 4: IDNA uses those, by rules that no pattern expresses. A name has up to
+# three labels of 63 letters or ten of 24, which keeps it below 254.
 _L, _M = "[A-Za-z0-9]", "[A-Za-z0-9-]"
 
 
@@ -252,7 +252,7 @@ _VARIABLE = rf"(?:\w|{_CODED})(?:\.?(?:\w|{_CODED}))*(?::[1-9][0-9]{{0,3}}|\*)?"
 _URI_TEMPLATE = rf"^(?:[!#$&(-;=?-Z\[\]_a-z~]|{_CODED}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
-# llguidance's own let every year have a 29 February, a minute 61 seconds, and a label begin with xn--.
+# llguidance's own patterns allow 29 February in every year, minutes of 61 seconds, and labels that begin with xn--.
 PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
@@ -272,5 +272,5 @@ PATTERNS = {
 }
 FORMATS = (*PATTERNS, "duration", "uuid", "uri")
 REFUSED_FORMATS = ("regex",)
-# Of OpenAPI and its like; they say how a program keeps a value.
+# Formats of OpenAPI and the like; they say how a program stores a value.
 FREE_FORMATS = ("int32", "int64", "float", "double", "password", "binary", "byte")

@@ -1,7 +1,7 @@
 """llguidance by its C interface (llguidance.h): a model's tokens, and matchers of a grammar over them.
 
-Its Python classes build the tree of 128,000 tokens under the interpreter's lock, half a second in which nobody reads
-weights. The C functions know no lock: what takes long lets other threads go on here, what is short keeps the lock.
+Its Python classes hold the interpreter's lock for half a second while they build the tree of 128,000 tokens, so no
+weights are read. The C functions know no lock: here slow calls release it and quick calls keep it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from llmcli.errors import UsageError
 from llmcli.sampling.candidates import mask_words
 from llmcli.tokenizer.pieces import TokenPieces
 
-_END = b"\xff<end>"  # the first byte says that a token is no text
+_END = b"\xff<end>"  # the first byte marks a token that is not text
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
-# Tokens of the characters of a JSON string, by their length: as many as a string may still have are allowed without a
-# look at each. Source: llguidance's own have 10 and 30; between them and below a mask takes up to ten times as long.
+# Classes of tokens inside a JSON string, by length: all that a string has room for are allowed without a look at each.
+# Source: llguidance's own are 10 and 30; between them and below, a mask takes up to ten times as long.
 _SLICES = (*(f"{_TEXT}{{1,{length}}}" for length in (5, 7, 10, 16, 30)), f"{_TEXT}+")
 _ERROR_BYTES = 1000
 NUM_BYTES = 256
@@ -52,7 +52,7 @@ class _TokensInit(ctypes.Structure):
 
 
 class _MatcherInit(ctypes.Structure):
-    """`LlgConstraintInit`: what is set here, and room for what keeps its default, later versions included."""
+    """`LlgConstraintInit`: the fields set here, and room for the defaults of later versions."""
 
     _fields_ = (
         ("tokenizer", ctypes.c_void_p),
@@ -72,7 +72,7 @@ class _MatcherInit(ctypes.Structure):
 class Limits:
     """What llguidance may spend on one mask, about 14,000 of fuel and 20,000 items a millisecond, and on one byte.
 
-    These are for texts that have begun: they are to go on, if slowly. grammar.py tries a grammar within less.
+    These are for texts that have begun, which should continue, if slowly. grammar.py tries a grammar within less.
     A byte's time grows faster than its items: 5,000 of an ambiguous grammar took minutes.
     """
 
@@ -85,13 +85,13 @@ _LIMITS = Limits()
 
 
 class Tokens:
-    """Tokens for matchers: pieces of text, and behind them one that ends a text.
+    """Tokens for matchers: pieces of text, followed by one that ends a text.
 
-    Attributes: pieces; end_id: the one that ends a text; num_words: words of a mask
+    Attributes: pieces; end_id: the token that ends a text; num_words: words of a mask
     """
 
     def __init__(self, pieces: TokenPieces):
-        """Takes half a second for 128,000 tokens, in which other threads go on. A token without bytes never comes."""
+        """Takes half a second for 128,000 tokens, while other threads run. A token without bytes never comes."""
         self.pieces = pieces
         self.end_id = len(pieces)
         self.num_words = mask_words(len(pieces) + 1)
@@ -113,7 +113,7 @@ class Tokens:
         self.handle = _owned(self, handle, library.quick.llg_free_tokenizer)
 
     def greedy_tokenize(self, text: bytes) -> tuple[int, ...]:
-        """Tokens of the text, each as long as it can be."""
+        """Tokens of the text, each as long as possible."""
         token_ids = (ctypes.c_uint32 * len(text))()
         count = _library().quick.llg_tokenize_bytes(self.handle, text, len(text), token_ids, len(token_ids))
         return tuple(token_ids[:count])
@@ -126,20 +126,20 @@ def byte_tokens() -> Tokens:
 
 
 class Matcher:
-    """How far one text has come in a grammar. Used by one thread at a time.
+    """One text's state in a grammar. For one thread at a time.
 
-    What does not fit puts it in an error state, out of which there is no way. Attributes: has_error
+    A token that does not fit puts it into an error state for good. Attributes: has_error
     """
 
     def __init__(self, tokens: Tokens, lark: str, limits: Limits = _LIMITS):
-        """What is wrong with the grammar is its error."""
+        """A fault of the grammar becomes its error."""
         init = _MatcherInit()
         library = _library()
         library.quick.llg_constraint_init_set_defaults(ctypes.byref(init), tokens.handle)
         init.log_stderr_level = 0
         for name, most in asdict(limits).items():
             setattr(init, name, most)
-        grammar = json.dumps({"grammars": [{"lark_grammar": lark}]}).encode()  # text in C could not hold a NUL
+        grammar = json.dumps({"grammars": [{"lark_grammar": lark}]}).encode()  # a C string could not hold a NUL
         self._set(tokens, library.slow.llg_new_matcher(ctypes.byref(init), b"llguidance", grammar))
         self.has_error = bool(self.error)
 
@@ -149,7 +149,7 @@ class Matcher:
         self._handle = _owned(self, handle, self._functions.quick.llg_free_matcher)
 
     def copy(self) -> Matcher:
-        """Another one at the same place."""
+        """A second matcher in the same state."""
         copied = Matcher.__new__(Matcher)
         copied._set(self._tokens, self._functions.quick.llg_clone_matcher(self._handle))
         copied.has_error = self.has_error
@@ -157,7 +157,7 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """What put it into the error state, "" if it is in none."""
+        """The reason of the error state, "" if there is none."""
         message: bytes | None = self._functions.quick.llg_matcher_get_error(self._handle)
         return (message or b"").decode(errors="replace")
 
@@ -171,16 +171,16 @@ class Matcher:
         return self._went_well(self._functions.quick.llg_matcher_consume_token(self._handle, token_id))
 
     def rollback(self, num_tokens: int) -> bool:
-        """Go back so many tokens; False if it cannot."""
+        """Go back `num_tokens` tokens; False if it cannot."""
         return self._went_well(self._functions.quick.llg_matcher_rollback(self._handle, num_tokens))
 
     def num_fitting(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens may follow, one behind the other."""
+        """How many of the tokens may follow, one after the other."""
         ids = (ctypes.c_uint32 * len(token_ids))(*token_ids)
         return max(0, int(self._functions.quick.llg_matcher_validate_tokens(self._handle, ids, len(ids))))
 
     def forced_bytes(self, max_bytes: int) -> bytes:
-        """The next bytes, if there is no choice, of a matcher over `byte_tokens`. It stays where it is."""
+        """The next bytes if they are forced, for a matcher over `byte_tokens`. Its state stays."""
         mask, forced = np.zeros(self._tokens.num_words, np.uint32), bytearray()
         while len(forced) < max_bytes and self.fill_mask(mask):
             byte = int.from_bytes(mask.astype("<u4").tobytes(), "little")
@@ -200,7 +200,7 @@ class Matcher:
 
     @staticmethod
     def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.uint32]) -> None:
-        """`fill_mask` for many, one after the other; those that cannot have an error then.
+        """`fill_mask` for many, one after the other; those that fail then have an error.
 
         Shapes: masks [matchers, num_words of their tokens], contiguous
         """
@@ -217,14 +217,14 @@ class Matcher:
 
 
 def _owned(owner: object, handle: int, free: Any) -> ctypes.c_void_p:
-    """The handle, which is freed with its owner; at the end of the process the system does it."""
+    """The handle, freed with its owner; at the end of the process the system frees it."""
     pointer = ctypes.c_void_p(handle)
     weakref.finalize(owner, free, pointer).atexit = False
     return pointer
 
 
 class _Library:
-    """The functions: `slow` lets other threads go on in a call, `quick` does not. It is one library."""
+    """The library's functions: `slow` lets other threads run during a call, `quick` does not."""
 
     def __init__(self) -> None:
         """Raises: UsageError for a library that was built without them"""

@@ -5,9 +5,9 @@ import warnings
 
 from llmcli.errors import UsageError
 
-# Regular expressions of ECMA-262, as JSON Schema has them, in what Python and llguidance read alike.
+# Translates regular expressions of ECMA-262, as in JSON Schema, into a form that Python and llguidance read alike.
 #
-# Classes have ECMA's meaning: `\d` and `\w` are ASCII, `\s` is its white space, the dot all but line ends.
+# Classes mean what they mean in ECMA: `\d` and `\w` are ASCII, `\s` is its white space, the dot all but line ends.
 
 _SPACES = (
     *((0x9, 0xD), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
@@ -29,7 +29,7 @@ _ECMA_PARTS = re.compile(
 
 
 def from_ecma(regex: str) -> str:
-    """The same expression; what is no part of ECMA-262 stays as it is."""
+    """The same expression; what is not ECMA-262 stays as it is."""
     is_in_set, written, last = False, "", 0
     for found in _ECMA_PARTS.finditer(regex):
         written += regex[last : found.start()]
@@ -44,7 +44,7 @@ def from_ecma(regex: str) -> str:
 
 
 def without_properties(regex: str) -> str:
-    """For Python, which has none: each stands for one letter."""
+    """For Python, which has no properties: one letter stands for each."""
     return _PROPERTY.sub("a", regex)
 
 
@@ -80,10 +80,10 @@ def _code(code: int) -> str:
     return chr(code) if 0x30 <= code < 0x7B and chr(code).isalnum() else rf"\U{code:08x}"
 
 
-# Checks a regular expression: Python's `re` must read it, and read it as llguidance does.
+# Checks that Python's `re` reads a regular expression, and reads it as llguidance does.
 
 # The parts of an expression that `re` has read: escapes, bracket expressions, counts, and by name those that llguidance
-# reads, or may read, in another way.
+# reads, or may read, differently.
 _SET = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
 _PARTS = re.compile(
     rf"\\.|(?P<set>{_SET})|(?P<verbose>\(\?[aiLmsu]*x)|(?P<case>\(\?[aLmsu]*i)"
@@ -91,7 +91,7 @@ _PARTS = re.compile(
     r"|\{[0-9,]+\}|(?P<brace>\{)",
     re.S,
 )
-# What llguidance has in sets and Python has not: sets, operations, and a first ] that begins no range.
+# Parts of sets that only llguidance has: sets, operations, and a first ] that begins no range.
 _UNLIKE_IN_SET = re.compile(r"\[|&&|--|~~|^\^?\]-")
 _REMEDIES = {
     "set": r"write \ before a [ & - ~ or ] in a set",
@@ -103,14 +103,14 @@ _REMEDIES = {
 
 
 def check_regex(where: str, regex: str, *, shown: str | None = None) -> None:
-    """`shown` is what the user gave, if that is another one.
+    """`shown` is what the user gave, if it differs.
 
-    Raises: UsageError for what `re` does not read, or llguidance would read in another way
+    Raises: UsageError if `re` does not read it, or llguidance would read it differently
     """
     shown = regex if shown is None else shown
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", FutureWarning)  # sets in sets, which llguidance has and Python has not
+            warnings.simplefilter("error", FutureWarning)  # sets in sets, which llguidance has and Python does not
             re.compile(regex)
     except RecursionError as error:
         raise UsageError(f"{where} nests parentheses too deeply: {shown!r:.100}; use fewer") from error
@@ -128,7 +128,7 @@ def check_regex(where: str, regex: str, *, shown: str | None = None) -> None:
 
 
 def _excludes_turkish_i(brackets: str) -> bool:
-    """Whether a set excludes these two only as forms of i, which they are for Python where case does not count."""
+    """Whether a set excludes these two only as forms of i: Python counts them as such if case is ignored."""
     return any(re.match(brackets, letter) and not re.match(brackets, letter, re.I) for letter in "\u0130\u0131")
 
 
@@ -136,9 +136,9 @@ def _is_unlike(brackets: str) -> bool:
     return _UNLIKE_IN_SET.search(re.sub(r"\\.", "_", brackets[1:-1], flags=re.S)) is not None
 
 
-# Control characters that JSON has no letter for, and one that llguidance drops too: our strings do not have them.
+# Control characters without a letter in JSON, and one that llguidance also drops: our strings have none of them.
 UNWRITTEN = r"\x00-\x07\x0b\x0e-\x1f\x7f"
-# Sets, and single characters that may be one of those. `check_regex` has refused sets in sets.
+# Sets, and single characters that may be one of these. `check_regex` has refused sets in sets.
 _NOT_ECMA = re.compile(r"(?s)^(?:\\.|[^\\])*?(?P<what>\\c(?![A-Za-z])|\\[AZz]|(?<!\\)\[\^?\])")
 _CHARACTERS = re.compile(
     rf"{_SET}|\\?[{UNWRITTEN}]|\\(?:x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|U[0-9a-fA-F]{{8}}|[av])|(?P<other>\\.)", re.S
@@ -146,10 +146,10 @@ _CHARACTERS = re.compile(
 
 
 def as_in_json(where: str, regex: str) -> str:
-    r"""An expression that llguidance applies to JSON strings as the given one, of ECMA-262, applies to their values.
+    r"""The expression for JSON strings whose values match the given one, of ECMA-262.
 
-    llguidance lets `\"` and `\\` pass a set that has all control characters, but not these two, and leaves out a
-    control character that stands alone. So the expression loses those that no text has anyway.
+    llguidance lets `\"` and `\\` pass a set that has all control characters except these two, and ignores a control
+    character outside a set. So the characters that no text has are removed from the expression.
     Raises: UsageError, as `check_regex`.
     """
     if not isinstance(regex, str):

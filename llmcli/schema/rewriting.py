@@ -1,4 +1,4 @@
-"""Says the keywords that llguidance does not hold by others that it holds, without letting another value fit."""
+"""Rewrites keywords that llguidance does not follow by others that it follows, without allowing any other value."""
 
 import re
 from collections.abc import Iterator
@@ -9,22 +9,22 @@ from typing import Any
 from llmcli.errors import UsageError
 from llmcli.schema.keywords import ANNOTATIONS, BOUND_TYPE, HELD, PATTERNS, TYPES, References, type_of
 
-# What fits a schema's opposite, and whether two schemas exclude each other: seen in the schemas alone.
+# The opposite of a schema, and whether two schemas exclude each other, judged by the schemas alone.
 
-_DEEPEST = 20  # schemas in schemas, a `$ref` to oneself too
+_DEEPEST = 20  # nested schemas, also by a `$ref` to itself
 
 
 class Unseen(Exception):
-    """What is asked for cannot be said; the text is why."""
+    """The rewriting is not possible; the text says why."""
 
 
 def others(*types: str) -> Any:
-    """All values that are of none of these types."""
+    """All values of other types than these."""
     return {"type": rest} if (rest := [one for one in TYPES if one not in types]) else False
 
 
 def negated(schema: Any, refs: References, depth: int = 0) -> Any:
-    """A schema of values that do not fit the given one; of `items` those whose first item does not.
+    """A schema of values that do not fit the given one; with `items`, only those whose first item does not fit.
 
     Raises: Unseen
     """
@@ -43,7 +43,7 @@ def negated(schema: Any, refs: References, depth: int = 0) -> Any:
 
 
 def _options(keyword: str, schema: dict[str, Any], refs: References, depth: int) -> Iterator[Any]:
-    """Schemas of which one fits what `keyword` excludes."""
+    """Schemas of the values that `keyword` excludes, as alternatives."""
     value, kind = schema[keyword], BOUND_TYPE.get(keyword)
     if keyword in ("$ref", "$dynamicRef"):
         found = refs.target(schema)
@@ -132,12 +132,12 @@ def _code(letter: str) -> str:
 
 
 def all_apart(schemas: list[Any], refs: References) -> bool:
-    """Whether it is seen that no value fits two of the schemas."""
+    """Whether the schemas show that no value fits two of them."""
     return all(are_apart(a, b, refs) for at, a in enumerate(schemas) for b in schemas[:at])
 
 
 def are_apart(a: Any, b: Any, refs: References, depth: int = 0) -> bool:
-    """Whether it is seen that no value fits both."""
+    """Whether the schemas show that no value fits both."""
     if depth > _DEEPEST:
         return False
     parts_a, parts_b = _parts(a, refs, depth), _parts(b, refs, depth)
@@ -152,7 +152,7 @@ def are_apart(a: Any, b: Any, refs: References, depth: int = 0) -> bool:
 
 
 def _parts(schema: Any, refs: References, depth: int) -> list[dict[str, Any]] | None:
-    """The schemas that a value must all fit, None for one that fits nothing."""
+    """The schemas that a value must all fit; None if nothing fits."""
     if isinstance(schema, bool):
         return [] if schema else None
     parts, inner = [schema], list(schema.get("allOf", []))
@@ -213,13 +213,13 @@ def _of_key(key: str, parts: list[dict[str, Any]]) -> list[Any]:
 
 
 def is_plain(schema: dict[str, Any], keywords: set[str]) -> bool:
-    """Whether a schema demands nothing by other keywords than these."""
+    """Whether a schema has no other keywords that restrict it than these."""
     return all(keyword in keywords or keyword in ANNOTATIONS or keyword not in HELD for keyword in schema)
 
 
 # `unevaluatedProperties` and `unevaluatedItems` by other keywords: by what each way to fit a schema evaluates.
 #
-# Where several ways fit a value at once, more of it is evaluated; a text is held to one of them.
+# If a value fits in several ways at once, more of it is evaluated; a text follows one of them.
 
 _MOST_WAYS = 64
 _IN_PLACE = {"allOf", "anyOf", "oneOf", "if", "then", "else", "$ref", "$dynamicRef", "dependentSchemas"}
@@ -230,7 +230,7 @@ class _Way:
     """Schemas that must all fit, and what they evaluate."""
 
     schemas: list[Any] = field(default_factory=list)
-    keys: dict[str, bool] = field(default_factory=dict)  # as `properties`, of true
+    keys: dict[str, bool] = field(default_factory=dict)  # like `properties`, with true for each
     patterns: dict[str, bool] = field(default_factory=dict)
     num_items: int = 0
     are_all_keys: bool = False
@@ -248,7 +248,7 @@ class _Way:
 
 
 def without_unevaluated(schema: dict[str, Any], refs: References) -> dict[str, Any]:
-    """The same by `anyOf` of its ways. Raises: Unseen"""
+    """The same schema as `anyOf` of its ways. Raises: Unseen"""
     outer = {key: value for key, value in schema.items() if not key.startswith("unevaluated")}
     options = []
     for way in _ways(outer, refs, 0):
@@ -318,7 +318,7 @@ _REWRITTEN = {
 
 
 class Made(dict[str, Any]):
-    """A schema that stands for a keyword of the user's. Attributes: place: the keyword's"""
+    """A schema that replaces a keyword of the user's. Attributes: place: the keyword's"""
 
     place: str
 
@@ -333,7 +333,7 @@ def rewritten(name: str, schema: dict[str, Any], place: str, refs: References) -
         kept = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
         return {**kept, "allOf": [_made(with_others, place)]}
     plain = {key: value for key, value in schema.items() if key not in _REWRITTEN}
-    if isinstance(schema.get("items"), list):  # as older drafts have it
+    if isinstance(schema.get("items"), list):  # as in older drafts
         plain["prefixItems"] = plain.pop("items")
         if "additionalItems" in schema:
             plain["items"] = schema["additionalItems"]
@@ -359,7 +359,7 @@ def _saying(name: str, keyword: str, place: str, rule: Any) -> Any:
 
 
 def _made(schema: Any, place: str) -> Any:
-    """The schema with its place, and all that was made for it."""
+    """The schema with its place, in all parts made for it."""
     if isinstance(schema, bool):
         return schema
     made = Made(schema)
@@ -410,7 +410,7 @@ def _dependent_schemas(schema: dict[str, Any], refs: References) -> list[Any]:
 
 
 def _dependencies(schema: dict[str, Any], refs: References) -> list[Any]:
-    """Of drafts before 2019-09: both in one."""
+    """In drafts before 2019-09: both in one."""
     wanted = schema["dependencies"].items()
     named = {key: one for key, one in wanted if isinstance(one, list)}
     others = {key: one for key, one in wanted if not isinstance(one, list)}
@@ -467,7 +467,7 @@ def _contains(schema: dict[str, Any], refs: References) -> list[Any]:
 
 
 def _unique_items(schema: dict[str, Any], refs: References) -> list[Any]:
-    """Of an enum each value at most once, in its order."""
+    """Each value of an enum at most once, in its order."""
     if schema["uniqueItems"] is not True or schema.get("maxItems", 2) <= 1:
         return []
     items, prefix = schema.get("items", True), schema.get("prefixItems", [])

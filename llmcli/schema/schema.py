@@ -1,4 +1,4 @@
-"""`Schema`: what texts are held to, in the tokens of a model's `Vocabulary`; `HeldText`: how far a text has come."""
+"""`Schema`: a grammar in the tokens of a model's `Vocabulary`; `HeldText`: one text's state in it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from llmcli.schema.library import Matcher, Tokens, byte_tokens
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.pieces import TokenPieces
 
-# `Vocabulary`: a model's tokens as masks have them, made from our own tokenizer.
+# `Vocabulary`: a model's tokens for masks, made from our own tokenizer.
 #
-# Special tokens are never text; an end token is allowed where the text is complete, and only there.
+# Special tokens are never text; an end token is allowed only where the text is complete.
 
-# What a token stands for at the start of a text whose first space is dropped, if no token is the rest of it: nothing
-# that may come; or if nothing is left of it: a beginning that changes nothing.
+# The tokens at the start of a text that loses its first space: NOT_ALLOWED if no token is the rest of one, NOTHING if
+# nothing is left of it, so that it changes nothing.
 NOT_ALLOWED = -1
 NOTHING = -2
 
 
 class Vocabulary:
-    """The tokens of a model with `vocab_size` logits, of which `eos_token_ids` end a text.
+    """The tokens of a model with `vocab_size` logits; `eos_token_ids` end a text.
 
-    Attributes: tokens: as llguidance has them; vocab_size: number of logits; eos_token_ids; ends: their mask;
-    first_token_ids: int64 [vocab_size], None if a text keeps its first space. Else it has, for the first token of a
-    text, the token that is its text without a leading space, or one of the constants above.
+    Attributes: tokens: for llguidance; vocab_size: number of logits; eos_token_ids; ends: their mask;
+    first_token_ids: int64 [vocab_size], None if a text keeps its first space. Otherwise it maps the first token of a
+    text to the token without the leading space, or to one of the constants above.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, eos_token_ids: Iterable[int], vocab_size: int, tokens: Tokens | None = None
     ):
-        """`tokens` are the tokenizer's, if they are made already: that takes half a second for 128,000 of them.
+        """`tokens` are the tokenizer's, if made already: that takes half a second for 128,000 of them.
 
         Raises: UsageError for a model without an end token.
         """
@@ -52,7 +52,7 @@ class Vocabulary:
         self.first_token_ids = _first_token_ids(pieces, vocab_size) if tokenizer.strips_leading_space else None
 
     def as_masks(self, found: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """What llguidance has found, with the model's end tokens in place of its own. Changes `found`.
+        """llguidance's masks, with the model's end tokens instead of its own. Changes `found`.
 
         Shapes: found [texts, num_words of the tokens], result [texts, ceil(vocab_size / 32)]
         """
@@ -78,11 +78,11 @@ def _first_token_ids(pieces: TokenPieces, vocab_size: int) -> NDArray[np.int64]:
     return first
 
 
-MAX_FORCED_BYTES = 64  # more than a step has drafts for
+MAX_FORCED_BYTES = 64  # more than the drafts of a step
 
 
 class Schema:
-    """A grammar in the tokens of a model.
+    """A grammar in a model's tokens.
 
     Attributes: grammar, vocabulary
     """
@@ -97,7 +97,7 @@ class Schema:
         self._spelled = Matcher(byte_tokens(), grammar.lark)
 
     def behind(self, token_ids: Sequence[int]) -> Schema:
-        """What may follow the tokens of a text that has begun. Raises: UsageError if it does not fit"""
+        """What may follow the tokens of a text that has begun. Raises: UsageError if they do not fit"""
         held = self.begin(at_start=True)
         try:
             for token_id in token_ids:
@@ -111,11 +111,11 @@ class Schema:
         return rest
 
     def begin(self, *, at_start: bool) -> HeldText:
-        """A text that is still empty. `at_start` says that nothing visible comes before it."""
+        """An empty text. `at_start` means that nothing visible comes before it."""
         return HeldText(self.grammar.name, self._matcher, self._spelled, self.vocabulary, at_start=at_start)
 
 
-# A text, tokens that it has not taken yet (None if a choice has failed), and drafts behind them.
+# A text, tokens that it has not taken yet (None if a choice has failed), and drafts after them.
 Wanted = tuple["HeldText", Sequence[int] | None, Sequence[int]]
 
 
@@ -123,20 +123,20 @@ class HeldText:
     """One text, token by token."""
 
     def __init__(self, name: str, matcher: Matcher, spelled: Matcher, vocabulary: Vocabulary, *, at_start: bool):
-        """`name` is what the user knows the schema by. `matcher`, and `spelled` over bytes, stay where they are."""
+        """`name` is the user's name for the schema. `matcher`, and `spelled` over bytes, are not changed."""
         self._name = name
         self._begin = matcher
         self._matcher = matcher.copy()
         self._spelled_begin = spelled
-        self._spelled: Matcher | None = None  # only what is forced needs it
-        self._num_spelled = 0  # tokens that it has had
+        self._spelled: Matcher | None = None  # only forced text needs it
+        self._num_spelled = 0  # tokens that it has taken
         self._vocabulary = vocabulary
         self._first_token_ids = vocabulary.first_token_ids if at_start else None
-        self._taken: list[int] = []  # the tokens that the matcher has had
-        self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
+        self._taken: list[int] = []  # the tokens that the matcher has taken
+        self._num_told = 0  # those that `push` has taken; the others were taken ahead, for masks after them
         self._mask: TokenMask | None = None
         self._has_ended = False
-        self._given_up: UsageError | None = None  # by llguidance, at a token that was told; the next mask tells of it
+        self._given_up: UsageError | None = None  # of llguidance, at a token of `push`; the next mask raises it
 
     @property
     def is_complete(self) -> bool:
@@ -145,7 +145,7 @@ class HeldText:
         return self._has_ended or (self._given_up is None and self._matcher.is_accepting)
 
     def mask(self) -> TokenMask:
-        """What the next token may be. Shapes: result [ceil(vocab_size / 32)] uint32
+        """The tokens that may come next. Shapes: result [ceil(vocab_size / 32)] uint32
 
         Raises: UsageError if nothing may come, or llguidance gives up.
         """
@@ -157,26 +157,26 @@ class HeldText:
         return self._mask
 
     def num_fitting(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens may follow, one behind the other. None of them ends the text.
+        """How many of the tokens may follow, one after the other. None of them ends the text.
 
-        A token that the tokenizer does not have fits nowhere. A model may have logits for some, and draft them.
+        A token outside the tokenizer fits nowhere. A model may have logits for such tokens, and draft them.
         """
         if self._first_token_ids is not None or self._given_up is not None:
-            return 0  # a text's first token may stand for another one
+            return 0  # a text's first token may stand for another
         self._go_back(self._num_told)
         ends, num_tokens = self._vocabulary.eos_token_ids, len(self._vocabulary.tokens.pieces)
         told = takewhile(lambda token_id: token_id < num_tokens and token_id not in ends, token_ids)
         return self._matcher.num_fitting([*told])
 
     def forced_tokens(self) -> tuple[int, ...]:
-        """Tokens of the next characters that must come, as long ones as there are; () where there is a choice."""
+        """The longest tokens of the characters that must come next; () if there is a choice."""
         if self._first_token_ids is not None or self._has_ended:
             return ()
         text = self.spelled().forced_bytes(MAX_FORCED_BYTES).decode(errors="ignore")  # it may end within a character
         return self._vocabulary.tokens.greedy_tokenize(text.encode())
 
     def spelled(self) -> Matcher:
-        """The text in a matcher over bytes, where it was told of. It goes on with the text."""
+        """A matcher over bytes in the state of the text. It follows the text from call to call."""
         if self._spelled is None:
             self._spelled = self._spelled_begin.copy()
         new = self._taken[self._num_spelled : self._num_told]
@@ -187,11 +187,11 @@ class HeldText:
         return self._spelled
 
     def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
-        """What may come behind `chosen`, and behind each of the fitting drafts that follow.
+        """What may come after `chosen`, and after each of the fitting drafts that follow.
 
-        `chosen` are tokens that the text has not taken yet, None if a choice has failed. Behind a text's end anything
-        may come, since nobody will see it. Where a mask behind a draft cannot be made, nothing may: the text may never
-        come there.
+        `chosen` are tokens that the text has not taken yet, None if a choice has failed. After a text's end anything
+        may come, since it will not be used. If a mask after a draft cannot be made, nothing may come: the text may
+        never get there.
 
         Shapes: result [len(drafts) + 1, words]
         Raises: as `mask`, for the first of them
@@ -205,7 +205,7 @@ class HeldText:
         try:
             self._advance(chosen)
             masks[0] = self._compute_mask() if chosen else self.mask()
-            with suppress(UsageError):  # behind a draft the text may never come
+            with suppress(UsageError):  # the text may never come to what is after a draft
                 for draft, mask in zip(drafts, masks[1:], strict=True):
                     self._take(draft)
                     mask[:] = self._compute_mask()
@@ -217,12 +217,12 @@ class HeldText:
 
     @staticmethod
     def masks_of_all(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
-        """What `masks` gives for each text, or what it raises. Masks behind tokens without drafts are made together."""
+        """The result of `masks` for each text, or its error. Masks after tokens without drafts are made together."""
         vocabulary = wanted[0][0]._vocabulary
         together: dict[int, HeldText] = {}
         for index, (held, chosen, drafts) in enumerate(wanted):
             if chosen and not drafts and held._vocabulary is vocabulary and held._goes_on(chosen):
-                with suppress(UsageError):  # it is told by the text alone
+                with suppress(UsageError):  # the text alone raises it
                     held._advance(chosen)
                     together[index] = held
         masks = iter(_masks_together([*together.values()], vocabulary) if together else ())
@@ -231,7 +231,7 @@ class HeldText:
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
         self._mask = None
-        if token_id in self._vocabulary.eos_token_ids:  # the matcher may have stopped, and take none
+        if token_id in self._vocabulary.eos_token_ids:  # the matcher may have stopped, and takes none
             if not self.is_complete:
                 raise ValueError(f"the schema does not allow token {token_id}")
             self._has_ended = True
@@ -253,7 +253,7 @@ class HeldText:
         return not self._vocabulary.eos_token_ids.isdisjoint(chosen)
 
     def _advance(self, chosen: Sequence[int]) -> None:
-        """Have the matcher behind `chosen`, which follow what the text was told. It stays there until it must not."""
+        """Move the matcher to the end of `chosen`, after the text's own tokens. It goes back only when needed."""
         ahead = self._taken[self._num_told :]
         num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ahead, chosen, strict=False)))
         self._go_back(self._num_told + num_same)
@@ -278,7 +278,7 @@ class HeldText:
         self._taken.append(stands_for)
 
     def _go_back(self, num_taken: int) -> None:
-        """Have the matcher where it was behind so many tokens."""
+        """Move the matcher to its state after `num_taken` tokens."""
         num_more = len(self._taken) - num_taken
         if num_more == 0 and not self._matcher.has_error:
             return
@@ -303,12 +303,12 @@ class HeldText:
         return mask
 
     def _fill_anew(self, found: NDArray[np.uint32]) -> None:
-        """Try once more with a matcher that has kept nothing of the way here: what it keeps has a limit, too."""
+        """Try once more with a new matcher: what a matcher keeps of its way has a limit, too."""
         self._go_back(len(self._taken))
         self._matcher.fill_mask(found)
 
     def _fault(self, *, is_empty: bool) -> UsageError | None:
-        """What is wrong with a mask, if it has no token or could not be made."""
+        """The error of a mask that has no token or could not be made."""
         error = first_line(self._matcher.error) if self._matcher.has_error else ""
         if error and error != NO_TOKEN:
             return self._too_complex()
@@ -332,7 +332,7 @@ def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -
 
 
 def _masks_together(texts: Sequence[HeldText], vocabulary: Vocabulary) -> list[NDArray[np.uint32] | UsageError]:
-    """The mask of each text where its matcher stands, or what is wrong with it. Shapes: each [1, words]"""
+    """The mask of each text at its matcher's state, or the error. Shapes: each [1, words]"""
     found = np.empty((len(texts), vocabulary.tokens.num_words), np.uint32)
     Matcher.fill_masks([held._matcher for held in texts], found)
     for held, mask in zip(texts, found, strict=True):

@@ -1,1 +1,1 @@
-"""The server: OpenAI's protocol over HTTP in front of one scheduler."""
+"""The server: OpenAI's protocol over HTTP, for one scheduler."""

@@ -1,6 +1,6 @@
 """OpenAI's forms of an answer: whole, or in the pieces of a stream. Pure functions of events.
 
-Beside OpenAI's keys each object has `seed`, which gives the same texts again.
+Besides OpenAI's keys each object has `seed`, which gives the same texts again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Object = dict[str, Any]
 
 # OpenAI's words for why a text ends.
 FINISH_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
-_MARK = "\0"  # stands for a text; behind it a piece has no other that could hold it
-_LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot say
+_MARK = "\0"  # stands for a text; no later part of a piece can hold it
+_LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot express
 
 
 @dataclass
 class Choice:
-    """One text: what nobody has been told yet, all of it so far, and its end once that has come."""
+    """One text: what has not been sent yet, all of it so far, and its end once that has come."""
 
     text: str = ""
     parts: list[str] = field(default_factory=list)
@@ -37,11 +37,11 @@ class Choice:
     num_told: int = 0  # characters
     has_begun: bool = False
     end: Finished | None = None
-    is_over: bool = False  # its end has been told
-    frame: tuple[bytes, bytes] | None = None  # a usual piece's JSON before its text and behind, once there is one
+    is_over: bool = False  # its end has been sent
+    frame: tuple[bytes, bytes] | None = None  # a usual piece's JSON before and after its text, once known
 
     def tell(self) -> None:
-        """Everything so far has been told."""
+        """Mark everything so far as sent."""
         self.num_told += len(self.text)
         self.text, self.tokens = "", []
         self.has_begun, self.is_over = True, self.end is not None
@@ -49,14 +49,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt that is told before its texts: the text, and what each of its tokens adds to it."""
+    """A prompt that is sent before its texts: its text, and what each of its tokens adds to it."""
 
     text: str
     pieces: Sequence[str]
 
 
 class Answer(ABC):
-    """What a client is told of its texts. All requests have as many samples; choices are numbered through.
+    """What a client gets of its texts. All requests have as many samples; choices are numbered through.
 
     Attributes: includes_usage: whether a stream ends with a piece that has the numbers of tokens
     """
@@ -106,7 +106,7 @@ class Answer(ABC):
             choice.parts.append(event.text)
             choice.num_tokens += 1
             is_end = event.token_id in self._requests[request].sampler.eos_token_ids
-            if self._has_logprobs and (self._echoes or not is_end):  # who scores a prompt counts on the last token
+            if self._has_logprobs and (self._echoes or not is_end):  # scores of a prompt include the last token
                 choice.tokens.append(event)
         else:
             choice.text += event.tail
@@ -115,7 +115,7 @@ class Answer(ABC):
             self._computed[request] = event.timings.prefill_tokens
 
     def _echo(self, choice: Choice, request: int) -> None:
-        """Begin a text with its prompt, of which all views have come."""
+        """Begin a text with its prompt, once all its views have come."""
         echo, views = self._echoes[request], self._views[request]
         choice.text = echo.text
         choice.parts.append(echo.text)
@@ -126,7 +126,7 @@ class Answer(ABC):
 
     @property
     def ends(self) -> list[Finished]:
-        """The ends that have come."""
+        """The ends so far."""
         return [choice.end for choice in self._choices if choice.end is not None]
 
     @property
@@ -136,7 +136,7 @@ class Answer(ABC):
 
     @property
     def num_cached_tokens(self) -> int:
-        """Those of them that did not run, since their pages were there."""
+        """Prompt tokens that did not run, since their pages were cached."""
         return sum(
             len(asked.prompt_token_ids) - num_computed
             for request, num_computed in self._computed.items()
@@ -150,16 +150,16 @@ class Answer(ABC):
 
     @property
     def texts(self) -> list[str]:
-        """The texts as far as they have come."""
+        """The texts so far."""
         return ["".join(choice.parts) for choice in self._choices]
 
     def whole(self) -> Object:
-        """The answer; all its texts have ended."""
+        """The answer, once all its texts have ended."""
         choices = [self._described(index, choice, self._content(choice)) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self.whole_kind, "choices": choices, "usage": self._usage()}
 
     def pieces(self) -> list[bytes]:
-        """What has come since the last call, one piece for each text that has something new, as JSON."""
+        """The news since the last call as JSON, one piece for each text that has any."""
         pieces = []
         for index, choice in enumerate(self._choices):
             if not choice.is_over and (choice.text or choice.tokens or choice.end is not None):
@@ -172,7 +172,7 @@ class Answer(ABC):
         return to_json(self._piece([], self._usage()))
 
     def _new_piece(self, index: int, choice: Choice) -> bytes:
-        """What is new of a text. Of most pieces only the text differs, so the rest is encoded once."""
+        """The new part of a text. Most pieces differ only in the text, so the rest is encoded once."""
         if self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None:
             return to_json(self._piece([self._described(index, choice, self._new_content(choice))]))
         if choice.frame is None:
@@ -214,10 +214,10 @@ class Answer(ABC):
 
     @abstractmethod
     def _logprobs(self, choice: Choice) -> Object:
-        """The probabilities of the tokens that nobody has been told yet."""
+        """The probabilities of the tokens not sent yet."""
 
     def _shown(self, token_id: int) -> str:
-        """A token as a text; one that is part of a character is written as OpenAI writes it, a special one by name."""
+        """A token as a text: part of a character as OpenAI writes it, a special token by name."""
         piece = self._tokenizer.token_bytes(token_id)
         try:
             return piece.decode() or self._tokenizer.piece(token_id)
@@ -226,7 +226,7 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
-    """Of /v1/chat/completions."""
+    """The answer of /v1/chat/completions."""
 
     prefix = "chatcmpl"
     whole_kind = "chat.completion"
@@ -252,7 +252,7 @@ class ChatAnswer(Answer):
 
 
 class CompletionAnswer(Answer):
-    """Of /v1/completions."""
+    """The answer of /v1/completions."""
 
     prefix = "cmpl"
     whole_kind = "text_completion"
@@ -265,7 +265,7 @@ class CompletionAnswer(Answer):
         return {"text": choice.text}
 
     def _logprobs(self, choice: Choice) -> Object:
-        views = [token.inspection for token in choice.tokens]  # None of a prompt's first token
+        views = [token.inspection for token in choice.tokens]  # None for a prompt's first token
         offsets, offset = [], choice.num_told
         for token in choice.tokens:
             offsets.append(offset)
@@ -278,7 +278,7 @@ class CompletionAnswer(Answer):
         }
 
     def _likeliest(self, view: Inspection) -> Object:
-        """The likeliest tokens by their texts, and the chosen one. Another one of the same text has vLLM's name."""
+        """The likeliest tokens by their texts, and the chosen one. A second token of a text is named as in vLLM."""
         chosen = view.chosen
         names = {self._shown(chosen.token_id): chosen.token_id}
         logprobs = {}

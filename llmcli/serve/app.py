@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, the gate before them, and CORS where it is asked for."""
+"""The ASGI application: its routes, the gate before them, and CORS if asked for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts_routes(service: Service) -> list[Route]:
         with service.desk.waiting(body.n * len(prompts), "n" if len(prompts) == 1 else "prompt"):
             async with service.limits.timed() as deadline:
                 encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
-                requests = [await service.encode(http, work) for work in encode]  # one by one: others have their turn
+                requests = [await service.encode(http, work) for work in encode]  # one by one: others get their turn
                 echoes = await service.encode(http, lambda: _echoes(service, body, requests)) if body.echo else ()
                 return await respond(http, body, requests, CompletionAnswer, deadline, echoes)
 
@@ -96,7 +96,7 @@ def _with_seed(body: Kind, service: Service) -> Kind:
 
 
 def _echoes(service: Service, body: CompletionBody, requests: Sequence[Request]) -> list[Echo]:
-    """What is told of each prompt: the text as it was given, or that of its ids."""
+    """The text to send before each prompt's texts: as given, or decoded from its ids."""
     echoes = []
     for prompt, request in zip(body.prompts, requests, strict=True):
         decoder = StreamDecoder(service.model.tokenizer, at_start=True)
@@ -153,7 +153,7 @@ def tokens_routes(service: Service) -> list[Route]:
     ]
 
 
-# The chat page at `/`: one answer, which loads nothing and, by its content security policy, asks this server only.
+# The chat page at `/`: one answer that loads nothing; its content security policy allows requests to this server only.
 
 
 def page_routes(service: Service) -> list[Route]:
@@ -190,7 +190,7 @@ def _hash(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-# What the server says of itself: /v1/models, /health, /metrics, and the refusal of /v1/embeddings.
+# Facts about the server: /v1/models, /health, /metrics, and the refusal of /v1/embeddings.
 
 
 def about_routes(service: Service) -> list[Route]:

@@ -1,7 +1,7 @@
-"""What a request may ask: OpenAI's keys and our sampling parameters, as pydantic models.
+"""The keys of a request: OpenAI's and our sampling parameters, as pydantic models.
 
-A key that is not known, or is there twice, is refused by name, never ignored. A null counts as a key that is not there,
-and so do OpenAI's other keys with values that ask for nothing.
+A key that is unknown, or given twice, is refused by name, never ignored. A null counts as a key that is not given, and
+so do OpenAI's other keys with values that ask for nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from llmcli.serve.refusal import Refusal
 MAX_SAMPLES = 128
 _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 64
-_MAX_KEYS = 1000  # of an object whose keys we know
+_MAX_KEYS = 1000  # of an object with known keys
 _MAX_OBJECTS = 100_000
-_MAX_ENTRIES = 500_000  # of all lists and objects; more than that many token ids fit no context
+_MAX_ENTRIES = 500_000  # of all lists and objects; more token ids fit no context
 _UNKNOWN = "unknown_key"
 
 
@@ -48,7 +48,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > _MAX_KEYS:  # pydantic would make an error of each
+        if isinstance(value, dict) and len(value) > _MAX_KEYS:  # pydantic would make an error for each
             raise ValueError(f"an object of {len(value)} keys, expected at most {_MAX_KEYS}")
         return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
@@ -59,7 +59,7 @@ def _as_list(value: Any) -> Any:
 
 @contextmanager
 def _refused(param: str) -> Iterator[None]:
-    """What the engine's rooms refuse, as a refusal of the key `param`."""
+    """Turn an error of the engine's rooms into a refusal of the key `param`."""
     try:
         yield
     except BodyError as error:
@@ -83,7 +83,7 @@ def _refuse_obfuscation(value: bool) -> bool:
 
 
 class StreamOptions(Body):
-    """What a stream tells beside the text: the numbers of tokens at its end, or with every piece."""
+    """What a stream reports besides the text: the numbers of tokens at its end, or with every piece."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -105,7 +105,7 @@ _FIELDS = {"schema": "schema_"}  # keys whose field has another name
 
 
 class TextsBody(Sampling):  # type: ignore[misc, valid-type]
-    """What both kinds of texts share. What is not given comes from the server's flags, not from OpenAI's defaults."""
+    """Keys that both kinds of texts share. Defaults come from the server's flags, not from OpenAI."""
 
     model: str | None = None
     seed: Annotated[int, Field(ge=0, le=_MAX_SEED)] | None = None
@@ -135,7 +135,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 
     @property
     def sampling(self) -> dict[str, int | float]:
-        """The sampling parameters that are given."""
+        """The sampling parameters given."""
         return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
@@ -147,7 +147,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 
     @property
     def held_to(self) -> HeldTo | None:
-        """What the texts are held to. Raises: Refusal for two schemas, and for what is none"""
+        """The schema, expression, choices or grammar of the texts. Raises: Refusal for two of them or a bad one"""
         given: dict[str, Any] = {
             key: value for key in HELD_KEYS if (value := getattr(self, _FIELDS.get(key, key))) is not None
         }
@@ -167,7 +167,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 
     @property
     def counts_in_pieces(self) -> bool:
-        """Whether each piece of a stream tells the numbers of tokens so far."""
+        """Whether each piece of a stream reports the numbers of tokens so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
@@ -177,7 +177,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 
     @property
     def num_alternatives(self) -> int | None:
-        """Other tokens that are told for each place; None for no probabilities at all."""
+        """How many other tokens to report for each position; None for no probabilities at all."""
         return None
 
 
@@ -205,7 +205,7 @@ class ChatBody(TextsBody):
 
     @property
     def num_alternatives(self) -> int | None:
-        """Other tokens that are told for each place; None for no probabilities at all."""
+        """How many other tokens to report for each position; None for no probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -213,7 +213,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fas
 
 
 def _form(value: Any) -> str:
-    """Which of OpenAI's forms of a prompt it is, by its first entry; what has none of them is held to be texts."""
+    """Which of OpenAI's forms of a prompt it is, by its first entry; anything else counts as texts."""
     first = value[0] if isinstance(value, list) and value else None
     return "list[id]" if isinstance(first, int) else "list[ids]" if isinstance(first, list) else "list[text]"
 
@@ -239,18 +239,18 @@ class CompletionBody(TextsBody):
 
     @property
     def prompts(self) -> Sequence[str | Sequence[int]]:
-        """The prompts: one, where token ids stand in no list of lists."""
+        """The prompts; a flat list of token ids is one prompt."""
         is_one = isinstance(self.prompt[0], int)
         return cast("Sequence[str | Sequence[int]]", [self.prompt] if is_one else self.prompt)
 
     @property
     def num_alternatives(self) -> int | None:
-        """Other tokens that are told for each place; None for no probabilities at all."""
+        """How many other tokens to report for each position; None for no probabilities at all."""
         return self.logprobs
 
 
 class TokenizeBody(Body):
-    """A body of /tokenize, as vLLM has it: a prompt or messages."""
+    """A body of /tokenize, as in vLLM: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -277,13 +277,13 @@ Kind = TypeVar("Kind", bound=Body)
 def parse_body(kind: type[Kind], content: bytes) -> Kind:
     """The body of a request.
 
-    It takes time by the body's length alone: what has too many entries is not read, and the first fault ends it.
+    The time depends on the body's length alone: a body with too many entries is not read, and the first fault ends it.
 
     Raises: Refusal that names the key and what is expected
     """
-    if content.count(b",") >= _MAX_ENTRIES:  # those within strings count too: texts have few
+    if content.count(b",") >= _MAX_ENTRIES:  # also counts those within strings: texts have few
         raise Refusal(400, f"the body has more than {_MAX_ENTRIES} entries", code="too_many_entries")
-    if content.count(b"{") + content.count(b"[") > _MAX_OBJECTS:  # each takes a hundred bytes and more
+    if content.count(b"{") + content.count(b"[") > _MAX_OBJECTS:  # each takes at least a hundred bytes
         raise Refusal(400, f"the body has more than {_MAX_OBJECTS} lists and objects", code="too_many_entries")
     try:
         value = parse_json(content, _object)
@@ -309,13 +309,13 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        param = twice[:80].encode(errors="replace").decode()  # it may be no valid Unicode, which no answer can carry
+        param = twice[:80].encode(errors="replace").decode()  # it may be invalid Unicode, which no answer can carry
         raise Refusal(400, f"the key {shown(twice)} appears twice; keep one of them", param=param)
     return values
 
 
 def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
-    """The first thing that is wrong, in our words."""
+    """The first fault, in our words."""
     problem = error.errors(include_url=False)[0]
     key = _path(problem["loc"]) or "the body"
     if problem["type"] == "extra_forbidden":
@@ -324,7 +324,7 @@ def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
         return Refusal(400, str(unknown), param=key, code=_UNKNOWN)
     if problem["type"] == "missing":
         return Refusal(400, f"{key} is missing", param=key)
-    if problem["type"] == "value_error":  # ours, which says what is there
+    if problem["type"] == "value_error":  # ours, which says what was given
         return Refusal(400, f"{key} is {problem['ctx']['error']}", param=key)
     return Refusal(400, f"{key} is {shown(problem['input'])}, expected {_expected(problem)}", param=key)
 
@@ -356,7 +356,7 @@ def _expected(problem: Any) -> str:
 
 
 def _path(parts: Sequence[str | int]) -> str:
-    """A place in a body, such as `messages[0].role`; what pydantic calls the forms of a value is left out."""
+    """A place in a body, such as `messages[0].role`, without pydantic's names for the forms of a value."""
     path = ""
     for part in parts:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""`Desk`: where the routes hand requests to the engine, and get their events back.
+"""`Desk`: passes requests from the routes to the engine, and events back.
 
 Bounds how many texts wait. All methods are for the event loop's thread.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Texts:
-    """The texts of one client, of one request or several; leaving the `with` cancels what has not ended.
+    """The texts of one client, from one request or several; leaving the `with` cancels what has not ended.
 
-    Events wait here until the client takes them. There are no more of them than the texts have tokens.
+    Events wait here until the client takes them. There are at most as many as the texts have tokens.
 
-    Attributes: first_token_time: by time.perf_counter; None before there is a token
+    Attributes: first_token_time: by time.perf_counter; None before the first token
     """
 
     def __init__(self, desk: Desk, requests: Sequence[Request], grammar: Grammar | None, *, in_pieces: bool):
@@ -35,7 +35,7 @@ class Texts:
         self._desk = desk
         self._in_pieces = in_pieces
         self._events: list[tuple[int, Event]] = []
-        self._reader: asyncio.Future[None] | None = None  # who waits for a batch
+        self._reader: asyncio.Future[None] | None = None  # waits for a batch
         self._num_open = sum(len(request.samples) for request in requests)
         desk.num_texts += self._num_open
         self._keys = {desk.begin(self, request, grammar): index for index, request in enumerate(requests)}
@@ -46,7 +46,7 @@ class Texts:
         return self._num_open
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Event]]]:
-        """All events that have come since the last batch, each with the index of its request, until all texts ended.
+        """Yield all events since the last batch, each with the index of its request, until all texts have ended.
 
         Without `in_pieces` there is one batch: waking for each of many clients at each token costs as much as the rest.
 
@@ -63,7 +63,7 @@ class Texts:
             yield events
 
     def untaken(self) -> list[tuple[int, Event]]:
-        """What has come and was in no batch, for who leaves before the end."""
+        """Events that were in no batch, for a client that leaves before the end."""
         return self._events
 
     def take(self, key: int, event: Event) -> None:
@@ -98,11 +98,11 @@ class Texts:
 class Desk:
     """See the module.
 
-    Attributes: num_texts: those that wait or run
+    Attributes: num_texts: texts that wait or run
     """
 
     def __init__(self, engine: FrontEnd, *, max_waiting: int):
-        """`max_waiting` texts may wait beside those that have a row."""
+        """`max_waiting` texts may wait besides those that have a row."""
         self.engine = engine
         self.num_texts = 0
         self._max_texts = max_waiting + engine.begin_state.usage.num_rows
@@ -111,7 +111,7 @@ class Desk:
         engine.take = self._take
 
     def submit(self, requests: Sequence[Request], grammar: Grammar | None = None, *, in_pieces: bool = True) -> Texts:
-        """Begin the texts of some requests, held to `grammar` if there is one. Use the result in a `with`.
+        """Begin the texts of some requests, held to `grammar` if given. Use the result in a `with`.
 
         `in_pieces` is for `Texts.batches`.
 
@@ -125,9 +125,9 @@ class Desk:
 
     @contextmanager
     def waiting(self, num_new: int, param: str) -> Iterator[None]:
-        """Count texts that cannot begin yet, since their prompts are encoded or their schema is read.
+        """Count texts that cannot begin yet, while their prompts are encoded or their schema is read.
 
-        `param` is the key that says how many there are. Raises: Refusal if too many texts wait
+        `param` is the key that sets their number. Raises: Refusal if too many texts wait
         """
         self._refuse_too_many(num_new, param)
         self.num_texts += num_new
@@ -137,7 +137,7 @@ class Desk:
             self.num_texts -= num_new
 
     def _refuse_too_many(self, num_new: int, param: str) -> None:
-        """Raises: Refusal; only one that waiting helps is a 429, which clients try again"""
+        """Raises: Refusal; a 429, which clients try again, only if waiting helps"""
         if num_new > self._max_texts:
             rows = self._max_texts - self._max_waiting
             raise Refusal(
@@ -161,7 +161,7 @@ class Desk:
         return key
 
     def end(self, key: int) -> None:
-        """Forget a request; what is left of it is cancelled."""
+        """Forget a request; cancel what is left of it."""
         if self._texts.pop(key, None) is not None:
             self.engine.cancel(key)
 

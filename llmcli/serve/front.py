@@ -1,7 +1,7 @@
-"""The front: the process that talks with clients. `server.py` starts it, and has the engine beside it.
+"""The front: the process that talks with clients. `server.py` starts it, next to the engine's process.
 
-Signals are the engine's, which tells of them by a socket, even while it hangs. When all is served the engine has some
-seconds to end; then it is killed. The front also ends, with an exit code of 1, when the engine is lost.
+The engine's process gets the signals and passes them on by a socket, even while it hangs. When all is served the
+engine has some seconds to end; then it is killed. The front also ends, with exit code 1, when the engine is lost.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from llmcli.serve.http import ACCEPTED_AT_ONCE, HttpServer
 from llmcli.serve.link import EngineState, FrontEnd
 from llmcli.serve.service import Limits, ServedModel, Service
 
-_LAST_WORD_SECONDS = 2.0  # to tell clients that the engine is lost
+_LAST_WORD_SECONDS = 2.0  # to inform clients that the engine is lost
 _ENGINE_SECONDS = 8.0  # for the engine to end: it has a step to finish
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # that end the server
 _SPARE_CONNECTIONS = 256  # besides those of texts: other paths, and clients that keep theirs open
-_SWITCH_SECONDS = 0.0005  # Python's 5 ms are long where each of many sockets waits for a thread that computes
-_OWN_FILES = 112  # the link, the pipes of child processes, modules that are imported late
+_SWITCH_SECONDS = 0.0005  # Python's 5 ms are long when each of many sockets waits for a thread that computes
+_OWN_FILES = 112  # the link, pipes of child processes, modules that are imported late
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What the server allows. Without `api_key` only requests to one of `hosts` come in; empty is any host."""
+    """What the server allows. Without `api_key` only requests to one of `hosts` come in; empty allows any host."""
 
     max_waiting: int
     limits: Limits
@@ -49,14 +49,14 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class FrontWork:
-    """What the front is told at its start. `open_model` has spoken to the user before, in the engine's process."""
+    """What the front gets at its start. `open_model` has reported to the user before, in the engine's process."""
 
     open_model: Callable[[], ServedModel]
     options: ServerOptions
 
 
 def main(link: int, listening: int, signals: int) -> None:
-    """Serve; the numbers are those of open files: the link, a bound socket, and one that tells of signals."""
+    """Serve; the numbers are those of open files: the link, a bound socket, and one that passes signals on."""
     engine = os.getppid()
     sys.setswitchinterval(_SWITCH_SECONDS)
     connection = Connection(link)
@@ -64,9 +64,9 @@ def main(link: int, listening: int, signals: int) -> None:
         work: FrontWork = connection.recv()
         with contextlib.redirect_stderr(io.StringIO()):
             model = work.open_model()
-        _, begin_state = connection.recv()  # EOFError: the engine cannot begin, and its process says why
+        _, begin_state = connection.recv()  # EOFError: the engine cannot begin; its process reports why
         gc.collect()
-        gc.freeze()  # all modules stay; each look of the collector at them would hold all clients a third of a second
+        gc.freeze()  # all modules stay; the collector would hold all clients for a third of a second at each look
         is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
         if is_lost:
             sys.exit("error: the process that generates has ended; start the server again")
@@ -130,7 +130,7 @@ def _has_ended(connection: Connection) -> bool:
 
 
 def _allowed_connections(wanted: int) -> int:
-    """So many of the wanted connections as the system lets this process open, once it has raised its own limit."""
+    """The number of connections, `wanted` at most, that the system allows once this process has raised its limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = ACCEPTED_AT_ONCE + _OWN_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted + others:

@@ -1,4 +1,4 @@
-"""`Gate`: who may come in, what became of each request, and every error in OpenAI's form."""
+"""`Gate`: decides who may come in, counts and logs each request, and puts every error into OpenAI's form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmcli.serve.refusal import Refusal, as_refusal, stopped
 from llmcli.serve.service import Metrics
 from llmcli.serve.texts import CLIENT_LEFT
 
-# A page of another site may send a browser here under a name of its own: only these are ours without a key.
+# A page of another site may send a browser here under its own host name: without a key only these names are ours.
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _BODY_UNREAD = frozenset({401, 403, 404, 405, 408, 413, 415})
 OPEN_PATHS = frozenset({"/", "/health"})
@@ -28,10 +28,10 @@ OPEN_PATHS = frozenset({"/", "/health"})
 
 @dataclass(frozen=True)
 class Gate:
-    """ASGI middleware around the routes. Without `api_key`, only requests to one of `hosts` come in; empty is any host.
+    """ASGI middleware around the routes. Without `api_key`, only requests to one of `hosts` come in; empty allows any.
 
-    `paths` are those that are counted by name; `log` gets one line a request, with nothing of what a body says but the
-    name of a wrong key, unless `logs_contents`.
+    `paths` are counted by name; `log` gets one line a request, without the contents of the body except the name of a
+    wrong key, unless `logs_contents`.
     """
 
     app: ASGIApp
@@ -66,12 +66,12 @@ class Gate:
             refusal = _refusal(error, scope)
             state["note"] = self._note(error, refusal)
             if status != CLIENT_LEFT:
-                raise  # the answer has begun: only closing the connection tells that it is not whole
+                raise  # the answer has begun: only closing the connection shows that it is incomplete
             response = json_response(refusal.as_json(), refusal.status)
             if refusal.status in _BODY_UNREAD:
-                response.headers["connection"] = "close"  # else the rest of a body without end would be read
+                response.headers["connection"] = "close"  # otherwise the rest of an endless body would be read
             await response(scope, receive, note_status)
-            del refusal  # perhaps the error itself, whose traceback holds this frame
+            del refusal  # it may be the error itself, whose traceback holds this frame
         finally:
             self.on_end(scope)
             status = state.get("status", status)
@@ -79,11 +79,11 @@ class Gate:
             self.metrics.requests[path, status] += 1
             seconds = time.perf_counter() - start_time
             note = f", {state['note']}" if state.get("note") else ""
-            raw_path = scope["raw_path"][:200].decode("ascii", "replace")  # as it was sent: it cannot forge a line
+            raw_path = scope["raw_path"][:200].decode("ascii", "replace")  # as sent: it cannot forge a line
             self.log(f"{scope['method']} {raw_path} {status} {seconds:.2f} s{note}")
 
     def _note(self, error: BaseException, refusal: Refusal) -> str:
-        """What the log says of a refusal; messages about a body repeat what is in it, and those of our bugs may."""
+        """The log's text for a refusal; messages about a body repeat what is in it, and those of our bugs may."""
         is_ours = isinstance(error, Refusal | HTTPException | LLMCliError | asyncio.CancelledError)
         if self.logs_contents or (is_ours and refusal.status != 400 and refusal.param is None):
             return refusal.message
@@ -93,9 +93,9 @@ class Gate:
         return ", ".join(f"{what} {name}" for what, name in names.items() if name is not None)
 
     def _check(self, scope: Scope) -> None:
-        """Whether it may come in is decided by what the parser found, never by a URL that is put together again.
+        """Check what the parser found, never a URL that is put together again.
 
-        Raises: Refusal for who may not come in.
+        Raises: Refusal for a request that may not come in
         """
         headers = Headers(scope=scope)
         if len(headers.getlist("host")) > 1:

@@ -1,4 +1,4 @@
-"""`HttpServer`: uvicorn with our ends: a signal, and connections that send or take nothing, or too much."""
+"""`HttpServer`: uvicorn, ended by our signals, with bounds on connections that send or take nothing, or too much."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from llmcli.serve.json_text import to_json
 from llmcli.serve.refusal import Refusal
 
-HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; also how long an unused one is kept
+HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; an unused one is kept as long
 CLOSE_SECONDS = 10.0  # for the rest of an answer to be read after its connection was closed
-_MAX_HEAD_BYTES = 64 * 1024  # of a request, beside what comes with its first byte
-_MAX_PIPELINED = 16  # requests that a connection may send before the answer of the one before
-_LAST_WORD_SECONDS = 0.3  # to tell clients that the server has ended
+_MAX_HEAD_BYTES = 64 * 1024  # of a request, besides what comes with its first byte
+_MAX_PIPELINED = 16  # requests that a connection may send before the previous answer
+_LAST_WORD_SECONDS = 0.3  # to inform clients that the server has ended
 _TICK_SECONDS = 0.05
 _LOG_SECONDS = 60.0  # between two lines that say that all connections are in use
 ACCEPTED_AT_ONCE = 16  # connections, before they are counted
-_QUEUED_BY_SYSTEM = 4096  # connections that are not accepted yet; one that finds no room there waits for a second
+_QUEUED_BY_SYSTEM = 4096  # connections not accepted yet; one that finds no room there waits for a second
 
 
 class Connections:
-    """How many connections there may be. A new one that finds no room takes that of the longest idle one."""
+    """Bounds the number of connections. A new one that finds no room replaces the longest idle one."""
 
     def __init__(self, most: int, log: Callable[[str], None]):
         self.most = most
@@ -57,12 +57,12 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Refuses what the parser would keep without a bound: endless headers, trailers and pipelines.
+    """One connection. Refuses what the parser would keep without bound: endless headers, trailers and pipelines.
 
     Attributes: active_time: when it last sent something or got an answer, by time.monotonic()
     """
 
-    _num_unbound = 0  # bytes since the latest ones of a body, or since the beginning of the request
+    _num_unbound = 0  # bytes since the latest ones of a body, or since the request began
 
     def __init__(self, room: Connections, **how: Any):
         super().__init__(**how)
@@ -72,18 +72,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has sent no request, or not all of one, or has its answer."""
+        """Whether it has sent no whole request, or has its answer."""
         return not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come."""
+        """Register a new client."""
         super().connection_made(transport)
         if not self._room.make_room(self):
             message = f"all {self._room.most} connections are in use; try again later"
             self._refuse(Refusal(503, message, code="too_many_connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone: also for the request at work, if others wait after it."""
+        """End the request at work, too, if others wait after it."""
         for cycle in (self._at_work, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -95,24 +95,24 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Note that a request begins."""
         self._num_unbound = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Its head is there. One that asks for another protocol is read again, see `_feed`."""
+        """The head is complete. If it asks for another protocol the request is read again, see `_feed`."""
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-        if self.pipeline:  # uvicorn stops reading, and so would not see that the client leaves; we bound what it sends
+        if self.pipeline:  # uvicorn stops reading, and would not see the client leave; we bound what it sends
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Content, whose length the service bounds."""
+        """Take content; the service bounds its length."""
         self._num_unbound = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there."""
+        """The request is complete."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -122,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Take new bytes."""
         if self.transport.is_closing():
             return
         self.active_time = time.monotonic()
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse. A wish for another protocol is ignored, as a server may (RFC 9110, 7.8).
 
         httptools would leave the body of such a request to the other protocol, and then take it for the next request.
-        So another parser reads the request anew, without the wish. Raises: HttpParserError
+        So another parser reads the request again, without the wish. Raises: HttpParserError
         """
         while True:
             try:
@@ -168,9 +168,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an application on a socket until `handle_exit`, and then what is under way for `grace_seconds`.
+    """Serves an application on a socket until `handle_exit`, then finishes what is under way for `grace_seconds`.
 
-    A second call ends it at once. What is left then, or at the end of the grace, is cancelled.
+    A second `handle_exit` ends it at once. What is left then, or at the end of the grace, is cancelled.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=int(HEADER_SECONDS),
-            timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # it is passed on to asyncio
+            timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # passed on to asyncio
         )
         super().__init__(config)
         self._on_ready = on_ready
@@ -203,7 +203,7 @@ class HttpServer(uvicorn.Server):
         self._closing_since: dict[Any, float] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and report it."""
         await super().startup(sockets)
         for one in sockets or ():
             one.listen(_QUEUED_BY_SYSTEM)  # asyncio takes one number for both
@@ -211,24 +211,24 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none: whoever gets them calls `handle_exit`."""
+        """Capture none: the receiver of signals calls `handle_exit`."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Note a signal: the first one ends the service, the second one everything."""
+        """Note a signal: the first ends the service, the second ends everything."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     def end_within(self, seconds: float) -> None:
-        """End the service; what has failed by now has so long to be told."""
+        """End the service; what has failed by now has this long to inform its client."""
         self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]  # as above
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as the class says. What is cancelled has a moment to tell its client, and to log."""
+        """End as the class says. What is cancelled has a moment to inform its client, and to log."""
         ending = asyncio.ensure_future(super().shutdown(sockets))
         await asyncio.sleep(0)  # from here on it takes no more clients
-        # uvicorn looks at `force_exit` too, but from Python 3.12 on goes on waiting for connections to close.
+        # uvicorn looks at `force_exit` too, but from Python 3.12 on keeps waiting for connections to close.
         while not (ending.done() or self.force_exit):
             await asyncio.wait((ending,), timeout=_TICK_SECONDS)
         tasks = set(self.server_state.tasks)
@@ -251,7 +251,7 @@ class HttpServer(uvicorn.Server):
     def _close_stale(self, now: float) -> None:
         """Close connections that send no request, and drop closed ones whose client does not read."""
         connections: Collection[Any] = self.server_state.connections
-        # A connection waits anew behind each answer: that is another `cycle`.
+        # After each answer a connection waits again: that is another `cycle`.
         idle = {(one, one.cycle) for one in connections if one.cycle is None or one.cycle.response_complete}
         self._idle_since = {key: self._idle_since.get(key, now) for key in idle}
         closing = {one for one in connections if one.transport.is_closing()}

@@ -22,8 +22,8 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def large_json_response(value: object) -> Response:
-    """The same for a thread, where other threads have their turns meanwhile: C's encoder gives them none."""
+    """The same, for a thread: lets other threads run meanwhile, which C's encoder does not."""
     text = io.StringIO()
-    for piece in _JSON.iterencode(value):  # millions of them, which a list would keep
+    for piece in _JSON.iterencode(value):  # millions of pieces, which a list would keep
         text.write(piece)
     return Response(text.getvalue(), media_type=JSONResponse.media_type)

@@ -1,6 +1,6 @@
 """The link between the engine's process and the front's: both ends, and how each writes.
 
-There are two processes since the threads of one take turns: who talks with 256 clients would halve the rate of rows.
+There are two processes because threads of one take turns: serving 256 clients would halve the speed of the rows.
 Messages are tuples whose first element is a word.
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 
-# `Sender`: writes to one end of the link between two processes, in a thread of its own.
+# `Sender`: writes to one end of the link between two processes, in its own thread.
 #
-# Both processes read and write one pair of sockets. If either wrote where it reads, each could wait for the other to
-# read, for good. So no reader ever waits for a writer.
+# Both processes read and write one pair of sockets. If a reader waited for its own writes, each process could wait for
+# the other for good. So no reader ever waits for a writer.
 
 _MOST_UNSENT = 64  # messages after which `wait_for_room` waits
 _CLOSE_SECONDS = 1.0
 
 
 class Sender:
-    """See the module. `send` is for any thread, and never waits."""
+    """See above. `send` is for any thread, and never waits."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
@@ -49,14 +49,14 @@ class Sender:
         self._thread.start()
 
     def send(self, *message: object) -> None:
-        """Queue a message. After the other process has ended, which the reader sees, it is dropped."""
+        """Queue a message. It is dropped if the other process has ended, which the reader sees."""
         with self._changed:
             if not self._is_over:
                 self._unsent.append(message)
                 self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """Wait until few messages are unsent. For who makes many of them, and does not read."""
+        """Wait until few messages are unsent. For a caller that makes many of them and does not read."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._unsent) < _MOST_UNSENT)
 
@@ -89,19 +89,18 @@ class Sender:
                 self._changed.notify_all()
 
 
-# `EngineEnd`: the engine's end of the link between two processes. The other, `FrontEnd`, is where clients come
-# in.
+# `EngineEnd`: the engine's end of the link. The other end, `FrontEnd`, is in the process that serves clients.
 
-_STEP_SECONDS = 5.0  # for the step that runs to end
+_STEP_SECONDS = 5.0  # for the current step to end
 
 
-# Returns a request whose texts are held to a grammar. Raises: UsageError if they cannot be
+# Returns a request whose texts are held to a grammar. Raises: UsageError if that is impossible
 Hold = Callable[[Request, "Grammar"], Request]
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What the engine counts, at one moment."""
+    """The engine's counts at one moment."""
 
     usage: Usage
     num_waiting: int  # texts that have no row yet
@@ -113,7 +112,7 @@ class EngineEnd:
     """Runs a scheduler for the front, until the front closes the link."""
 
     def __init__(self, connection: Connection, scheduler: Scheduler, hold: Hold):
-        """`hold` is called for requests with a grammar, in a thread of its own: the first schema takes seconds."""
+        """`hold` is called for requests with a grammar, in its own thread: the first schema takes seconds."""
         self._connection = connection
         self._scheduler = scheduler
         self._hold = hold
@@ -128,7 +127,7 @@ class EngineEnd:
         log_contents: Callable[[str, object], None] = lambda what, contents: None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do what the front says. `on_ready` is called once it listens; `log` and `log_contents` get what it logs."""
+        """Follow the front's messages. `on_ready` is called once it listens; `log` and `log_contents` get its logs."""
         self._sender.send("begin", self._state())
         self._worker.start()
         commands: dict[str, Callable[..., None]] = {
@@ -157,12 +156,12 @@ class EngineEnd:
         self._worker.cancel(self._jobs.pop(key))
 
     def _state(self) -> EngineState:
-        """While a step runs, which is not waited for: a number may be from before it, and another from within."""
+        """Read while a step runs, without waiting: the numbers may be from different moments of it."""
         scheduler, runner = self._scheduler, self._scheduler.runner
         return EngineState(replace(scheduler.usage), scheduler.num_waiting, runner.limits.num_pages, runner.free_pages)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
-        """In the worker's thread, once a step. Tokens go as tuples: an object of a class takes ten times as long."""
+        """Runs in the worker's thread, once a step. Tokens go as tuples: objects of a class take ten times as long."""
         told = [
             (job.key, event.sample, event.token_id, event.text, event.inspection)
             if isinstance(event, Token)
@@ -175,19 +174,19 @@ class EngineEnd:
             self._sender.send("events", told, self._worker.fault)
 
 
-# `FrontEnd`: the front's end of the link to the engine, which runs in another process. For the event loop's thread.
+# `FrontEnd`: the front's end of the link to the engine in the other process. For the event loop's thread.
 
 _MOST_MESSAGES = 16  # taken at a time: a small model may write them as fast as they are read
 _LOST = DeviceError("the process that generates has ended")
 
-# What has happened since the last call, by the number of the request.
+# The events since the last call, by the number of the request.
 Take = Callable[[Sequence[tuple[int, Event]]], None]
 
 
 class FrontEnd:
-    """See the module. Make it in the running event loop, once the engine has begun.
+    """See above. Make it in the running event loop, once the engine has begun.
 
-    Attributes: fault: set once the device cannot go on; begin_state: the engine's at the beginning;
+    Attributes: fault: set once the device has failed; begin_state: the engine's at the beginning;
     is_lost: whether the engine's process has ended
     """
 
@@ -201,9 +200,9 @@ class FrontEnd:
         self._on_lost = on_lost
         self.is_lost = False
         self._numbers = count(1)
-        self._open: set[int] = set()  # requests that nobody has forgotten
+        self._open: set[int] = set()  # requests not forgotten yet
         self._loop = asyncio.get_running_loop()
-        self._state: asyncio.Future[EngineState] | None = None  # that all who ask wait for
+        self._state: asyncio.Future[EngineState] | None = None  # shared by all that ask
         self._loop.add_reader(connection.fileno(), self._read)
 
     def submit(self, request: Request, grammar: Grammar | None = None) -> int:
@@ -217,12 +216,12 @@ class FrontEnd:
         return key
 
     def cancel(self, key: int) -> None:
-        """Forget a request, and drop what is left of it before the next step; events may still be on their way."""
+        """Forget a request, and drop the rest of it before the next step; events may still be on their way."""
         self._open.discard(key)
         self._sender.send("cancel", key)
 
     async def state(self) -> EngineState:
-        """What the engine counts now. Raises: LLMCliError if its process has ended"""
+        """The engine's counts now. Raises: LLMCliError if its process has ended"""
         if self.is_lost:
             raise _LOST
         if self._state is None or self._state.done():
@@ -231,7 +230,7 @@ class FrontEnd:
         return await asyncio.shield(self._state)
 
     def log(self, line: str) -> None:
-        """Write a line where the server logs."""
+        """Write a line to the server's log."""
         self._sender.send("log", line)
 
     def log_contents(self, what: str, contents: object) -> None:
@@ -239,18 +238,18 @@ class FrontEnd:
         self._sender.send("contents", what, contents)
 
     def say_ready(self) -> None:
-        """Say that clients can come."""
+        """Report that clients can come."""
         self._sender.send("ready")
 
     def close(self) -> None:
-        """Close this end for writing, which ends the engine. It closes the other end once it has ended."""
+        """Close this end for writing, which ends the engine. The engine then closes the other end."""
         self._loop.remove_reader(self._connection.fileno())
         self._sender.close()
         with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as link:
             link.shutdown(socket.SHUT_WR)
 
     def _read(self) -> None:
-        """Take messages that are there, a few at most: a late process joins pieces, and clients still have turns."""
+        """Take a few of the messages: a late process joins pieces, and clients still get turns."""
         events: list[tuple[int, Event]] = []
         try:
             for _ in range(_MOST_MESSAGES):
@@ -270,6 +269,6 @@ class FrontEnd:
             self.is_lost, self.fault = True, _LOST
             if self._state is not None and not self._state.done():
                 self._state.set_exception(_LOST)
-                self._state.exception()  # taken here too: perhaps nobody waits for it any more
+                self._state.exception()  # retrieved here too: it may be that nobody waits for it any more
             self.take([*events, *((key, Failed(0, _LOST)) for key in self._open)])
             self._on_lost()

@@ -21,11 +21,11 @@ class Refusal(Exception):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle, which knows nothing of names of arguments."""
+        """For pickle, which does not know the names of arguments."""
         return partial(Refusal, param=self.param, code=self.code), (self.status, self.message)
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's form."""
+        """The error in OpenAI's form."""
         usual = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, usual)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -37,7 +37,7 @@ def stopped() -> Refusal:
 
 
 def as_refusal(error: Exception) -> Refusal:
-    """What a client is told of an error: its own fault is a 400, the device's a 500, and anything else a bug."""
+    """The refusal for an error: the client's fault is a 400, the device's a 500, and anything else a bug."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, UsageError | TokenizerError):

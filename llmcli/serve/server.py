@@ -1,4 +1,4 @@
-"""`Server`: one server from its first connection to its end: the engine in this process, the front in another."""
+"""`Server`: runs from the first connection to the end, with the engine in this process, the front in another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmcli.serve.worker import Scheduler
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
 _FORCE_SECONDS = 4.0  # for the front, after a second signal
 
-# glibc keeps what large bodies took, unless it is told to take each from the system.
+# glibc keeps the memory of large bodies, unless set to take each from the system.
 _GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "2"}
 _FRONT = child_program("llmcli.serve.front", "main(*map(int, sys.argv[1:]))")
 
@@ -36,8 +36,8 @@ class Server:
         self._signals, signals = socket.socketpair()
         self._signals.setblocking(False)
         numbers = (there.fileno(), listener.fileno(), signals.fileno())
-        # -P leaves the working directory out of the search for modules. In a session of its own the front gets no
-        # Ctrl-C from the terminal.
+        # -P leaves the working directory out of the search for modules. In its own session the front gets no Ctrl-C
+        # from the terminal.
         self._front = subprocess.Popen(
             [sys.executable, "-P", "-c", _FRONT, *map(str, numbers)],
             stdin=subprocess.DEVNULL,
@@ -47,7 +47,7 @@ class Server:
         )
         there.close()
         signals.close()
-        listener.close()  # the front alone has it: once it takes no more clients, they are refused
+        listener.close()  # only the front has it: once it takes no more clients, they are refused
         self._connection.send(work)
 
     def __enter__(self) -> Server:
@@ -73,7 +73,7 @@ class Server:
         log_contents: Callable[[str, object], None],
         on_ready: Callable[[], None],
     ) -> list[int]:
-        """Serve until a SIGTERM or Ctrl-C; return the signals that came. A second one ends what is under way.
+        """Serve until a SIGTERM or Ctrl-C; return the signals received. A second one ends what is under way.
 
         After the second, a front that hangs is killed. An engine that hangs is killed by the front.
         `hold` is as for `EngineEnd`.
@@ -90,7 +90,7 @@ class Server:
                 timer.start()
 
         usual = {number: signal.signal(number, note) for number in SIGNALS}
-        # The front is told by Python's own handler in C, which runs also while all threads wait for one that hangs.
+        # Python's own handler in C informs the front, even while all threads wait for one that hangs.
         usual_socket = signal.set_wakeup_fd(self._signals.fileno())
         try:
             EngineEnd(self._connection, scheduler, hold).run(log=log, log_contents=log_contents, on_ready=on_ready)
@@ -103,21 +103,21 @@ class Server:
         return numbers
 
 
-# `LogWriter`: writes the log in a thread of its own. A log that nobody reads must not stop the server.
+# `LogWriter`: writes the log in its own thread. A log that nobody reads must not stop the server.
 
-_MOST_CHARACTERS = 16 * 1024**2  # that wait
+_MOST_CHARACTERS = 16 * 1024**2  # waiting
 _CLOSE_SECONDS = 2.0
 
 
 class LogWriter:
-    """See the module. Lines that find no room are counted, and the log says how many are missing."""
+    """See above. Lines that find no room are counted; the log reports how many are missing."""
 
     def __init__(self, write: Callable[[str], None]):
         self._write = write
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._num_missing = 0
-        self._num_queued = 0  # characters, which `log` counts
-        self._num_written = 0  # which the thread counts
+        self._num_queued = 0  # characters, counted by `log`
+        self._num_written = 0  # counted by the thread
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""What all routes share: `Service`, the model, the counters, the thread for long work, and clients that go away."""
+"""What all routes share: `Service`, the model, the counters, the thread for long work, and clients that leave."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 
-# `ServedModel`: what the server needs to know of a model. The command line makes one of its session.
+# `ServedModel`: what the server needs to know of a model. The command line makes it from its session.
 
 Messages = Sequence[Mapping[str, str]]
 
 
 class ServedModel(Protocol):
-    """A model's way from a body to a request. Methods may take long, and one thread at a time calls each.
+    """Turns bodies into requests of one model. Methods may take long; each is called by one thread at a time.
 
-    Each raises UsageError or TokenizerError for what this model cannot do; Refusal where the wrong key is known.
+    Each raises UsageError or TokenizerError for what this model cannot do; Refusal if the wrong key is known.
     """
 
     @property
     def names(self) -> Sequence[str]:
-        """The names that a request may call it by; the first is its own."""
+        """The model's names in requests; the first is its own."""
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and new text together."""
+        """The most tokens of prompt and new text together."""
 
     @property
     def seed(self) -> int | None:
-        """The seed of requests that give none; None for a random one each."""
+        """The seed of requests that give none; if None, each gets a random one."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -62,16 +62,16 @@ class ServedModel(Protocol):
         """Texts that answer a conversation."""
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
-        """Texts that continue one of the prompts of a body. Token ids are taken as they are."""
+        """Texts that continue one of a body's prompts. Token ids are used as they are."""
 
     def grammar(self, held_to: HeldTo) -> Grammar:
-        """What texts are held to, for the engine. For a thread of its own: a schema may take seconds."""
+        """The grammar of texts, for the engine. For a separate thread: a schema may take seconds."""
 
     def encode(self, prompt: str | Messages) -> Sequence[int]:
-        """The token ids of a prompt, or of a conversation as the chat template writes it."""
+        """The token ids of a prompt, or of a conversation in the chat template."""
 
 
-# What the server counts, in Prometheus's text format.
+# The server's counters, in Prometheus's text format.
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _NUM_KEPT = 2048
@@ -102,7 +102,7 @@ class Metrics:
     first_token_seconds: Summary = field(default_factory=Summary)
 
     def text(self, engine: EngineState, num_texts: int) -> str:
-        """The page that Prometheus reads; `num_texts` wait or run."""
+        """The page for Prometheus; `num_texts` wait or run."""
         return "".join(f"{line}\n" for line in self._lines(engine, num_texts))
 
     def _lines(self, engine: EngineState, num_texts: int) -> Iterator[str]:
@@ -148,20 +148,20 @@ def _summary(name: str, what: str, summary: Summary) -> Iterator[str]:
     yield f"llmcli_{name}_count {summary.count}"
 
 
-# `FairThread`: one thread that works for many clients in turn, so that who asks for much delays nobody else long.
+# `FairThread`: one thread that works for many clients in turn, so that large requests delay nobody else long.
 
 
 class FairThread:
-    """See the module. Its methods are for the event loop's thread."""
+    """See above. Its methods are for the event loop's thread."""
 
     def __init__(self, name: str):
         self._thread = ThreadPoolExecutor(1, name)
-        # Of each client that waits: its work, in order. The next client comes first.
+        # The work of each waiting client, in order. The next client comes first.
         self._waiting: dict[Hashable, deque[tuple[Callable[[], Any], asyncio.Future[Any]]]] = {}
         self._is_busy = False
 
     async def run(self, client: Hashable, work: Callable[[], Result]) -> Result:
-        """The result of some work, once the client's turn has come. Cancelled before it has begun, it is not done.
+        """The result of some work, once the client's turn has come. If cancelled before, it is not done.
 
         Raises: what the work raises
         """
@@ -171,10 +171,10 @@ class FairThread:
         try:
             return await result
         finally:
-            del result  # holds the error, whose traceback holds this frame: a ring, with the client's long body in it
+            del result  # holds the error, whose traceback holds this frame: a cycle, with the client's long body in it
 
     def close(self) -> None:
-        """End the thread; what it does is not waited for."""
+        """End the thread without waiting for its work."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _begin_next(self) -> None:
@@ -206,11 +206,11 @@ class FairThread:
             result.set_result(doing.result())
 
 
-# Work for a client that may go away: what nobody waits for any more is cancelled.
+# Work for a client that may leave: cancelled once nobody waits for it.
 
 
 async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-    """The result of some work for a client whose body has been read. Raises: ClientDisconnect once it goes away"""
+    """The result of some work for a client whose body has been read. Raises: ClientDisconnect once it leaves"""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -225,16 +225,16 @@ async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Re
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until a client goes away whose body has been read."""
+    """Wait until a client leaves whose body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-# `Service`: what all routes share: the model, the desk, the limits, and how a body is read.
+# `Service`: what all routes share: the model, the desk, the limits, and the reading of bodies.
 
 BODY_SECONDS = 60.0  # for a body to arrive
 _SMALL_BODY_BYTES = 64 * 1024  # such a body is parsed at once, in a millisecond
-_HELD_BODIES = 4  # bodies of the longest kind that may be in memory together
+_HELD_BODIES = 4  # bodies of the greatest length that may be in memory together
 _BROWSERS_HEADERS = ("origin", "sec-fetch-site")
 
 Result = TypeVar("Result")
@@ -242,14 +242,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may take. `timeout_seconds` is for a whole answer with all its waiting; None is no limit."""
+    """What a client may use. `timeout_seconds` is for a whole answer with all its waiting; None is no limit."""
 
     max_body_bytes: int
     timeout_seconds: float | None
 
     @asynccontextmanager
     async def timed(self) -> AsyncIterator[float | None]:
-        """Bound what is done for an answer. Gives the event loop's time at which the whole answer must have ended.
+        """Bound the work for an answer. Yields the event loop's time at which the whole answer must have ended.
 
         Raises: Refusal if it takes longer
         """
@@ -262,12 +262,12 @@ class Limits:
             raise self.too_slow() from None
 
     def too_slow(self) -> Refusal:
-        """The refusal of an answer that takes longer than it may."""
+        """The refusal of an answer that takes too long."""
         return Refusal(504, f"the answer took longer than {self.timeout_seconds:g} s (--timeout)", code="timeout")
 
 
 class HeldBodies:
-    """The bytes of all bodies that are read or served, bounded: many long ones would fill the memory."""
+    """Bounds the bytes of all bodies that are read or served: many long ones would fill the memory."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
@@ -281,19 +281,19 @@ class HeldBodies:
         scope["state"]["body_bytes"] = scope["state"].get("body_bytes", 0) + count
 
     def give_back(self, scope: Scope) -> None:
-        """Forget those of a request, which has its answer."""
+        """Forget the bytes of a request that has its answer."""
         self._num_bytes -= scope["state"].get("body_bytes", 0)
 
 
 def client_of(request: HttpRequest) -> Hashable:
-    """Who asks: one connection. Work is shared out between clients."""
+    """The client: one connection. Work is shared out between clients."""
     address: Hashable = request.scope.get("client")
     return address
 
 
 @dataclass(frozen=True)
 class Service:
-    """See the module. `log` takes the contents of requests and answers, if they are to be logged."""
+    """See above. `log` takes the contents of requests and answers, if they are to be logged."""
 
     model: ServedModel
     desk: Desk
@@ -301,18 +301,18 @@ class Service:
     log_contents: Callable[[str, object], None] | None = None
     metrics: Metrics = field(default_factory=Metrics)
     body_reader: BodyReader = field(default_factory=BodyReader)
-    # Waits for long bodies to be read, and writes long answers.
+    # Waits until long bodies are read, and writes long answers.
     json_thread: FairThread = field(default_factory=lambda: FairThread("json"))
-    # One thread: the model's methods are for one at a time, and templates and long prompts take their time.
+    # One thread: the model's methods run one at a time, and templates and long prompts take their time.
     encoder: FairThread = field(default_factory=lambda: FairThread("encoder"))
-    # Another, since a schema may take seconds.
+    # Another thread, since a schema may take seconds.
     schema_reader: FairThread = field(default_factory=lambda: FairThread("schemas"))
     bodies: HeldBodies = field(default_factory=HeldBodies)
 
     async def read_schema(self, client: Hashable, held_to: HeldTo) -> Grammar:
-        """What texts are held to, for the engine.
+        """The grammar of texts, for the engine.
 
-        Raises: Refusal for what cannot be held exactly
+        Raises: Refusal for what cannot be followed exactly
         """
         try:
             return await self.schema_reader.run(client, lambda: self.model.grammar(held_to))
@@ -320,19 +320,19 @@ class Service:
             raise Refusal(400, str(error), param=held_to.key.partition(".")[0]) from error
 
     def close(self) -> None:
-        """End the threads; what they do is not waited for."""
+        """End the threads without waiting for their work."""
         for thread in (self.json_thread, self.encoder, self.schema_reader):
             thread.close()
         self.body_reader.close()
 
     async def encode(self, request: HttpRequest, work: Callable[[], Result]) -> Result:
-        """Do what takes long outside the event loop. Raises: ClientDisconnect if the client leaves before its turn"""
+        """Do slow work outside the event loop. Raises: ClientDisconnect if the client leaves before its turn"""
         return await unless_gone(self.encoder.run(client_of(request), work), request.receive)
 
     async def read(self, kind: type[Kind], request: HttpRequest) -> Kind:
         """The body of a request.
 
-        Raises: Refusal for one that is too long, too slow, not JSON, or asks for what is not supported
+        Raises: Refusal for one that is too long, too slow, not JSON, or asks for something unsupported
         """
         _check_media_type(request.headers)
         content = await self._content(request)
@@ -358,7 +358,7 @@ class Service:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     content += chunk
-                    if len(content) > _SMALL_BODY_BYTES:  # who sends little is served beside those who send much
+                    if len(content) > _SMALL_BODY_BYTES:  # small bodies are served next to large ones
                         self.bodies.take(request.scope, len(chunk), _HELD_BODIES * most)
                     if len(content) > most:
                         raise too_long
@@ -368,7 +368,7 @@ class Service:
 
 
 def _check_media_type(headers: Headers) -> None:
-    """Raises: Refusal for what a page of another site can send without being asked
+    """Raises: Refusal for what a page of another site can send without permission
 
     It can send a form, a text, or no media type at all: fetch() does so with a Blob that has none. But then every
     browser says where the page is from, and programs say nothing.

@@ -1,7 +1,7 @@
 """`TextsResponse`: runs the texts of one client and sends them, whole or as server-sent events.
 
-A client that goes away, and one that takes longer than it may, gives its rows back before the next step. The server's
-end cancels the response, which tells its client so.
+When a client leaves or takes too long, its rows are free before the next step. The server's end cancels the response,
+which then informs its client.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from llmcli.serve.service import Service, until_gone
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
-CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
-_LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
+CLIENT_LEFT = 499  # nginx's number for the log; it is never sent
+_LAST_WORD_SECONDS = 1.0  # to inform a slow reader that its time is over
 _EVENTS_AT_ONCE = 64  # of a stream; a batch that has waited for its reader may have thousands
 
 _LARGE_ANSWER_TOKENS = 5000  # with their alternatives: ten milliseconds for the event loop
@@ -42,7 +42,7 @@ _STREAM_HEADERS = [
 
 @dataclass
 class TextsResponse:
-    """See the module. With `is_stream` pieces go out as they come; while a client reads slowly they are joined.
+    """See the module. With `is_stream` pieces are sent as they come; while a client reads slowly they are joined.
 
     `deadline` is the event loop's time at which the answer must have ended, None for no limit.
     """
@@ -52,7 +52,7 @@ class TextsResponse:
     answer: Answer
     is_stream: bool
     deadline: float | None
-    grammar: Grammar | None = None  # what the texts are held to
+    grammar: Grammar | None = None  # that the texts follow
     _start_time: float = field(default_factory=time.perf_counter)
     _has_begun: bool = False
 
@@ -131,17 +131,17 @@ class TextsResponse:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _end_stream(self, refusal: Refusal, state: dict[str, Any], send: Send) -> None:
-        """The status has gone out: the stream's last piece says what happened."""
+        """Report the end in the stream's last piece, since the status has been sent already."""
         state["status"] = refusal.status
         body = b"data: " + to_json(refusal.as_json()) + b"\n\n"
         message = {"type": "http.response.body", "body": body, "more_body": False}
         try:
             await asyncio.wait_for(send(message), _LAST_WORD_SECONDS)
         except TimeoutError:
-            return  # the connection is closed behind an answer that has no end
+            return  # the connection is closed after an answer that has no end
 
     def _result(self, answering: asyncio.Future[None]) -> None:
-        """Raises: what has failed; of a fault of the device it is said whether others are served"""
+        """Raises: the error, if any; for a fault of the device it adds whether others are served"""
         try:
             answering.result()
         except UsageError as error:
@@ -155,7 +155,7 @@ class TextsResponse:
             raise Refusal(500, f"{error}; {what}", code="device_failed") from error
 
     def _count(self, texts: Texts, state: dict[str, Any]) -> None:
-        """Log and count what was generated, also for who has left before the end."""
+        """Log and count what was generated, also for a client that has left before the end."""
         answer, metrics = self.answer, self.service.metrics
         self._take(texts.untaken())
         if texts.first_token_time is not None:

@@ -1,4 +1,4 @@
-"""`Worker`: runs a scheduler in a thread of its own, so that whoever waits for clients never waits for the device.
+"""`Worker`: runs a scheduler in its own thread, so that serving clients never waits for the device.
 
 Requests come from any thread. Events go out by one call a step, in the worker's thread.
 """
@@ -30,14 +30,14 @@ class Scheduler(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Whether nothing waits or runs."""
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """The work so far."""
 
     def submit(self, request: Request) -> int:
-        """Take a request; return its number."""
+        """Queue a request; return its number."""
 
     def cancel(self, request: int) -> None:
         """Drop a request; its rows are free at once."""
@@ -46,32 +46,32 @@ class Scheduler(Protocol):
         """Drop all requests."""
 
     def step(self) -> list[Event]:
-        """Run one step; return what has happened."""
+        """Run one step; return its events."""
 
 
 @dataclass(eq=False)
 class Job:
     """A request and its place in the scheduler. `number` is None before it is there, and after its end.
 
-    `key` is what who has submitted it calls it.
+    `key` is the submitter's name for it.
     """
 
     request: Request
     key: int = 0
     number: int | None = None
     num_open: int = 0  # texts that have not ended
-    is_dropped: bool = False  # before it was there
+    is_dropped: bool = False  # before it was in the scheduler
 
 
-# What has happened in a step, job by job.
+# The events of a step, job by job.
 Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 
 
 class Worker:
-    """See the module. `deliver` must return soon: no row goes on meanwhile.
+    """See the module. `deliver` must return soon: no row continues meanwhile.
 
-    `fault` is set once the device cannot go on. Each request is then answered with it. All that is raised is caught:
-    a panic of a library written in Rust is no Exception, and would leave clients without an answer.
+    `fault` is set once the device has failed; it then answers each request. Every exception is caught: a panic of a
+    library written in Rust is no Exception, and would leave clients without an answer.
     """
 
     def __init__(self, scheduler: Scheduler, deliver: Deliver):
@@ -90,7 +90,7 @@ class Worker:
     def submit(self, request: Request, key: int = 0, prepare: Callable[[Request], Request] | None = None) -> Job:
         """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all.
 
-        `prepare` makes the request that runs, in a thread of its own: no row waits for it.
+        `prepare` makes the request that runs, in its own thread: no row waits for it.
         """
         job = Job(request, key)
         if prepare is None:
@@ -100,17 +100,17 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Drop a request before the next step; events that are on their way may still come."""
+        """Drop a request before the next step; events on their way may still come."""
         self._commands.put(lambda: self._drop(job))
 
     def stop(self, timeout_seconds: float | None = None) -> None:
-        """End the thread after the step that runs; what is under way has no further events."""
+        """End the thread after the current step; what is under way has no further events."""
         self._commands.put(None)
         self._preparer.shutdown(wait=False, cancel_futures=True)
         self._thread.join(timeout_seconds)
 
     def _prepare(self, job: Job, prepare: Callable[[Request], Request]) -> None:
-        """In the preparer's thread."""
+        """Runs in the preparer's thread."""
         try:
             job.request = prepare(job.request)
         except BaseException as error:
@@ -132,7 +132,7 @@ class Worker:
                 self._deliver(delivered)
 
     def _obey(self) -> bool:
-        """Carry out the commands that are there; wait for one if there is nothing else to do. False for the end."""
+        """Carry out the commands so far; wait for one if there is nothing else to do. False for the end."""
         while True:
             try:
                 command = self._commands.get(block=self._scheduler.is_idle)
@@ -187,7 +187,7 @@ class Worker:
         return delivered
 
     def _fail(self, error: BaseException) -> None:
-        """Fail everything under way. Go on only if memory ran out, which leaves device and rows as they were."""
+        """Fail everything under way. Continue only if memory ran out, which leaves device and rows as they were."""
         ours = _as_ours(error)
         if not isinstance(ours, InsufficientMemoryError):
             self.fault = ours
@@ -202,7 +202,7 @@ class Worker:
 
 
 def _as_ours(error: BaseException) -> LLMCliError:
-    """The error for a client; one that is not ours is a bug, of which the name of its class is told."""
+    """The error for a client; one that is not ours is a bug, reported by the name of its class."""
     if isinstance(error, LLMCliError):
         return error
     return DeviceError(f"internal error, please report it: {type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""What every tokenizer can do, the one rule for the beginning-of-sequence (BOS) token, and text as a stream.
+"""The interface of tokenizers, the one rule for the beginning-of-sequence (BOS) token, and decoding as a stream.
 
-Refuses text that has no UTF-8 form. How text is cut into tokens is left to the two libraries behind it.
+Refuses text that has no UTF-8 form. Two libraries do the actual tokenizing.
 """
 
 import codecs
@@ -14,24 +14,24 @@ from llmcli.tokenizer.settings import MAX_TOKEN_ID, TokenizerSettings
 
 
 class Tokenizer(ABC):
-    """Turns text into token ids and token ids into bytes. No call changes what another one gives.
+    """Turns text into token ids and token ids into bytes. No call changes the result of another.
 
     `vocab_size` is one more than the highest token id. `special_token_ids` are never shown in output.
-    `strips_leading_space` says that a text decodes without the first space of its first token, because the encoder
-    put one there. `finds_other_spellings` says that a text may hold special tokens in another spelling than theirs, as
-    they are looked for in the normalized text.
+    `strips_leading_space`: decoded text loses the first space of its first token, because the encoder put one there.
+    `finds_other_spellings`: a text may hold special tokens in other spellings, as they are looked for in the normalized
+    text.
 
     **BOS.** `encode` gives the ids of transformers 5.23 (with a tokenizer.model those of sentencepiece, which differ in
     runs of spaces), except that a BOS is never doubled and a declared one never lost:
 
-    1. tokenizer.json: its post-processor decides alone; `add_bos_token` and `add_eos_token` are not looked at.
+    1. tokenizer.json: its post-processor decides alone; `add_bos_token` and `add_eos_token` are ignored.
     2. tokenizer.model: BOS is added unless tokenizer_config.json says `add_bos_token: false`, and EOS if it says
-       `add_eos_token: true`. Where nothing is said, transformers 5 adds no BOS; transformers 4, llama.cpp and Meta's
-       own code add it, and LLaMA was trained with it.
+       `add_eos_token: true`. By default transformers 5 adds no BOS; transformers 4, llama.cpp and Meta's own code add
+       it, and LLaMA was trained with it.
     3. A text that itself begins with the BOS string does not get another one (transformers would add it).
-    4. `add_bos_token: true` adds a BOS also where the post-processor of tokenizer.json puts nothing before a text.
+    4. `add_bos_token: true` adds a BOS also if the post-processor of tokenizer.json puts nothing before a text.
        transformers 5 loses it there; transformers 4 added it for LlamaTokenizerFast, which DeepSeek's distilled models
-       rely on. What the post-processor puts there is the BOS, whatever `bos_token` names.
+       rely on. Whatever the post-processor puts there is the BOS, whatever `bos_token` names.
 
     Source: transformers 5.23, `_from_pretrained` in tokenization_utils_base.py, which drops both flags when there is
     a tokenizer.json, and `TokenizersBackend.update_post_processor`.
@@ -51,7 +51,7 @@ class Tokenizer(ABC):
 
     @property
     def named_tokens(self) -> dict[str, str]:
-        """The tokens that the small files, or the class that they name, give a name, such as `pad_token`."""
+        """The named tokens, such as `pad_token`, by the small files or the class that they name."""
         return {name: token.content for name, token in self._settings.named_tokens.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
@@ -59,8 +59,8 @@ class Tokenizer(ABC):
 
         `add_special_tokens` adds BOS (and EOS) as the class docstring says. With `parse_special_tokens=False` the
         string of a special token inside the text, such as "<|eot_id|>", is ordinary text. Added tokens that are not
-        special, such as "<tool_call>", are words of the vocabulary and are found in the text either way, as with
-        the `encode_special_tokens` of the tokenizers library.
+        special, such as "<tool_call>", are words of the vocabulary and are found either way, as with the
+        `encode_special_tokens` of the tokenizers library.
 
         Raises: UsageError for text with a lone surrogate, which is how Python carries bytes that are not UTF-8.
         """
@@ -82,7 +82,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
-        """The ids as the library gives them; a BOS that only `add_bos_token` asks for is left to `encode`."""
+        """The library's ids; `encode` adds a BOS that only `add_bos_token` asks for."""
 
     @abstractmethod
     def token_id(self, content: str) -> int | None:
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
         return self.piece(token_id) if token_id in self.special_token_ids else ""
 
     def token_text(self, token_id: int) -> str | None:
-        """What a token adds to decoded text if its bytes are whole characters, else None. It is worked out once."""
+        """What a token adds to decoded text if its bytes are whole characters, else None. Computed once."""
         texts = self._texts
         if token_id not in texts:
             try:
@@ -130,9 +130,9 @@ class Tokenizer(ABC):
         return size
 
     def _find_declared(self, name: str, content: str | None, *, is_added: bool) -> int | None:
-        """The id of the declared bos_token or eos_token; None if there is none, or if the vocabulary has not got it.
+        """The id of the declared bos_token or eos_token; None if not declared or not in the vocabulary.
 
-        Raises: TokenizerError if it is missing from the vocabulary but is to be added to every text.
+        Raises: TokenizerError if it is not in the vocabulary but must be added to every text.
         """
         token_id = None if content is None else self.token_id(content)
         if content is not None and token_id is None and is_added:
@@ -145,13 +145,13 @@ class Tokenizer(ABC):
 
 # Token ids to text, one id at a time.
 #
-# Owns the incomplete UTF-8 tail between two tokens and the leading space; never emits half a character.
+# Handles incomplete UTF-8 between two tokens, and the leading space; never emits half a character.
 
 
 class StreamDecoder:
     """Turns token ids into text as they come. All `push` results and one `flush` together equal `decode`.
 
-    `at_start` says that nothing visible comes before these tokens, so a tokenizer that strips the leading space
+    `at_start` means that nothing visible comes before these tokens, so a tokenizer that strips the leading space
     strips it here; False when the text continues a prompt.
     """
 
@@ -186,11 +186,11 @@ def decode(tokenizer: Tokenizer, token_ids: Iterable[int], *, at_start: bool) ->
     return text.removeprefix(" ") if at_start and tokenizer.strips_leading_space else text
 
 
-# `NoText`: a tokenizer of tokens without words, for benchmarks of shapes.
+# `NoText`: a tokenizer without words, for benchmarks of shapes.
 
 
 class NoText(Tokenizer):
-    """Stands for a tokenizer where there is none: shapes have no words, and the figures need none."""
+    """Stands for a missing tokenizer: shapes have no words, and the figures need none."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size

@@ -1,4 +1,4 @@
-"""A child process for work that a stranger decides on: its start, its time limits, its end.
+"""A child process for work decided by a stranger: its start, its time limits, its end.
 
 The process starts with the first request, serves the later ones, and is killed when it is late or no longer needed.
 The programs that it runs, all named `..._sandbox.py`, answer through sandbox.py.
@@ -21,8 +21,8 @@ START_LIMIT_SECONDS = 60  # our own program starts in 0.2 s; a cold disk takes l
 # The longest answers: 4 MB of a template's output at up to six bytes a character ("\u0001"), or the ids of a long text.
 REPLY_LIMIT_BYTES = 2**30
 
-# The isolated interpreter (-I) leaves out PYTHONPATH, the user's own packages and a source tree, so what the parent
-# finds its packages by is added, after the interpreter's own.
+# The isolated interpreter (-I) leaves out PYTHONPATH, the user's own packages and a source tree. So the paths where the
+# parent finds its packages are added after the interpreter's own.
 _ADD_PATHS = "sys.path += sys.argv[1:]; "
 
 
@@ -32,9 +32,9 @@ class BoundedProcess:
     One process serves every request: starting it takes 0.1 s, a short request less than 1 ms. It never sees the
     terminal's Ctrl-C, its stderr goes nowhere, and it ends with this object or with the program, whichever is first.
 
-    `module` is that of the child's program, which needs the package `package`; `origin` names what is at work, and
-    `remedy` ends the message when it fails. `setup` is the request that a new process answers first, if any, within
-    its own limit.
+    `module` is the child's program, which needs the package `package`; `origin` names what is at work, and `remedy`
+    ends the message when it fails. `setup` is the request that a new process answers first, if any, within its own
+    limit.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class BoundedProcess:
     def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Any:
         """The child's result for a request, which is made of JSON values.
 
-        Raises: TokenizerError, naming the origin, if the work fails or oversteps a bound.
+        Raises: TokenizerError, naming the origin, if the work fails or exceeds a bound.
         """
         with self._lock:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
                 reply = self._exchange(request, limit_seconds)
-            except BaseException:  # Ctrl-C too: an answer that is not read would be taken for the next one
+            except BaseException:  # Ctrl-C too: an unread answer would be taken for the next one
                 self._stop()
                 raise
         return self._result(reply)
@@ -84,7 +84,7 @@ class BoundedProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # POSIX; the flags are its counterpart on Windows, which takes no notice of it
+                start_new_session=True,  # POSIX; the flags do the same on Windows, which ignores this
                 creationflags=_windows_flags(),
             )
         except OSError as error:
@@ -107,7 +107,7 @@ class BoundedProcess:
         if not reply.endswith(b"\n"):
             reason = f"it does not end within {limit_seconds:g} s" if is_late else "its process ended early"
             raise TokenizerError(f"{self._origin} failed: {reason}; {self._remedy}")
-        if is_late:  # the timer struck while the answer arrived
+        if is_late:  # the timer fired while the answer arrived
             self._stop()
         return reply
 
@@ -124,7 +124,7 @@ class BoundedProcess:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, limit_seconds: float) -> bytes:
-    """Sends a request and returns the line that answers it, or less of it if the process ended or was too late."""
+    """Send a request; return the line that answers it, or less of it if the process ended or was late."""
     assert process.stdin is not None
     assert process.stdout is not None
     # A timer rather than a wait with a time limit, which pipes do not have on Windows.

@@ -1,7 +1,7 @@
 """Token ids of a conversation: from text, or with the ids that the model generated; and the tokens that end a turn.
 
-A special token is one only where the template writes it: its string inside a message is ordinary text, so what
-somebody types, or a file that is pasted, cannot end a turn or begin one.
+A special token counts only where the template writes it: its string inside a message is ordinary text, so nothing
+that somebody types or pastes can end a turn or begin one.
 """
 
 import os
@@ -18,10 +18,9 @@ from llmcli.tokenizer.chat_template import ChatTemplate
 
 # Stand-ins are the surrogates from here on: no valid text holds one, and JSON does not join two of this half.
 FIRST_STAND_IN = 0xDC00
-# Text goes after one of these where it must not begin a text. The first is a private-use character that no vocabulary
-# holds, so it never merges with the text after it; except that in a vocabulary without byte fallback an unknown
-# character next to it becomes part of the same unknown token. The others are for vocabularies that drop what they do
-# not know.
+# Text that must not begin a text is put after one of these. The first is a private-use character that no vocabulary
+# holds, so it never merges with the text after it. (But in a vocabulary without byte fallback an unknown character next
+# to it joins the same unknown token.) The others are for vocabularies that drop unknown characters.
 ANCHORS = ("\U0010fffd", *string.printable)
 
 PROBE = "turnprobe"
@@ -40,12 +39,12 @@ def encode_chat(
     """The ids of a conversation as the template writes it, with a BOS only if the template writes one.
 
     They equal those of transformers' `apply_chat_template`, with two exceptions. The strings of special tokens inside
-    messages and variables are encoded as ordinary text. With a tokenizer.model, text with runs of spaces gets the ids
-    of the sentencepiece library; the merges that transformers makes of that file join such runs otherwise.
+    messages and variables are encoded as ordinary text. With a tokenizer.model, runs of spaces get the ids of the
+    sentencepiece library; transformers derives merges from that file that join such runs differently.
 
     While the template is rendered, a stand-in replaces the first character of each such string: the template sees
-    texts of unchanged length in which no special token can be found, however it cuts them. Where the tokenizer finds
-    special tokens in other spellings too, such as "</S>", what it finds in one is ordinary text, whoever wrote it.
+    texts of unchanged length in which no special token can be found, however it cuts them. If the tokenizer finds
+    special tokens in other spellings too, such as "</S>", those are ordinary text everywhere.
 
     Raises: UsageError for text that is not valid Unicode, TokenizerError as `ChatTemplate.render`.
     """
@@ -58,7 +57,7 @@ def encode_chat(
 
 @dataclass(frozen=True)
 class Disguise:
-    """Stand-ins for the first characters of the special tokens of one tokenizer, and the way back."""
+    """Replaces the first characters of one tokenizer's special tokens by stand-ins, and back."""
 
     special_tokens: frozenset[str]
     stand_in_of: Mapping[str, str]
@@ -86,10 +85,10 @@ def disguise_for(tokenizer: Tokenizer) -> Disguise:
 
 
 def encode_disguised(tokenizer: Tokenizer, disguise: Disguise, text: str, *, is_start: bool = True) -> list[int]:
-    """The ids of a text rendered from disguised messages; what is in disguise is ordinary text.
+    """The ids of a text rendered from disguised messages; disguised strings become ordinary text.
 
-    `is_start` says that the text begins a prompt; otherwise it goes on after other tokens, and gets no leading space
-    from tokenizers that put one before a text.
+    `is_start` means that the text begins a prompt; otherwise it continues other tokens, and gets no leading space from
+    tokenizers that put one before a text.
     """
     if not is_start and tokenizer.strips_leading_space:
         return _encode_continuation(partial(encode_disguised, tokenizer, disguise), text)
@@ -107,7 +106,7 @@ def encode_disguised(tokenizer: Tokenizer, disguise: Disguise, text: str, *, is_
         else:
             token_ids += tokenizer.encode(clean, add_special_tokens=False)
             token_ids += _encode_ordinary(tokenizer, restored, before=parts[index - 1] if index else None)
-            clean = ""  # begins with a special token, so whether it begins the text makes no difference
+            clean = ""  # begins with a special token, so it does not matter whether it begins the text
     return token_ids + tokenizer.encode(clean, add_special_tokens=False)
 
 
@@ -121,13 +120,13 @@ def _holds_other_spelling(tokenizer: Tokenizer, text: str) -> bool:
 def turn_end_token_ids(tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
     """The special tokens that the template writes after an assistant's message, such as `<|im_end|>` or `</s>`.
 
-    Found by rendering a reply, and a call of a built-in tool, which Llama 3.1 ends with `<|eom_id|>`. A template that
-    refuses such a conversation has none for it.
+    Found by rendering a reply, and a call of a built-in tool, which Llama 3.1 ends with `<|eom_id|>`. If the template
+    refuses one of these conversations, it has no such token there.
     """
     special_tokens = _special_tokens(tokenizer)
     after_reply = _render_after_probe(template, REPLY)
     after_call = _render_after_probe(template, CALL, builtin_tools=["probe"])
-    # After a call's text come the ends of the call itself, and then the end of the turn.
+    # After a call's text come the ends of the call, and then the end of the turn.
     ends = [
         *_finder(special_tokens, after_reply).findall(after_reply)[:1],
         *_finder(special_tokens, after_call).findall(after_call)[-1:],
@@ -150,7 +149,7 @@ def _special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
 
 def _finder(tokens: Iterable[str], text: str) -> re.Pattern[str]:
     """A pattern that finds the longest of those tokens that occur in a text; its one group is the token."""
-    # Llama 3 has 256 special tokens, and a search for each is far quicker than a pattern of all.
+    # Llama 3 has 256 special tokens; searching for each is much faster than a pattern of all.
     present = sorted((token for token in tokens if token in text), key=len, reverse=True)
     return re.compile("(" + ("|".join(map(re.escape, present)) or "(?!)") + ")")
 
@@ -170,22 +169,22 @@ def _hide(value: Any, special_tokens: frozenset[str], stand_in_of: Mapping[str, 
             f"a message is not valid Unicode: lone surrogate U+{ord(value[error.start]):04X} at character "
             f"{error.start}; pass the text as UTF-8"
         ) from error
-    # Looks ahead, so that a token within another or overlapping it is found as well.
+    # Looks ahead, so that it also finds a token inside or overlapping another.
     starts = re.compile(f"(?={_finder(special_tokens, value).pattern}).", re.DOTALL)
     return starts.sub(lambda match: stand_in_of[match[0]], value)
 
 
 def _encode_ordinary(tokenizer: Tokenizer, text: str, before: str | None) -> list[int]:
-    """Encodes text in which no special token is to be found, after a special token or at the start of the prompt."""
+    """Encode text without special tokens, after a special token or at the start of the prompt."""
     encode = partial(tokenizer.encode, add_special_tokens=False, parse_special_tokens=False)
     if before is None or tokenizer.encode(f"{before}a", add_special_tokens=False)[1:] == encode("a"):
         return encode(text)
-    # A space goes before a text, though not after a special token: let it go before something else.
+    # The tokenizer puts a space before a text, but not after a special token: let an anchor take the space.
     return _encode_continuation(encode, text)
 
 
 def _encode_continuation(encode: Callable[[str], list[int]], text: str) -> list[int]:
-    """The ids that `encode` gives a text that goes on after another one; as a beginning if it merges with every one."""
+    """The ids of a text that continues another; those of a new text if it merges with every anchor."""
     for anchor in ANCHORS:
         anchor_ids = encode(anchor)
         token_ids = encode(anchor + text)
@@ -194,20 +193,20 @@ def _encode_continuation(encode: Callable[[str], list[int]], text: str) -> list[
     return encode(text)
 
 
-# The prompt of a conversation in which the ids that the model generated stand for themselves.
+# The prompt of a conversation that keeps the ids generated by the model.
 #
-# Encoding an answer's text anew gives other ids wherever the model did not cut it as the tokenizer does. So the ids
-# are kept, and put in wherever the template writes the text that they stand for. Where it writes something else,
-# because it trims or drops reasoning, that text is encoded.
+# Encoding an answer's text again gives other ids if the model split it differently from the tokenizer. So the ids are
+# kept, and used wherever the template writes their text. If it writes something else, because it trims or drops
+# reasoning, that text is encoded.
 
-# Takes the place of a message, to see where the template writes it: a surrogate, so that no valid text holds it, and
-# the last one, so that it is no stand-in for a special token's first character.
+# Replaces a message, to see where the template writes it: a surrogate, which no valid text holds; the last one, which
+# is no stand-in for a special token's first character.
 MARKER = "\udfff"
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What the model generated for a message: all its text, which ends with the message's content, and its ids."""
+    """What the model generated for a message: its whole text, which ends with the message's content, and its ids."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -233,11 +232,11 @@ def encode_history(
 ) -> ChatPrompt:
     """The prompt for the next answer; `generated` has the ids of messages by their index.
 
-    The ids equal `encode_chat`'s if those of each message are the ones that encoding its text in its place gives.
+    The ids equal `encode_chat`'s if those of each message are the ones that encoding its text there gives.
 
     The template is rendered a second time with a marker for each answer. The text around the markers, found again in
-    the first rendering, tells where the answers begin and end in it. Ids are put in only for characters that are the
-    same there, so a template that writes messages in a way not foreseen costs computation, never correctness.
+    the first rendering, shows where the answers begin and end. Generated ids are used only for equal characters, so an
+    unexpected template costs time, never correctness.
 
     Raises: as `encode_chat`.
     """
@@ -262,14 +261,14 @@ def encode_history(
         if kept:
             token_ids += encode(position, position + start) + kept
             position += start + length
-    # Only now: where no ids are put in, each answer's end would mean another encoding of all before it.
+    # Only now: if no ids are used, each answer's end would mean encoding everything before it again.
     num_history_tokens = len(token_ids) + len(encode(position, spans[-1][1])) if spans else 0
     token_ids += encode(position, len(text))
     return ChatPrompt(disguise.restore(text), tuple(token_ids), num_history_tokens)
 
 
 def num_agreeing_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> int:
-    """How many of the first ids stand for the beginning of the text, byte for byte; a special token stands for none."""
+    """How many of the first ids stand for the beginning of the text, byte for byte; special tokens stand for none."""
     expected = text.encode()
     num_bytes = 0
     for index, token_id in enumerate(token_ids):
@@ -281,9 +280,9 @@ def num_agreeing_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], text: st
 
 
 def _spans(text: str, pieces: Sequence[str], contents: Sequence[str]) -> list[tuple[int, int]]:
-    """Where each content, or what the template made of it, stands in the text between the pieces around it.
+    """The span of each content, or of what the template made of it, in the text between the pieces around it.
 
-    Fewer than there are contents if the template does not write each of them once.
+    Fewer than the contents if the template does not write each of them once.
     """
     if len(pieces) != len(contents) + 1 or not text.startswith(pieces[0]):
         return []
@@ -303,7 +302,7 @@ def _spans(text: str, pieces: Sequence[str], contents: Sequence[str]) -> list[tu
 def _kept_ids(
     tokenizer: Tokenizer, disguise: Disguise, generated: Generated | None, content: str, text: str, begin: int
 ) -> tuple[int, list[int], int]:
-    """The generated ids that `text` agrees with, where in it they begin, and for how many characters they stand.
+    """Where `text` begins to agree with the generated text; the ids that it agrees with, and their characters there.
 
     `content` was expected at `begin`.
     """
@@ -328,6 +327,6 @@ def _kept_ids(
     for count in range(num_agreeing_tokens(tokenizer, token_ids, full[:num_same]), 0, -1):
         try:
             return start, token_ids[:count], len(b"".join(pieces[:count]).decode())
-        except UnicodeDecodeError:  # a character that ends in the next token must not be cut in two
+        except UnicodeDecodeError:  # do not cut a character that ends in the next token
             continue
     return nothing

@@ -1,8 +1,8 @@
 """The program of the child process that renders chat templates: jinja2's sandbox.
 
-A template comes from a model folder, so it is a stranger's program. It sees JSON values and no files; the memory and
-the output that it may use are bounded here, its time by the parent. Only the child imports this module, because jinja2
-takes 0.1 s to import.
+A template comes from a model folder, so it is a stranger's program. It sees JSON values and no files; its memory and
+output are bounded here, its time by the parent. Only the child imports this module, because jinja2 takes 0.1 s to
+import.
 """
 
 import datetime
@@ -28,7 +28,7 @@ OUTPUT_LIMIT_MB = 4
 
 
 def main() -> None:
-    """Answers `{"source": ..., "variables": {...}}` with the text, without variables with the names it looks up."""
+    """Answer `{"source": ..., "variables": {...}}` with the text; without variables, with the names it looks up."""
     serve(lambda request: _answer(**request), _describe, MEMORY_LIMIT_MB)
 
 
@@ -53,7 +53,7 @@ def _render(source: str, variables: dict[str, Any]) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """What went wrong and the line of the template. It raises whatever Python's operators and methods raise."""
+    """The error and the line of the template. Python's operators and methods may raise anything."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         reason, lines = error.message, [error.lineno]
     else:
@@ -101,7 +101,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model is trained on; here it only shows its body."""
+    """`{% generation %}...{% endgeneration %}` marks what a model is trained on; here it only renders its body."""
 
     tags = {"generation"}
 
@@ -115,7 +115,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _TemplateDict:
-    """`dict` for templates: its two uses, and no way to the class itself."""
+    """`dict` for templates: its two uses, without access to the class itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

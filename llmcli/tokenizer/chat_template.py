@@ -1,6 +1,6 @@
-"""The chat template of a model: where it is found, and the text that it makes of a conversation.
+"""The chat template of a model: finds it, and renders conversations with it.
 
-Refuses a folder without a template, with the ways to name one. Token ids are chat_encoding.py's.
+Refuses a folder without a template, and lists the ways to name one. Token ids are chat_encoding.py's.
 """
 
 import json
@@ -16,7 +16,7 @@ from llmcli.tokenizer.bounded_process import BoundedProcess
 from llmcli.tokenizer.settings import read_optional_object
 
 PLAIN = "plain"
-# For models that were trained on text alone. No space after the last colon: it belongs to the next word's token.
+# For models trained on text alone. No space after the last colon: it belongs to the next word's token.
 PLAIN_SOURCE = """\
 {{ bos_token }}
 {%- for message in messages %}
@@ -32,7 +32,7 @@ PLAIN_SOURCE = """\
 """
 PLAIN_STOP_STRING = "\nUser:"
 
-# Characters for private use, each of which stands for a message's content; more of it, should a template cut it.
+# Private-use characters, each for one message's content; repeated, in case a template cuts it.
 _FIRST_MARK, _NUM_MARKS = 0xF0000, 0xFFFE
 _MARK_LENGTH = 16
 _MOST_KEPT_ROLES = 256
@@ -47,9 +47,9 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 class ChatTemplate:
     """A Jinja template, rendered in a child process with bounds, since it is a program of the model's author.
 
-    `origin` says where it comes from, for messages. `special_tokens` are variables that every rendering sees, such as
-    `bos_token`. `variables` are others of that kind, JSON values such as `enable_thinking`. `stop_strings` end
-    an answer where no special token does: the template `plain` has one.
+    `origin` says where it comes from, for messages. `special_tokens` are variables of every rendering, such as
+    `bos_token`. `variables` are further ones, JSON values such as `enable_thinking`. `stop_strings` end an answer if no
+    special token does: the template `plain` has one.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens)
         self.stop_strings = stop_strings
         self.variables = dict(variables or {})
-        self._whole_roles: set[tuple[str, ...]] = set()  # of conversations that are written whole
+        self._whole_roles: set[tuple[str, ...]] = set()  # of conversations written in full
         remedy = "choose another one with --chat-template FILE"
         self._process = BoundedProcess("llmcli.tokenizer.chat_sandbox", "jinja2", origin, remedy)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt of a conversation: what transformers' `apply_chat_template` gives with `tokenize=False`.
+        """The prompt of a conversation, as transformers' `apply_chat_template` gives it with `tokenize=False`.
 
         A message has a `role` and a `content`; further keys and `variables`, which go before the template's own, are
         JSON values that the template may use. With `add_generation_prompt` the text ends where the assistant's answer
@@ -92,10 +92,10 @@ class ChatTemplate:
         return str(self._process.ask(request, TIME_LIMIT_SECONDS))
 
     def refuse_dropped(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a conversation of which the template leaves a message out, as many do with roles they do not know.
+        """Refuse a conversation if the template leaves a message out, as many do with unknown roles.
 
-        The template is rendered with a character in place of each content, which no other message has: one that is
-        not in the text was not written. What is written follows from the roles, so equal ones are looked at once.
+        Renders the template with a different character in place of each content: a missing one means that its message
+        was not written. The result depends on the roles, so the same roles are checked once.
 
         Raises: TokenizerError with the message's role, and as `render`.
         """
@@ -116,7 +116,7 @@ class ChatTemplate:
         self._whole_roles.add(roles)
 
     def variable_names(self) -> list[str]:
-        """What the template looks up, beside the conversation and the special tokens.
+        """The names that the template looks up, besides the conversation and the special tokens.
 
         Raises: TokenizerError if it is broken.
         """
@@ -124,7 +124,7 @@ class ChatTemplate:
         return [name for name in names if name not in (*CONVERSATION_VARIABLES, *self.special_tokens)]
 
     def close(self) -> None:
-        """Ends the child process; the next rendering starts another. Without this it ends with the program."""
+        """End the child process; the next rendering starts another. Without this it ends with the program."""
         self._process.close()
 
 
@@ -133,11 +133,11 @@ def load_chat_template(
 ) -> ChatTemplate:
     """The template of a model folder with that tokenizer, or the one chosen: a Jinja file, or the word `plain`.
 
-    In a folder, chat_template.jinja goes before `chat_template` in tokenizer_config.json, which is a template or a
-    list of named ones, of which `default` is taken. additional_chat_templates/ is not looked at.
+    In a folder, chat_template.jinja wins over `chat_template` in tokenizer_config.json, which is a template or a list
+    of named ones, from which `default` is taken. additional_chat_templates/ is ignored.
 
-    Raises: UsageError if there is none, the chosen file cannot be read, or the template does not look one of the
-    `variables` up; TokenizerError if the folder's is malformed.
+    Raises: UsageError if there is none, the chosen file cannot be read, or the template does not look up one of the
+    `variables`; TokenizerError if the folder's is malformed.
     """
     template = _load(folder, tokenizer, choice, variables)
     if variables:
@@ -151,7 +151,7 @@ def load_chat_template(
 
 def _load(folder: Path, tokenizer: Tokenizer, choice: str | None, variables: Mapping[str, Any] | None) -> ChatTemplate:
     special_tokens = _special_tokens(tokenizer)
-    if choice == PLAIN:  # begins as every text does, with no BOS where the model never saw one
+    if choice == PLAIN:  # begins like any text, without a BOS if the model never saw one
         first_ids = tokenizer.encode("")[:1]
         special_tokens["bos_token"] = tokenizer.piece(first_ids[0]) if first_ids == [tokenizer.bos_token_id] else ""
         return ChatTemplate(
@@ -201,20 +201,20 @@ def _find_in(folder: Path) -> tuple[str, str]:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """The tokens that the folder names, as strings; BOS and EOS also where only the tokenizer's own file has them.
+    """The folder's named tokens, as strings; also BOS and EOS that only the tokenizer's own file has.
 
     As in transformers, special tokens without a name are not variables.
     """
     tokens = {}
     if tokenizer.bos_token_id is not None:
         tokens["bos_token"] = tokenizer.piece(tokenizer.bos_token_id)
-    if len(tokenizer.eos_token_ids) == 1:  # where there are more, the folder names the one that ends a text
+    if len(tokenizer.eos_token_ids) == 1:  # if there are more, the folder names the one that ends a text
         tokens["eos_token"] = tokenizer.piece(min(tokenizer.eos_token_ids))
     return tokens | tokenizer.named_tokens
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out keys without a value, and gives the reasoning under each name that templates know it by."""
+    """Leave out keys without a value; give the reasoning under each name that templates use."""
     given = {key: value for key, value in message.items() if value is not None}
     for field in REASONING_FIELDS:
         if field in given:

@@ -13,7 +13,7 @@ MEMORY_LIMIT_MB = 2048  # a vocabulary of 256 thousand takes 300 MB
 
 
 def main() -> None:
-    """Answers `{"document": ..., "added_tokens": [...]}` once and then `{"text": ..., ...}` with token ids."""
+    """Answer `{"document": ..., "added_tokens": [...]}` once, and then `{"text": ..., ...}` with token ids."""
     loaded: dict[str, tokenizers.Tokenizer] = {}
 
     def answer(request: dict[str, Any]) -> list[int]:

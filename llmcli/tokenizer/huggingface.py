@@ -1,4 +1,4 @@
-"""tokenizer.json: whether the `tokenizers` library may be trusted with it, and what it reads; a child process if not.
+"""tokenizer.json: decides whether the `tokenizers` library may run it here, or in a child process, and reads it.
 
 Owns the byte form of each token, which follows from the decoder that the file declares; refuses unknown decoders.
 """
@@ -24,15 +24,15 @@ from llmcli.tokenizer.settings import AddedToken, TokenizerSettings
 
 # A tokenizer.json as text for the `tokenizers` library, and whether the library may be trusted with it.
 #
-# Owns the parts of the file before its model, which is left as text: reading a vocabulary takes the library itself
-# half a second, and Python as long again.
+# Owns the parts of the file before its model. The model stays text: reading a vocabulary takes the library half a
+# second, and Python as long again.
 #
-# **Trust.** The library runs whatever regular expression the file names, and one such as `(a|aa)+$` never ends; a few
-# replacements of a character by ten make gigabytes of a word. So the steps that a text takes before the model are
-# compared with a list of those that are known to be quick: the expressions of well-known models by their exact text,
-# and steps without one that cannot lengthen a text much. A file with any other step is not refused. It is run by a
-# child process with bounds on time and memory, which costs another load of the file (see `EncodingProcess`);
-# decoding is this program's own and runs no expression.
+# **Trust.** The library runs any regular expression in the file, and one such as `(a|aa)+$` never ends; a few
+# replacements of a character by ten make gigabytes of a word. So the steps before the model are compared with a list of
+# those known to be quick: the expressions of well-known models by their exact text, and steps without one that cannot
+# lengthen a text much. A file with any other step is not refused. A child process runs it with bounds on time and
+# memory, which costs another load of the file (see `EncodingProcess`); decoding is this program's own and runs no
+# expression.
 
 MAX_STEPS = 32
 LONGEST_PREFIX = 8
@@ -52,7 +52,7 @@ LLAMA_BPE = {
     "byte_fallback": True,
     "ignore_merges": False,
 }
-UNUSED_PARTS = ("truncation", "padding")  # of use in training; here they would cut or lengthen a prompt
+UNUSED_PARTS = ("truncation", "padding")  # used in training; here they would cut or lengthen a prompt
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _END = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,7 +60,7 @@ _TEKKEN_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
 )
-# Each has been run on long texts of one character and of two; none takes more than a few microseconds a character.
+# Each was run on long texts of one character and of two; none takes more than a few microseconds a character.
 KNOWN_PATTERNS = frozenset(
     {
         _CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _END,  # Llama 3, SmolLM3
@@ -75,7 +75,7 @@ KNOWN_PATTERNS = frozenset(
         r"\s?\p{P}+",
     }
 )
-# Without an expression of the file's, and at most a few times as long afterwards.
+# Without an expression from the file, and the result is at most a few times as long.
 _SAFE_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "ByteLevel"}
 _SAFE_SPLITTERS = {"Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit", "CharDelimiterSplit"}
 _SAFE_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "BertPreTokenizer", *_SAFE_SPLITTERS}
@@ -83,18 +83,18 @@ _SAFE_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "BertPreTokenizer", 
 
 @dataclass(frozen=True)
 class TokenizerDocument:
-    """The parts of a tokenizer.json. `head` holds JSON values, of which at least those of `PARTS`."""
+    """The parts of a tokenizer.json. `head` holds JSON values, at least those of `PARTS`."""
 
     head: dict[str, Any]
     model: str
 
     def text(self) -> str:
-        """A tokenizer.json of these parts. Of a key that comes twice the library takes the last, so `head` goes last,
-        and nothing that may follow the model in the file matters."""
+        """A tokenizer.json of these parts. `head` comes last, as the library takes the last of repeated keys: so
+        nothing that follows the model in the file matters."""
         return f'{{"model": {self.model}, {json.dumps(self.head)[1:]}'
 
     def for_looking_up(self) -> "TokenizerDocument":
-        """The same without what is not known to be quick; it has the same tokens, and gives other ids to a text.
+        """Without the steps not known to be quick; it has the same tokens, but gives a text other ids.
 
         The library passes added tokens through the normalizer, so a quick one stays.
         """
@@ -102,7 +102,7 @@ class TokenizerDocument:
         return replace(self, head=self.head | {"normalizer": normalizer, "pre_tokenizer": None})
 
     def as_llama_tokenizer(self, *, is_legacy: bool, adds_prefix_space: bool, is_complete: bool) -> "TokenizerDocument":
-        """What transformers' LlamaTokenizer makes of the file, whose normalizer, steps and decoder it replaces.
+        """The file as transformers' LlamaTokenizer changes it: it replaces normalizer, steps and decoder.
 
         With `is_complete` it takes the added tokens of tokenizer_config.json alone. A byte-level file stays as it is.
 
@@ -119,11 +119,11 @@ class TokenizerDocument:
             "decoder": {"type": "Sequence", "decoders": decoders},
             "added_tokens": [] if is_complete else self.head["added_tokens"],
         }
-        # Of a key that comes twice the library takes the last.
+        # The library takes the last of repeated keys.
         return replace(self, head=self.head | head, model=f"{self.model.rstrip()[:-1]}, {json.dumps(LLAMA_BPE)[1:]}")
 
     def is_known_to_be_quick(self) -> bool:
-        """Whether every step is one of the known ones; see the module docstring."""
+        """Whether every step is a known one; see **Trust** above."""
         pre_tokenizers = list(_steps(self.head["pre_tokenizer"], "pretokenizers"))
         processors = list(_steps(self.head["post_processor"], "processors"))
         return (
@@ -141,7 +141,7 @@ class TokenizerDocument:
 def read_document(text: str) -> TokenizerDocument:
     """The parts of a tokenizer.json.
 
-    Raises: TokenizerError, without the name of the file, if it is not JSON, or nested or with digits beyond bounds.
+    Raises: TokenizerError, without the name of the file, if it is not JSON, or its nesting or digits exceed a bound.
     """
     try:
         document = _split_before_model(text) or _split_anywhere(text)
@@ -155,7 +155,7 @@ def read_document(text: str) -> TokenizerDocument:
 
 
 def _split_before_model(text: str) -> TokenizerDocument | None:
-    """The parts, if they stand in the order in which the library writes them, the model last; else None."""
+    """The parts, if they are in the library's order, with the model last; else None."""
     decoder = json.JSONDecoder()
     gap = re.compile(r"[ \t\r\n]*([{:,])[ \t\r\n]*")
     head: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def _is_quick_processor(step: Any) -> bool:
 
 # The parent's side of the child process that encodes with a tokenizer.json whose steps are not known to be quick.
 #
-# `Document` says which these are. The limits are far above what a tokenizer takes that ends at all.
+# The limits are far above what any tokenizer takes that ends at all.
 
 LIMIT_SECONDS = 4
 # A busy machine loads ten million characters a second and encodes one million.
@@ -244,9 +244,9 @@ class EncodingProcess:
         self._process = BoundedProcess(program, "tokenizers", str(path), remedy, (setup, limit_seconds))
 
     def encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
-        """The token ids as the library gives them.
+        """The library's token ids.
 
-        Raises: TokenizerError if the library fails, needs too long, or more than 2 GB.
+        Raises: TokenizerError if the library fails, takes too long, or needs more than 2 GB.
         """
         request = {
             "text": text,
@@ -259,11 +259,11 @@ class EncodingProcess:
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json.
 
-    Tokens that the files beside it add go in as transformers adds them: those with an id in the order of their ids,
+    Tokens that the files next to it add are added as in transformers: those with an id in the order of their ids,
     whether or not the vocabulary has them. A token that is only named special counts if the vocabulary has it;
     transformers would give it an id beyond the vocabulary, which no model was trained with. A named token is special,
-    even if tokenizer.json calls it ordinary. Where transformers takes its class LlamaTokenizer, the file is read as
-    that class does.
+    even if tokenizer.json calls it ordinary. If transformers uses its class LlamaTokenizer, the file is read as that
+    class does.
     """
 
     def __init__(self, path: Path, content: bytes, settings: TokenizerSettings) -> None:
@@ -287,7 +287,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._encoder is not None:
             return self._encoder.encode(text, add_special_tokens, parse_special_tokens)
         # The library keeps this choice as a setting of the tokenizer. A second tokenizer would cost Llama 3 0.6 s and
-        # 100 MB, so every call sets it anew, one call at a time.
+        # 100 MB, so every call sets it again, one call at a time.
         with self._lock, _library_errors(f"{self._path} cannot encode the text"):
             self._tokenizer.encode_special_tokens = not parse_special_tokens
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -300,7 +300,7 @@ class HuggingFaceTokenizer(Tokenizer):
         """The vocabulary string of a token, such as "Ġthe"; "" for an id outside the vocabulary."""
         if not 0 <= token_id < self.vocab_size:
             return ""
-        if token_id in self._special_tokens:  # of one that it finds in normalized text the library gives that form
+        if token_id in self._special_tokens:  # if found in normalized text, the library would return that form
             return self._special_tokens[token_id]
         return self._tokenizer.id_to_token(token_id) or ""
 
@@ -314,9 +314,9 @@ class HuggingFaceTokenizer(Tokenizer):
 def _load(
     path: Path, content: bytes, settings: TokenizerSettings
 ) -> tuple[tokenizers.Tokenizer, EncodingProcess | None, TokenizerSettings]:
-    """The file without its truncation and padding and with the tokens that the settings add, and all settings.
+    """The file without truncation and padding, with the tokens that the settings add; and all settings.
 
-    If its steps are not known to be quick, the tokenizer is for looking up tokens alone, and the process encodes.
+    If its steps are not known to be quick, the tokenizer only looks tokens up, and the process encodes.
     """
     with _library_errors(f"{path} is not a readable tokenizer.json", "; download the file again"):
         document = read_document(content.decode())
@@ -339,9 +339,9 @@ def _load(
 
 
 def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) -> list[dict[str, Any]]:
-    """What the library is to add to a loaded tokenizer, as arguments of its `AddedToken`.
+    """The tokens to add to a loaded tokenizer, as arguments of the library's `AddedToken`.
 
-    A token that it has already takes over the behaviour given here; once special, it remains so.
+    An existing token gets the behaviour given here; once special, it stays special.
     Source: transformers 5.23, `TokenizersBackend.__init__` and `PreTrainedTokenizerBase._from_pretrained`.
     """
     known_ids = tokenizer.get_added_tokens_decoder()
@@ -349,7 +349,7 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) 
     added = {
         token.content: token
         for token_id, token in settings.added_tokens.items()
-        if settings.is_complete or token_id not in known_ids  # tokenizer.json goes before added_tokens.json
+        if settings.is_complete or token_id not in known_ids  # tokenizer.json wins over added_tokens.json
     }
     for content, token in settings.special_tokens.items():
         if content in added:
@@ -357,7 +357,7 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) 
         elif content in known:
             old = known[content]
             if content not in settings.named_contents:
-                continue  # what tokenizer.json calls ordinary remains so if it is only among the extra ones
+                continue  # a token that tokenizer.json calls ordinary stays so if it is only an extra one
             added[content] = AddedToken(content, True, old.lstrip, old.rstrip, old.single_word, old.normalized)
         elif tokenizer.token_to_id(content) is not None:
             added[content] = token
@@ -387,7 +387,7 @@ def _stderr_kept_clean() -> Iterator[None]:
 
 @contextmanager
 def _library_errors(what: str, next_step: str = "") -> Iterator[None]:
-    """Raise a TokenizerError in place of what the library raises, which is a bare Exception or a panic."""
+    """Raise a TokenizerError for the library's errors, which are bare Exceptions or panics."""
     with foreign_errors_explained(what, TokenizerError):
         try:
             yield
@@ -406,9 +406,9 @@ def _state(component: Any) -> dict[str, Any]:
 def _first_added_id(path: Path, post_processor: dict[str, Any]) -> int | None:
     """The id that a post-processor puts before every text.
 
-    Raises: TokenizerError if it puts in a token that it gives no id, which the library finds only when it encodes.
+    Raises: TokenizerError if it adds a token without an id, which the library notices only when it encodes.
     """
-    for processor in reversed(post_processor.get("processors", [])):  # each adds around what the one before it made
+    for processor in reversed(post_processor.get("processors", [])):  # each adds around the result of the one before
         if (token_id := _first_added_id(path, processor)) is not None:
             return token_id
     if "cls" in post_processor:  # BertProcessing and RobertaProcessing
@@ -428,8 +428,8 @@ def _first_added_id(path: Path, post_processor: dict[str, Any]) -> int | None:
 def _decoding_rule(path: Path, decoder: dict[str, Any]) -> tuple[Callable[[str], bytes], bool]:
     """How a vocabulary string becomes bytes, and whether the text loses its first space.
 
-    The library's Metaspace drops every space of the first token; we drop one, so that a text that begins with a run
-    of spaces keeps the others.
+    The library's Metaspace drops all leading spaces of the first token; we drop one, so that a text that begins with
+    several spaces keeps the others.
 
     Raises: TokenizerError, naming the decoder, if its rule is not one of the three known ones.
     Source: huggingface/tokenizers, tokenizers/src/decoders and pre_tokenizers/byte_level.rs, metaspace.rs.
@@ -463,8 +463,8 @@ _BYTE_LEVEL_BYTES = str.maketrans(_BYTE_LEVEL_ALPHABET)
 
 
 def _byte_level_bytes(piece: str) -> bytes:
-    # As the library does, a token with any character outside the alphabet, such as an added token with a space in
-    # it, stands for itself.
+    # As in the library, a token with any character outside the alphabet, such as an added token with a space, stands
+    # for itself.
     if _BYTE_LEVEL_CHARACTERS.issuperset(piece):
         return piece.translate(_BYTE_LEVEL_BYTES).encode("latin-1")
     return piece.encode()

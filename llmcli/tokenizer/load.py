@@ -15,9 +15,9 @@ from llmcli.tokenizer.settings import read_settings
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Loads tokenizer.json if the folder has one, else tokenizer.model, with the settings beside it.
+    """Load tokenizer.json if the folder has one, else tokenizer.model, with the settings next to it.
 
-    Raises: TokenizerError if neither is there, or if a file is damaged or of an unknown kind.
+    Raises: TokenizerError if both are missing, or if a file is damaged or of an unknown kind.
     """
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     # A broken link counts as present, so that its name is reported.

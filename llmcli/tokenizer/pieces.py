@@ -1,6 +1,6 @@
 """`TokenPieces`: what each token of a tokenizer adds to a text, kept in the user's cache.
 
-Asking a tokenizer of 128,000 tokens takes 0.15 s, and whoever asks must have loaded it; a kept file is there at once.
+Asking a tokenizer of 128,000 tokens takes 0.15 s, after it is loaded; a kept file is there at once.
 Its name is a digest of the tokenizer's files, and it holds a digest of its own content.
 """
 
@@ -38,7 +38,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, eq=False)
 class TokenPieces:
-    """The bytes of all tokens, one behind the other. Shapes: lengths [number of tokens] uint32"""
+    """The bytes of all tokens, one after the other. Shapes: lengths [number of tokens] uint32"""
 
     content: bytes
     lengths: NDArray[np.uint32]
@@ -51,7 +51,7 @@ class TokenPieces:
 
     @classmethod
     def from_list(cls, pieces: list[bytes]) -> TokenPieces:
-        """These pieces."""
+        """Join these pieces."""
         return cls(b"".join(pieces), np.fromiter(map(len, pieces), np.uint32, len(pieces)))
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class TokenPieces:
         return self.content[end - int(self.lengths[token_id]) : end]
 
     def first(self, count: int) -> TokenPieces:
-        """Those of the first `count` tokens."""
+        """The pieces of the first `count` tokens."""
         if count >= len(self):
             return self
         return TokenPieces(self.content[: self._ends[count - 1] if count else 0], self.lengths[:count])
@@ -73,7 +73,7 @@ class TokenPieces:
 
 
 def find_kept_pieces(folder: Path) -> TokenPieces | None:
-    """The pieces of the tokenizer in a model's folder, as they were kept; None if they were not, or are damaged."""
+    """The kept pieces of the tokenizer in a model's folder; None if there are none, or they are damaged."""
     try:
         content = read_private(_place(folder))
     except (LLMCliError, OSError):
@@ -87,7 +87,7 @@ def find_kept_pieces(folder: Path) -> TokenPieces | None:
 
 
 def keep_pieces(folder: Path, pieces: TokenPieces) -> None:
-    """Keep the pieces of the tokenizer in a model's folder; where it cannot be, nothing is kept."""
+    """Keep the pieces of the tokenizer in a model's folder; if that fails, nothing is kept."""
     lengths = pieces.lengths.astype("<u4").tobytes()
     body = len(pieces).to_bytes(4, "little") + lengths + pieces.content
     with suppress(LLMCliError, OSError):
@@ -97,7 +97,7 @@ def keep_pieces(folder: Path, pieces: TokenPieces) -> None:
 def _place(folder: Path) -> Path:
     """The file for a tokenizer of this content, whatever the folder's name.
 
-    Raises: as `SmallFile.read_bytes`; OSError where others can write to the cache
+    Raises: as `SmallFile.read_bytes`; OSError if others can write to the cache
     """
     digest = hashlib.sha256(__version__.encode())
     for name, kind in _FILES:

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Longer than the parent waits: this ends a request only where the parent was killed before it could.
+# Longer than the parent waits: this ends a request only if the parent was killed before it could.
 ORPHAN_SECONDS = 1
 
 
 def serve(answer: Callable[[dict[str, Any]], Any], describe: Callable[[BaseException], str], memory_mb: int) -> None:
-    """Answers `{"limit_seconds": ..., "request": {...}}` with `{"result": ...}` or `{"error": ...}` until stdin is
-    closed, the first by `answer` and the second by `describe`, for whatever it raises.
+    """Answer `{"limit_seconds": ..., "request": {...}}` with `{"result": ...}` or `{"error": ...}` until stdin is
+    closed: the result by `answer`, the error by `describe`, for anything it raises.
 
-    Begins with an empty line, which says that it is ready.
+    Begins with an empty line, which means that it is ready.
     """
     _limit_memory(memory_mb)
     reply = b""
@@ -37,7 +37,7 @@ def _reply(
 ) -> bytes:
     try:
         question = json.loads(line)
-        # A thread of C code, which ends this process even within one endless operation on big numbers.
+        # A thread of C code, which ends this process even during one endless operation on big numbers.
         faulthandler.dump_traceback_later(question["limit_seconds"] + ORPHAN_SECONDS, exit=True)
         return json.dumps({"result": answer(question["request"])}).encode()
     except MemoryError:
@@ -57,7 +57,7 @@ def _limit_memory(memory_mb: int) -> None:
     """POSIX only. The limit counts what the interpreter and its libraries hold, about 11 MB."""
     if sys.platform == "win32":
         return
-    resource = importlib.import_module("resource")  # there is no such module on Windows
+    resource = importlib.import_module("resource")  # not available on Windows
     limit_bytes = memory_mb * 2**20
     with contextlib.suppress(ValueError, OSError):  # macOS has the call and may refuse it
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))

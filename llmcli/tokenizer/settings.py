@@ -1,5 +1,5 @@
-"""What the small JSON files beside a tokenizer declare: tokenizer_config.json, special_tokens_map.json,
-added_tokens.json, and config.json where it names the tokenizer's class.
+"""Reads the small JSON files next to a tokenizer: tokenizer_config.json, special_tokens_map.json, added_tokens.json,
+and config.json where it names the tokenizer's class.
 
 Refuses malformed values; every other key of these files is ignored.
 """
@@ -19,16 +19,16 @@ from llmcli.reading import TOKENIZER_SETTINGS
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Source: transformers 5.23, `LlamaTokenizer.__init__`.
 LLAMA_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-# Of the types that this program runs those for which transformers' AutoTokenizer takes another class all the same.
+# Types that this program runs, for which transformers' AutoTokenizer uses another class nevertheless.
 OTHER_CLASS_TYPES = ("mistral", "qwen2")
 MAX_TOKEN_ID = 2**22  # four times the largest vocabulary known; loops over all ids must end
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token beside the trained vocabulary; `lstrip` and `rstrip` let it swallow the white space around it.
+    """A token outside the trained vocabulary; `lstrip` and `rstrip` let it swallow the white space around it.
 
-    With `normalized` it is looked for in the normalized text, as the `tokenizers` library does it.
+    With `normalized` it is looked for in the normalized text, as in the `tokenizers` library.
     """
 
     content: str
@@ -44,18 +44,18 @@ class TokenizerSettings:
     """The declarations of one model folder; the defaults are those of a folder without any of these files.
 
     `named_tokens` holds those with a name, as in `"pad_token": "<pad>"`; `extra_tokens` the special ones without.
-    `added_tokens` goes by id; `is_complete` says that it is `added_tokens_decoder`, and goes before what tokenizer.json
-    says of a token. `legacy` is Hugging Face's word for a LLaMA tokenizer that puts a space after each
-    special token and not only at the start of the text; without `add_prefix_space` it puts none anywhere.
-    `llama_tokens` are not None where transformers reads the folder with its class LlamaTokenizer: the tokens that this
-    class names by itself, since no file does.
+    `added_tokens` is by id; `is_complete` means that it is `added_tokens_decoder`, and wins over tokenizer.json.
+    `legacy` is Hugging Face's word for a LLaMA tokenizer that puts a space after each special token and not only at
+    the start of the text; without `add_prefix_space` it puts none anywhere. `llama_tokens` are None unless
+    transformers reads the folder with its class LlamaTokenizer: the tokens that this class names itself, since no file
+    does.
     """
 
     named_tokens: Mapping[str, AddedToken] = field(default_factory=dict)
     extra_tokens: tuple[AddedToken, ...] = ()
     added_tokens: Mapping[int, AddedToken] = field(default_factory=dict)
     is_complete: bool = False
-    add_bos_token: bool | None = None  # None: not said
+    add_bos_token: bool | None = None  # None: not declared
     add_eos_token: bool = False
     legacy: bool = False
     add_prefix_space: bool = True
@@ -75,13 +75,13 @@ class TokenizerSettings:
     def special_tokens(self) -> Mapping[str, AddedToken]:
         """Every token that must never be shown, by its content.
 
-        These are the named ones, the added ones that are called special, and the extra ones; but an extra one that is
-        an ordinary added token remains one.
+        These are the named ones, the added ones called special, and the extra ones, except an extra one that is an
+        ordinary added token.
         """
         added = {token.content: token for token in self.added_tokens.values()}
         tokens: dict[str, AddedToken] = {}
         for token in [*self.named_tokens.values(), *self.extra_tokens]:
-            # One that a name gives without its behaviour does not change the behaviour that another gives.
+            # A name without a behaviour does not change the behaviour given by another.
             if token.content and (token.content not in tokens or token != AddedToken(token.content, special=True)):
                 tokens[token.content] = token
         ordinary = {content for content, token in added.items() if not token.special} - self.named_contents
@@ -103,8 +103,8 @@ def read_settings(folder: Path) -> TokenizerSettings:
     """Reads the declarations of a model folder; a missing file declares nothing.
 
     As in transformers, a tokenizer_config.json with `added_tokens_decoder` is complete, and the two older files are
-    read only when it has none. Named are the seven of `TOKEN_NAMES`, every other key that ends in `_token`, and those
-    of an `extra_special_tokens` that is an object. `additional_special_tokens` is that key's older name.
+    read only if it has none. Named tokens are the seven of `TOKEN_NAMES`, every other key that ends in `_token`, and
+    those of an `extra_special_tokens` that is an object. `additional_special_tokens` is that key's older name.
 
     Raises: TokenizerError, naming the file, for broken JSON or a value of the wrong type.
     Source: transformers 5.23, `_from_pretrained` and `__init__` of `PreTrainedTokenizerBase`.
@@ -115,7 +115,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     token_map = {} if is_complete else read_optional_object(token_map_path)
 
     named = _named_tokens(token_map_path, token_map) | _named_tokens(config_path, config)
-    for name in TOKEN_NAMES:  # of these the older file's goes first, and its null too
+    for name in TOKEN_NAMES:  # for these the older file wins, also with a null
         if name in token_map:
             named[name] = _token(token_map_path, name, token_map[name])
     extra: dict[str, AddedToken] = {}
@@ -127,7 +127,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     if is_complete:
         added_tokens = _added_tokens_decoder(config_path, config["added_tokens_decoder"])
     else:
-        # As transformers has it here: the seven names, and no object in tokenizer_config.json.
+        # As in transformers here: the seven names, and no object in tokenizer_config.json.
         names = [n for n in TOKEN_NAMES if n in token_map or isinstance(config.get(n), str)]
         declared_special = {token.content for n in names if (token := named[n]) is not None} | extra.keys()
         added_tokens = _added_tokens_file(folder / "added_tokens.json", declared_special)
@@ -164,7 +164,7 @@ def _flag(path: Path, config: dict[str, Any], name: str) -> bool | None:
 def _llama_tokens(
     config: dict[str, Any], model_config: dict[str, Any], named: Mapping[str, AddedToken | None]
 ) -> dict[str, AddedToken] | None:
-    """As `TokenizerSettings` has them. Source: transformers 5.23, `AutoTokenizer.from_pretrained`."""
+    """See `TokenizerSettings`. Source: transformers 5.23, `AutoTokenizer.from_pretrained`."""
     tokenizer_class = config.get("tokenizer_class") or model_config.get("tokenizer_class")
     is_llama = tokenizer_class in ("LlamaTokenizer", "LlamaTokenizerFast")
     if not is_llama or model_config.get("model_type") in OTHER_CLASS_TYPES:
@@ -173,7 +173,7 @@ def _llama_tokens(
 
 
 def _token(path: Path, name: str, value: Any) -> AddedToken | None:
-    """A special token as these files write it: null, a string, or an object with "content"."""
+    """A special token in the form of these files: null, a string, or an object with "content"."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -190,7 +190,7 @@ def _added_token(entry: dict[str, Any], defaults: dict[str, bool]) -> AddedToken
 
 
 def _named_tokens(path: Path, declared: dict[str, Any]) -> dict[str, AddedToken | None]:
-    """Tokens by name; of a key that ends in `_token` and is not one of the seven, only what is a token."""
+    """Tokens by name; a key that ends in `_token` and is not one of the seven counts only if it holds a token."""
     tokens = {name: _token(path, name, declared[name]) for name in TOKEN_NAMES if name in declared}
     for name, value in declared.items():
         is_token = isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
@@ -202,9 +202,9 @@ def _named_tokens(path: Path, declared: dict[str, Any]) -> dict[str, AddedToken 
 def _extra_special_tokens(
     path: Path, declared: dict[str, Any], is_first: bool
 ) -> tuple[dict[str, AddedToken | None], list[AddedToken]]:
-    """The tokens with a name and those without, as `extra_special_tokens` has them.
+    """The tokens with a name and those without, in `extra_special_tokens`.
 
-    Its older name counts where nothing else does; transformers carries it over only then.
+    Its older name counts only if nothing else does, as in transformers.
     """
     name = "extra_special_tokens"
     if is_first and not declared.get(name):

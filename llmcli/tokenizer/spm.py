@@ -21,8 +21,8 @@ SENTINEL = "\U0010fffd"
 class SentencePieceTokenizer(Tokenizer):
     """A tokenizer.model. The text begins with a space if the model says so (`add_dummy_prefix`).
 
-    Text after a special token gets no such space, unless the folder declares `legacy: true`. The unknown token shows
-    as sentencepiece shows it, " ⁇ ", unless the folder declares it special.
+    Text after a special token gets no such space, unless the folder declares `legacy: true`. The unknown token is shown
+    as in sentencepiece, " ⁇ ", unless the folder declares it special.
     """
 
     def __init__(self, path: Path, content: bytes, settings: TokenizerSettings) -> None:
@@ -39,10 +39,10 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = self._checked_vocab_size(size)
 
         self._read_special_tokens()
-        # "▁" alone decodes to nothing exactly where the decoder takes the leading space away.
+        # "▁" alone decodes to nothing exactly if the decoder strips the leading space.
         space_id = self.token_id("▁")
         self.strips_leading_space = space_id is not None and self._processor.decode([space_id]) == ""
-        unk_id = self._processor.unk_id()  # -1: the model has none, as it may where every byte is a piece
+        unk_id = self._processor.unk_id()  # -1: the model has none, which is possible if every byte is a piece
         self._unknown_surface: bytes = self._processor.decode([unk_id]).encode() if unk_id >= 0 else b""
         self._sentinel_ids = self._processor.encode(SENTINEL)
         self._prepare_search()
@@ -72,7 +72,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._every_added_token = _finder([*special, *ordinary])
         self._ordinary_added_token = _finder(ordinary)
         self._strips_left = frozenset(token.content for token in [*special, *ordinary] if token.lstrip)
-        # Declared special, yet a piece that the model itself finds in any text ("user defined").
+        # Declared special, but a piece that the model itself finds in any text ("user defined").
         found_anyway = [content for content in contents if self.token_id(content) in self._processor.encode(content)]
         self._found_anyway = re.compile("|".join(f"(?={re.escape(content)})" for content in found_anyway) or "(?!)")
 
@@ -95,7 +95,7 @@ class SentencePieceTokenizer(Tokenizer):
         return token_ids
 
     def _encode_between(self, text: str, is_first: bool, parse_special_tokens: bool) -> list[int]:
-        """Encodes text that holds no added token, or none that is to be found."""
+        """Encode text without added tokens, or whose added tokens count as ordinary text."""
         if parse_special_tokens:
             parts = [text]
         else:  # cut each special string after its first character, so that the model cannot find it
@@ -108,7 +108,7 @@ class SentencePieceTokenizer(Tokenizer):
         return token_ids
 
     def _encode_continuation(self, text: str) -> list[int]:
-        """Encodes without the space that the model puts before a text; the library has no such option."""
+        """Encode without the space that the model puts before a text; the library has no such option."""
         token_ids: list[int] = self._processor.encode(SENTINEL + text)[len(self._sentinel_ids) :]
         unk_id = self._processor.unk_id()
         # Without byte fallback the sentinel is unknown, and unknown characters after it join its token.
@@ -120,7 +120,7 @@ class SentencePieceTokenizer(Tokenizer):
         """The id of a token given its vocabulary string, or None."""
         if content in self._added_ids:
             return self._added_ids[content]
-        token_id: int = self._processor.piece_to_id(content)  # for a string it does not know the unknown token's, or -1
+        token_id: int = self._processor.piece_to_id(content)  # unknown strings get the unknown token's id, or -1
         return token_id if token_id >= 0 and self._pieces[token_id] == content else None
 
     def piece(self, token_id: int) -> str:
