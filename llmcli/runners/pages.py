@@ -47,12 +47,12 @@ class PagePool:
             heapq.heappush(self._free, page)
 
     def keep(self, page: int) -> None:
-        """Hold a page that is held already until it is given up, for whoever may find it."""
+        """Hold a page that is held already, for rows that may find it, until it is given up."""
         self.hold(page)
         self._kept[page] = True
 
     def give_up(self, page: int) -> None:
-        """End what `keep` began."""
+        """Undo `keep`."""
         self.num_idle -= self._is_idle(page)
         self._kept[page] = False
         self.release(page)
@@ -122,7 +122,7 @@ class PromptIndex:
                     node.parent.num_children -= 1
                 self._pool.give_up(node.page)
                 return True
-            self._nodes.move_to_end(node.key)  # a row or a later page needs it: look at it again last
+            self._nodes.move_to_end(node.key)  # a row or a later page needs it: try it again last
         return False
 
     def _path(self, stamps: Sequence[int]) -> list[_Node]:

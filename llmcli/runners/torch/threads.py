@@ -2,7 +2,7 @@
 
 import torch
 
-# Below this the threads wait for each other as long as they compute, and beside other programs ten times as long.
+# Below this the threads wait for each other as long as they compute; with other programs running, ten times as long.
 _LEAST_BYTES = 128 * 2**20
 _ALL = torch.get_num_threads()
 
