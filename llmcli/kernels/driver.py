@@ -1,4 +1,4 @@
-"""Launches through the driver, for two things that CuPy lacks: overlap with the kernel in front, and fast replays.
+"""Launches through the driver, for two things that CuPy lacks: overlap with the kernel before, and fast replays.
 
 A RawKernel's call takes no launch attributes. It also makes an object of every argument at each start. For ten
 arguments that takes about 3 times as long as packing their addresses, and replays start thousands of kernels.
@@ -37,7 +37,7 @@ class BoundLaunch:
         self._config = config
         count = sum(argument is None for argument in arguments)
         self._packing = struct.Struct(f"{count}P")
-        # Addresses come first, side by side; the constant arguments follow.
+        # Addresses come first, in one array; the constant arguments follow.
         offsets, next_address, memory = [], 0, bytes(count * POINTER_BYTES)
         for argument in arguments:
             if argument is None:
