@@ -50,7 +50,7 @@ def append_tokens(
     """Append a token to the cache in each lane, with the bits that attention_decode would append.
 
     First `parts` are added to `qkv`, in order: queries there become their sums, keys and values only in the cache.
-    Row -1 marks an unused lane. May start before the kernel before it has ended, and then reads rows, positions and
+    Row -1 marks an unused lane. May start before the previous kernel has ended, and then reads rows, positions and
     page_table at once: that kernel must not write them, nor one that it overlaps.
     Shapes: as for `attention_decode`; parts float32 [num_parts, R, layout.width], for contiguous `qkv`
     Raises: ValueError

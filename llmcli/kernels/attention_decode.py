@@ -115,7 +115,7 @@ def attention_decode(
     With `is_cached` append_tokens has appended the tokens of this call, and several lanes may be of one row: each sees
     the earlier ones, and gets the bits of a call of its own. Otherwise the rows must differ.
     Row -1 marks an unused lane: nothing of it is read or written, `out` included.
-    `counters` holds zeros before the first call and after every call. May start before the kernel before it has ended,
+    `counters` holds zeros before the first call and after every call. May start before the previous kernel has ended,
     and then reads rows, positions, page_table and, unless `is_cached`, earlier tokens at once: that kernel must not
     write them, nor one that it overlaps.
     Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]

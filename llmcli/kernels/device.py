@@ -144,7 +144,7 @@ class Device:
         """Start kernel `name` of `stem` on the stream. `shared_bytes` is dynamic shared memory.
 
         Arguments are arrays on the card, NumPy scalars, or None for a null pointer. With `overlaps` the kernel may
-        start before the one before it ends, on cards that can (sm_90); it must then wait by itself. `cost` is for dry
+        start before the previous one ends, on cards that can (sm_90); it must then wait by itself. `cost` is for dry
         runs; a real device does not call it.
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """

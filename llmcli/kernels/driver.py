@@ -1,4 +1,4 @@
-"""Launches through the driver, for two things that CuPy lacks: overlap with the kernel before, and fast replays.
+"""Launches through the driver, for two things that CuPy lacks: overlap with the previous kernel, and fast replays.
 
 A RawKernel's call takes no launch attributes. It also makes an object of every argument at each start. For ten
 arguments that takes about 3 times as long as packing their addresses, and replays start thousands of kernels.

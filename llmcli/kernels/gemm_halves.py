@@ -81,7 +81,7 @@ def gemm_halves(
 ) -> None:
     """Multiply the pairs that stage_halves wrote; `out`, `bias`, `epilogue` and all bits as in gemv.
 
-    May start before the kernel before it has ended, and then reads the matrix at once: that kernel must not write it.
+    May start before the previous kernel has ended, and then reads the matrix at once: that kernel must not write it.
     Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs];
             bias float32 [16 * num_tiles]
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma

@@ -193,7 +193,7 @@ def gemv(
 ) -> None:
     """Multiply; `out` is written ("store"), added to ("add"), or gets silu(gate) * up of each tile's halves ("swiglu").
 
-    May start before the kernel before it has ended, and then reads the matrix at once: that kernel must not write it.
+    May start before the previous kernel has ended, and then reads the matrix at once: that kernel must not write it.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; out float32 [num_rows, num_outputs], alike, where
             num_outputs ends in the last tile, each of 16 outputs or, for "swiglu", 8; norm_weight float32 [num_inputs];
             bias float32 [16 * num_tiles]

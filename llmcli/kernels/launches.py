@@ -29,7 +29,7 @@ class Launch:
     """Kernel `name` of `stem` with its arguments: arrays on the card, Offsets, NumPy scalars, ctypes structures, None.
 
     `block` is threads, or threads by dimension. `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may
-    start before the one before it ends, from sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only
+    start before the previous one ends, from sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only
     predictions of times read `cost`.
     """
 

@@ -39,9 +39,9 @@ def stage_digits(
     norm_weight: Any | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Write the digits of x, times the norm's weights for a matrix of `layout`, and each row's norm factor.
+    """Write the digits of x times the norm's weights, for a matrix of `layout`, and each row's norm factor.
 
-    May start before the kernel before it has ended.
+    May start before the previous kernel has ended.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; image uint8 [at least image_bytes]; factors
             float32 [num_rows]; norm_weight float32 [num_inputs]
     Raises: ValueError

@@ -45,7 +45,7 @@ def stage_halves(
 ) -> None:
     """Write x, times the norm's weights, as pairs of the weights' type (8 bits: fp16), and each row's norm factor.
 
-    May start before the kernel before it has ended.
+    May start before the previous kernel has ended.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; image uint8 [at least image_bytes]; factors
             float32 [num_rows]; norm_weight float32 [num_inputs]
     Raises: ValueError

@@ -21,7 +21,7 @@ from llmcli.kernels.stage_digits import image_bytes, tokens_of
 from llmcli.kernels.wide_plan import num_spans, plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
-# A decoding product apart from its bytes: the clocks from the end of the kernel before to its own end, and those that
+# A decoding product apart from its bytes: the clocks from the end of the previous kernel to its own end, and those that
 # each row after the first adds.
 GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6360, 220
 # Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
@@ -57,7 +57,7 @@ FURTHER_ROWS_SLOWNESS = 1.58
 MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 16000, 110
 MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.82, 0.65
 # Clocks of sampling a token greedily, and of the start and end of any other kernel: of one that waits for all kernels
-# before it, and of one that overlaps the kernel before.
+# before it, and of one that overlaps the previous one.
 SAMPLE_CLOCKS, KERNEL_CLOCKS, OVERLAPPING_CLOCKS = 13860, 5940, 3500
 # The share of the bandwidth that reads the logits of many rows.
 LOGITS_SHARE = 0.5
