@@ -84,12 +84,12 @@ __device__ __forceinline__ void store_in_image(unsigned char* image, int token, 
     }
 }
 
-// In every other round backwards, so that every block gets about as many tokens.
+// Every other round goes backwards, so that all blocks get about as many tokens.
 __device__ __forceinline__ int tile_index(int round) {
     return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
 }
 
-// Which of STAGES places of a ring is next, and how often the ring has been round.
+// The next of STAGES places of a ring, and how many rounds have been made.
 template <int STAGES>
 struct Turn {
     int stage = 0;

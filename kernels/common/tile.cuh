@@ -126,7 +126,7 @@ struct Groups {
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
 
-// The four e4m3 codes of a word as fp16, the first two and the last two. Every number is one of fp16's, too.
+// The four e4m3 codes of a word as fp16, the first two and the last two. fp16 has all of these numbers.
 __device__ __forceinline__ void widen_fp8(unsigned word, unsigned& first, unsigned& last) {
 #if __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
@@ -134,7 +134,7 @@ __device__ __forceinline__ void widen_fp8(unsigned word, unsigned& first, unsign
         : "=r"(first), "=r"(last)
         : "r"(word));
 #else
-    // Exponent and mantissa at the places of fp16's, whose bias is 8 more, which the product makes good.
+    // Exponent and mantissa at the places of fp16's, whose bias is 8 more; the product corrects that.
     const __half2 unit = __half2half2(__float2half_rn(256.0f));
     const unsigned low = __byte_perm(word, 0, 0x1404), high = __byte_perm(word, 0, 0x3424);
     first = as_bits(__hmul2(as_half2((low & 0x80008000u) | (low >> 1 & 0x3f803f80u)), unit));
