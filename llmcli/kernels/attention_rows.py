@@ -29,7 +29,7 @@ MAX_LANES = 256  # in a launch
 _WARPS = 4  # that attend; one more copies, one more prepares queries
 _THREADS = 32 * (_WARPS + 2)
 _PARTS_AT_ONCE = 8
-_MAX_STAGES = 10  # tiles under way in a block; more bring nothing
+_MAX_STAGES = 10  # tiles being copied in a block; more save nothing
 # Above it, for head sizes not a multiple of 32, or with 16 heads a tile, registers fit one block a multiprocessor.
 _WIDE_HEAD_DIM = 128
 
@@ -37,7 +37,7 @@ _WIDE_HEAD_DIM = 128
 class RowsPlan:
     """How one cache's attention is spread over a card; depends on nothing that changes after load.
 
-    Attributes: stages: tiles under way in a block; num_blocks: of every launch; head_tile: query heads a block takes
+    Attributes: stages: tiles being copied in a block; num_blocks: of every launch; head_tile: query heads a block takes
     """
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):

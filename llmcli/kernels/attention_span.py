@@ -26,7 +26,7 @@ MAX_SPAN = 8  # lanes of one row
 MAX_LANES = 32  # in a launch
 NARROW, WIDE = 8, 32  # pairs of a lane and a query head that a block takes at most
 _WARPS = 4  # of a team that attends
-_MAX_STAGES = 16  # tiles under way in a block; more bring nothing
+_MAX_STAGES = 16  # tiles being copied in a block; more save nothing
 _WIDE_HEAD_DIM = 128  # above it registers fit one narrow block; for head sizes not a multiple of 32, two
 _WIDE_FORM_HEAD_DIMS = (32, 64, 128)  # others need more registers than a wide block has
 
@@ -35,7 +35,7 @@ class SpanForm:
     """How a block works with one cache; depends on nothing that changes after load.
 
     Attributes: columns: pairs of a lane and a query head that it takes at most; blocks: on a multiprocessor; stages:
-        tiles under way in a block
+        tiles being copied in a block
     """
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int, columns: int):

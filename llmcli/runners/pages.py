@@ -25,7 +25,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without a holder."""
         return len(self._free)
 
     def take(self) -> int:
@@ -76,9 +76,9 @@ class _Node:
 
 
 class PromptIndex:
-    """Finds the pages of known prompts by their tokens. It holds these pages until somebody needs room.
+    """Finds the pages of known prompts by their tokens. It holds these pages until room is needed.
 
-    A stamp stands for a token: its id and the method that computed it. So a page that is found has the right bits.
+    A stamp identifies a token: its id and the method that computed it. So a page that is found has the right bits.
     """
 
     def __init__(self, pool: PagePool):
@@ -136,6 +136,6 @@ class PromptIndex:
 
 
 def _key(parent: _Node | None, stamps: Sequence[int], index: int) -> tuple[int, tuple[int, ...]]:
-    # The parent's page number stands for all tokens before: a node's parent exists as long as the node does.
+    # The parent's page number represents all earlier tokens: a node's parent exists as long as the node does.
     tokens = tuple(stamps[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS])
     return (-1 if parent is None else parent.page), tokens

@@ -136,7 +136,7 @@ class SteppingRunner:
             return self._add(new)
 
     def change_prompt(self, row: int, prompt: Sequence[int], sampler: Sampler | None = None) -> None:
-        """Let the row go on with another prompt; see `Runner.change_prompt`."""
+        """Give the row another prompt and continue with it; see `Runner.change_prompt`."""
         self._check_prompt(prompt)
         with interrupts_held_back():
             this = self._rows[row]

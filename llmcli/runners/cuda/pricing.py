@@ -24,20 +24,20 @@ from llmcli.runners.cuda.dry_run import PRODUCT
 # A decoding product apart from its bytes: the clocks from the end of the previous kernel to its own end, and those that
 # each row after the first adds.
 GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6360, 220
-# Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
-# kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; of int8 a quarter more by now, which
-# brought nothing). Keys are the bits of a weight.
+# Overlapping launches hide part of those clocks: each multiprocessor loads this many bytes of weights before the
+# previous kernel ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; int8 now loads a quarter more, which
+# saved nothing). Keys are the bits of a weight.
 # With these bytes one number of clocks fits all types of weights. Without them the starts of int8, int4 and float
 # weights seemed to differ by a third. An H100's slower memory hides more: its predicted steps were 3 to 5 % too long.
 PREFETCHED_BYTES = {8: 3 * 16 * 1152, 4: 2 * 16 * 1152, 16: 4 * 16 * 1024, 32: 4 * 16 * 1024}
-# The shortest start, however much is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
+# The shortest start, even if all of it is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
 LEAST_CLOCKS = 1290
 # Bytes of x that a multiprocessor (or a cluster of two together) fetches from L2 a clock; nothing overlaps this.
 # Products of several rows now fetch most of it along with weights, and are 8 % faster alone. Whole steps are still
 # predicted within 6 % without that: there the card draws its full power.
 FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
-# tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
+# tile of any length; two tiles run at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # Clocks of staging's start and end. Products of rows as digits: clocks of the start and end; clocks that a block takes
 # for a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, at a number of

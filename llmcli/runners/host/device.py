@@ -246,7 +246,7 @@ class HostDevice:
 class _Result:
     """The result of a span.
 
-    `token_ids` are those that the row keeps. `hidden` is None if nothing ran, else that of all tokens that ran, whose
+    `token_ids` are those that the row keeps. `hidden` is None if nothing ran, else that of all tokens that ran; its
     `parts` were computed alone.
     """
 

@@ -43,7 +43,7 @@ class HostProbes(Protocol):
 
 
 class HostRates:
-    """The rates of this machine, each measured once, when it is first asked for.
+    """The rates of this machine, each measured once, on first use.
 
     Units: `read_bytes` a second
     """
