@@ -63,7 +63,7 @@ __device__ __forceinline__ void rotate_rows(float (&x)[64], const float* __restr
 }
 
 // Stores the outputs of row i, times `inverse`, as a token's head in an image. A store of 16 bytes takes four pairs of
-// this lane, those whose j are WORD apart: wide_place puts them side by side.
+// this lane, those whose j are WORD apart: wide_place makes them adjacent.
 template <int UNIT_INPUTS>
 __device__ __forceinline__ void store_in_image(unsigned char* image, int token, int head, int num_heads,
                                                const float (&mixed)[64], int i, float inverse) {

@@ -44,7 +44,7 @@ struct SharedHeads {
     }
 };
 
-// The arguments of a launch, and what follows from them.
+// The arguments of a launch, and values derived from them.
 template <typename KvT>
 struct Call {
     const float *q, *k, *v;

@@ -10,8 +10,8 @@
 
 // The cost of a split, and of a row, besides their tiles, in tiles.
 constexpr int SPLIT_WEIGHT = 1, ROW_WEIGHT = 2;
-// A part begins or ends with a row that begins or ends this close to the part's end: a row that several blocks share
-// costs each of them one more round trip.
+// If a row begins or ends this close to a part's end, the end moves there: a row that several blocks share costs each
+// of them one more round trip.
 constexpr int REACH = 8;
 
 // Consecutive splits of one lane and tile of heads.

@@ -6,7 +6,7 @@
 
 constexpr int BLOCK_BARRIER = 1, ATTENDING_BARRIER = 2;  // of all threads, and of those that attend
 
-// The arguments of a launch that its parts need, and what follows from them.
+// The arguments of a launch that its parts need, and values derived from them.
 template <typename KvT>
 struct SpanCall {
     const float *q, *k, *v;

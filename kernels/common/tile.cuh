@@ -80,7 +80,7 @@ __device__ __forceinline__ constexpr int scale_place(int row) {
     return row * SCALES_A_HALF<ScaleT> / HALF_ROWS;
 }
 
-// Units side by side that are multiplied together. With scales they have 128 inputs: sums of these become fp32
+// Neighbouring units that are multiplied together. With scales they have 128 inputs: sums of these become fp32
 // at once. A matrix has whole spans.
 template <typename WeightT>
 constexpr int SPAN_UNITS = 1;
@@ -110,7 +110,7 @@ struct Groups {
     static constexpr int UNITS = IS_GROUPED && GROUP_SIZE > UNIT_INPUTS ? GROUP_SIZE / UNIT_INPUTS : 1;
     static constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>;
     static constexpr int PER_SPAN = IS_GROUPED && GROUP_SIZE < SPAN_INPUTS ? SPAN_INPUTS / GROUP_SIZE : 1;
-    // Groups side by side in the four lanes t of a row, and groups one after another within a lane.
+    // Groups next to each other in the four lanes t of a row, and groups one after another within a lane.
     static constexpr int ACROSS_LANES = PER_UNIT < 4 ? PER_UNIT : 4;
     static constexpr int WITHIN_LANE = PER_UNIT / ACROSS_LANES;
     static_assert(!IS_GROUPED || (GROUP_SIZE & (GROUP_SIZE - 1)) == 0, "a group size is a power of two");

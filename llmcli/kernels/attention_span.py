@@ -1,4 +1,4 @@
-"""Launcher of attention_span.cu: does what attention_decode does, for lanes of which several belong to one row."""
+"""Launcher of attention_span.cu: does what attention_decode does, where several lanes may belong to one row."""
 
 from dataclasses import replace
 from typing import Any

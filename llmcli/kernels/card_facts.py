@@ -19,7 +19,7 @@ class CardFacts:
     l2_bytes: int
 
 
-# An H200. It stands in for a card that is not here, of which the user gives only memory and bandwidth.
+# An H200. Used for a card that is not here, if the user gives only memory and bandwidth.
 TYPICAL_CARD = CardFacts(
     num_multiprocessors=132,
     shared_bytes_per_block=227 * 1024,

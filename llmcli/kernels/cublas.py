@@ -271,7 +271,7 @@ class DryCublas(Cublas):
 
 @dataclass(eq=False)
 class _Product:
-    """One product of which only addresses are missing."""
+    """One product that lacks only its addresses."""
 
     library: Cublas
     sizes: _Sizes
@@ -293,7 +293,7 @@ class _Product:
 
 
 def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: int) -> KernelCost:
-    """What a product moves at least, and what it computes."""
+    """The least that a product moves, and what it computes."""
     return KernelCost(
         read_bytes=(num_tokens + num_rows) * num_inputs * itemsize,
         written_bytes=4 * num_tokens * num_rows,

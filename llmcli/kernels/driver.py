@@ -18,7 +18,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
 # CUlaunchConfig: grid and block, bytes of shared memory, stream, attributes and their number.
 _CONFIG = struct.Struct("@6II4xPPI4x")
 
-# CUlaunchAttribute: an id, and a union of 64 bytes of which this id uses an int.
+# CUlaunchAttribute: an id, and a union of 64 bytes, in which this id uses an int.
 _OVERLAP = ctypes.create_string_buffer(struct.pack("@i4xi60x", _PROGRAMMATIC_STREAM_SERIALIZATION, 1), 72)
 
 _ALIGNMENT = 8  # the largest alignment of a scalar or of a structure's field

@@ -118,8 +118,8 @@ def gemm_halves(
 def plan_halves(layout: TileLayout, num_rows: int, num_multiprocessors: int) -> HalvesPlan:
     """The launch of the form that takes the fewest clocks on a card of `num_multiprocessors`.
 
-    All products with as many rows in an image have one form, and those with more rows another: few kernels serve any
-    number of rows.
+    Products whose rows fit one image have one form for each size of image, those with more rows another: few kernels
+    serve any number of rows.
     """
     tokens = tokens_of(layout, num_rows)
     typical = tokens if num_rows <= tokens else TOKENS[-1]

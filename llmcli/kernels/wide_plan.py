@@ -26,7 +26,7 @@ _HALF_TYPES = ("float16", "bfloat16")
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernels take such a matrix: codes and 8-bit floats, scaled by row, in groups that fill a lane.
+    """Whether the kernels take such a matrix: codes and 8-bit floats, scaled by row, in groups of 16 inputs or more.
 
     Also weights of 16 bits, in whole spans: other weights follow a tile's last unit.
     """

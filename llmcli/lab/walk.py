@@ -145,7 +145,7 @@ class Walk:
 
 
 def card_of(arch: str) -> CardFacts:
-    """A card, not in this machine, of an architecture, with as many multiprocessors as the typical card.
+    """A card of an architecture that is not in this machine, with the multiprocessors of the typical card.
 
     Raises: UsageError
     """

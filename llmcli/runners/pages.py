@@ -1,4 +1,4 @@
-"""The pages of a KV cache: who holds each page, and which pages hold the beginning of a known prompt.
+"""The pages of a KV cache: the holders of each page, and the pages with the beginning of a known prompt.
 
 Nothing here knows a device. A page is a number; it names the keys and values of PAGE_TOKENS tokens in all layers.
 """
@@ -12,7 +12,7 @@ from llmcli.runners.base import PAGE_TOKENS
 
 
 class PagePool:
-    """Counts who holds each page. A page with several holders must not be written.
+    """Counts the holders of each page. A page with several holders must not be written.
 
     Attributes: num_idle: pages that are kept and have no other holder
     """

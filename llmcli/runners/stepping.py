@@ -299,7 +299,7 @@ class SteppingRunner:
     def _stamps(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:
         vocab_size = self.config.vocab_size
         stamps: list[int] = []
-        for begin in range(0, min(len(token_ids), prompt_len), PAGE_TOKENS):  # a page of a prompt is computed alike
+        for begin in range(0, min(len(token_ids), prompt_len), PAGE_TOKENS):  # a page of a prompt has one method
             method = vocab_size * self._device.method(begin, prompt_len)
             stamps += [token_id + method for token_id in token_ids[begin : min(begin + PAGE_TOKENS, prompt_len)]]
         return [*stamps, *(token_id + vocab_size * SINGLE for token_id in token_ids[prompt_len:])]

@@ -1,4 +1,4 @@
-"""attention_decode's work for lanes of which several belong to one row."""
+"""attention_decode's work where several lanes belong to one row."""
 
 from collections.abc import Iterator
 

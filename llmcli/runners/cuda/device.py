@@ -316,7 +316,7 @@ class CudaStep:
 
         `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by index. `lanes`: indices of the
         works that are lanes; `last_pass`: those of the last pass with drafts, if nothing has run after it;
-        `last_spans`: those of the last pass of other spans. `timed`: the events before and after all of these spans;
+        `last_spans`: those of the last pass of other spans. `timed`: the moments before and after these spans;
         None if there are none.
         """
         self._device = device

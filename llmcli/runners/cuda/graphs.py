@@ -11,7 +11,7 @@ S = TypeVar("S")
 class StepGraphs(Generic[S]):
     """Starts the launches of a kind of step. `uses_graphs=False` launches them anew each time.
 
-    A step's shape decides its launches; it may be the number of lanes.
+    The shape is everything that decides a step's launches, such as the number of lanes.
 
     It keeps no reference to its caller: a cycle would keep an unused model on the card.
     """
@@ -22,7 +22,7 @@ class StepGraphs(Generic[S]):
         self._graphs: dict[tuple[bool, S], Any] = {}  # by whether own kernels are in them, and shape
 
     def start(self, shape: S, launch: Callable[[S], None]) -> None:
-        """Queue what `launch` launches for a shape, which must be the same in each call."""
+        """Queue what `launch` launches for a shape; each call with that shape must launch the same."""
         if not self._uses_graphs:
             launch(shape)
             return

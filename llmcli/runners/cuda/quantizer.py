@@ -106,7 +106,7 @@ class CardQuantizer:
         return max(1, WEIGHTS_PER_BLOCK // input_size)
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """Memory to read the next block to: pinned, its last block already requested by `result`."""
+        """Pinned memory for the next block. First take the block that it held before, by `result`."""
         slot = self._slots[self._num_buffers % NUM_SLOTS]
         self._num_buffers += 1
         stored: npt.NDArray[Any] = Region(shape, np.dtype(STORED_AS[dtype])).place(slot.source)

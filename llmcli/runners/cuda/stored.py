@@ -137,7 +137,7 @@ class StoredModel:
         return MatrixFormat(self._held_type(f"{module}.weight"))
 
     def _fp8_scale_type(self, scheme: Fp8Scheme, module: str) -> str:
-        """Blocks of whole half tiles share their scales, unless these need no fewer bytes than one for each row."""
+        """The type of the scales: BLOCK_SCALE if they are float32 and blocks have whole half tiles, else as stored."""
         stored = self.dtypes[f"{module}.{self.scale_of(module)}"]
         is_shared = scheme.block_inputs is not None and (scheme.block_rows or HALF_ROWS) % HALF_ROWS == 0
         return BLOCK_SCALE if is_shared and stored == "float32" else stored

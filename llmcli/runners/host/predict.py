@@ -16,7 +16,7 @@ from llmcli.runners.host.memory import ITEMSIZES, cache_bytes, cache_type_of, pl
 
 # Beyond the cache of most processors, and touched in well under a second.
 READ_BYTES = 256 * 2**20
-# A matrix of about this many inputs; its product stands for all products of its form.
+# A matrix of about this many inputs; its product represents all products of its form.
 _PROBE_ROWS, _PROBE_INPUTS = 2048, 2048
 # Runs of each, as many as the time allows.
 _LEAST_RUNS, _MOST_RUNS, _SECONDS_A_RATE = 2, 8, 0.2

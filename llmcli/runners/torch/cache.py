@@ -14,7 +14,7 @@ from llmcli.runners.host.memory import CODES
 CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, CODES: torch.int8}
 
 _LARGEST_CODE = 127
-_LARGEST_VALUE = 65504.0  # float16's: the card multiplies in it, and both round alike
+_LARGEST_VALUE = 65504.0  # of float16: the card multiplies in it, and both round in the same way
 
 
 class PagedCache:

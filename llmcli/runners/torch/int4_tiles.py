@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-# Weights widened at a time: 1 MiB in bfloat16, 2 in float32. Half as many take longer, twice as many as long.
+# Weights widened at a time: 1 MiB in bfloat16, 2 in float32. Half as many are slower, twice as many no faster.
 BLOCK_ELEMENTS = 2**19
 
 # Where torch packs in an unknown way, codes are never widened, and any even number of rows is allowed.

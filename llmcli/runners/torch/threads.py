@@ -8,7 +8,7 @@ _ALL = torch.get_num_threads()
 
 
 def set_threads(num_threads: int | None, weight_bytes: int) -> None:
-    """Set torch's threads: as many as asked for, else all, but one for a model of few weights.
+    """Set torch's threads: `num_threads` if given, else one for a model of few weights and all for others.
 
     The number must not depend on how busy the machine is: float32 sums, and so texts, depend on it.
     """
