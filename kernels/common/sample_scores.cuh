@@ -19,7 +19,7 @@ __device__ __forceinline__ bool counts_generated(const RowSampler& sampler) {
 
 // The steps before the filters that act on the token after `length` others. Every thread has the same.
 struct Before {
-    bool is_forced;  // then only the mask acts besides
+    bool is_forced;  // then only the mask acts, of the others
     bool uses_mask, uses_history, uses_bias, suppresses_begin, bans_ends;
 
     // With | instead of ||, so that no read waits for another.

@@ -63,7 +63,7 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     float* place = out + static_cast<size_t>(first_token + 2 * t) * stride + column;
     const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
     const auto store = [](float* at, float value) { *at = value; };
-    // No other thread adds there; but no thread waits for the number before.
+    // No other thread adds there; but this way no thread waits for the old number.
     const auto add = [](float* at, float value) { atomicAdd(at, value); };
     const auto is_any = [](int, int) { return true; };
     const auto is_there = [&](int token, int half) { return token < count && (half == 0 || has_second); };

@@ -161,7 +161,7 @@ def _run(device: Device, problem: Problem, start: Start) -> _Run:
         inputs = _upload(problem)
         outputs = {**problem.outputs, **problem.scratch}
         fences = {name: _fenced(output, inputs) for name, output in outputs.items()}
-        device.synchronize()  # some kernels read weights before the work before them has ended
+        device.synchronize()  # some kernels read weights before the previous work has ended
         start({**inputs, **{name: array for name, (array, _) in fences.items()}})
         device.synchronize()
         written = {name: _bytes_beside(array, memory) for name, (array, memory) in fences.items()}
@@ -227,7 +227,7 @@ def _capture(
 
 
 def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
-    """The same number of solutions, each launch started by the host as the engine does outside of graphs."""
+    """Enough starts for a clock to measure, each by the host as the engine does outside of graphs, and their number."""
     count = _count(device, [partial(start, one) for one in copies], MAX_LAUNCHES)
     recorded = []
     for arrays in copies:

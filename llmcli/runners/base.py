@@ -46,7 +46,7 @@ class Arithmetic:
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each of the
     user's kernels that replaces one of ours, by name; `cpu_sources` that of each C++ source that computes in place of a
-    library. A step of more than `most_exact_rows` rows rounds differently from a smaller one; None if no step does.
+    library. A step of more than `most_exact_rows` rows rounds differently from a smaller one (None: no step does).
     """
 
     dtype: str
@@ -227,6 +227,7 @@ class Runner(Protocol):
 
         With `inputs`, the states of another runner, each layer gets that runner's output of the layer before. So
         `verify` compares each layer alone. The span names its tokens and chooses nothing; every layer is waited for.
+        Raises: as `queue`
         """
 
 

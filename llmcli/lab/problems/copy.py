@@ -1,4 +1,4 @@
-"""A plain copy: it measures how threads share the elements, since nothing depends on that."""
+"""A plain copy: its result does not depend on how threads share the elements, but its time does."""
 
 import numpy as np
 
