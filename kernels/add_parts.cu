@@ -10,7 +10,7 @@
 
 constexpr int BLOCK_SIZE = 256;
 
-// Not __restrict__: the kernel in front writes these, and the compiler might move their loads before the wait.
+// Not __restrict__: the previous kernel writes these, and the compiler might move their loads before the wait.
 template <int VECTOR>
 __global__ void __launch_bounds__(BLOCK_SIZE) add_parts(const float* parts, float* out, int num_parts, int size) {
     const int i = (blockIdx.x * BLOCK_SIZE + threadIdx.x) * VECTOR;

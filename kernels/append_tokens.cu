@@ -27,7 +27,7 @@
 
 constexpr int WARPS = 4;
 
-// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
+// Arrays that the previous kernel writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM>
 __global__ void __launch_bounds__(32 * WARPS)
     append_tokens(float* qkv, int k_offset, int v_offset, int qkv_stride, const float* parts, int num_parts,

@@ -45,13 +45,13 @@
 #include "common/load.cuh"
 #include "common/splits.cuh"
 
-// Splits that a multiprocessor attends to at once: three by warps of 168 registers; two of 255 where a warp holds more;
-// four of 128 for codes, whose loads in flight take half the registers.
+// Splits that a multiprocessor attends to at once: three with warps of 168 registers; two with 255, where a warp holds
+// more; four with 128 for codes, whose loads in flight take half the registers.
 __host__ __device__ constexpr int splits_at_once(int head_dim, int head_tile, bool has_scales) {
     return head_dim > (head_tile == 8 ? 128 : head_tile == 4 ? 64 : 0) ? 2 : has_scales ? 4 : 3;
 }
 
-// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
+// Arrays that the previous kernel writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int SPLITS>
 __global__ void __launch_bounds__(32 * WARPS * SPLITS,
                                   splits_at_once(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES) / SPLITS)
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
     const int first_head = kv_head * group + first_in_group, heads = min(HEAD_TILE, group - first_in_group);
     const int row = load_here(rows + blockIdx.z), position = load_here(positions + blockIdx.z);
     // Guess the page of this warp's first tile: the row has the lane's number, there is no window, splits are the
-    // shortest, and a block has one, or one block has all. This load runs beside those of row and position, and saves a
+    // shortest, and a block has one, or one block has all. This load overlaps those of row and position, and saves a
     // round trip to L2.
     const int guessed_row = min(static_cast<int>(blockIdx.z), num_rows - 1);
     const int guessed_split = static_cast<int>(blockIdx.x) + its_split;
@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
 
     const Splits<Tile::TILE_TOKENS> splits(position, window, max_splits);
     const int visible = splits.visible, num_splits = splits.count;
-    int share = 1;  // of a block
+    int share = 1;  // the splits of a block
     if (SPLITS > 1 && num_splits > blocks_a_head) {
         share = min(SPLITS, (num_splits + blocks_a_head - 1) / blocks_a_head);
     }
     const int first_split = blockIdx.x * share, count = min(share, num_splits - first_split);
-    if (count <= 0) return;  // other blocks of this row wait for the kernel in front
+    if (count <= 0) return;  // other blocks of this row wait for the previous kernel
     if (row < 0) {           // an unused lane; still wait: rule 1 of launch.cuh
         grid_dependency_wait();
         return;
@@ -112,13 +112,13 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
         tile.load_values(HeadTokens<KvT>{values + place * HEAD_DIM, value_scales + place}, begin, count);
     };
     const int own_page = has_own ? page_of(position) : 0;
-    if (is_cached) grid_dependency_wait();  // the kernel in front has appended what is read here
+    if (is_cached) grid_dependency_wait();  // the previous kernel has appended what is read here
     Tile tile;
     tile.clear();
     int first = splits.begin(split) + warp * Tile::TILE_TOKENS;
     int begin = max(0, visible - first);  // of this tile; every other one of this warp begins with its first token
-    int next_page = 0;                    // of the tile after this one, known before its keys are asked for
-    if (first < end) {  // under way while the kernel in front ends and the queries are prepared
+    int next_page = 0;                    // of the tile after this one, known before its keys are loaded
+    if (first < end) {  // loads run while the previous kernel ends and the queries are prepared
         const bool is_guessed = row == guessed_row && first / PAGE_TOKENS == guess;
         const size_t place = place_of(is_guessed ? guessed_page : page_of(first), first);
         if (first + STEP < end) next_page = page_of(first + STEP);
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
     const float* new_q = q + lane_begin + (first_head + block_warp) * HEAD_DIM;
     grid_dependency_wait();
 
-    // Everything that the kernel in front has written is asked for before the first of it is used.
+    // Load everything that the previous kernel has written before the first of it is used.
     Pairs own_key, new_value, own_queries[HEADS];
     own_key.load(new_k, has_own);  // in every warp: no barrier before the scores
     new_value.load(new_v, has_own && block_warp == NUM_WARPS - 1);
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
             if (lane == 0) own_scores[head] = own_score;
         }
     }
-    __syncthreads();  // queries, own_scores and own_value are there
+    __syncthreads();  // queries, own_scores and own_value are written
 
     if (has_own && block_warp == (count - 1) * WARPS) tile.start_with(own_scores, own_value);
     while (first < end) {
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
     tile.template publish<STRIDE>(maxima[its_split][warp], sums[its_split][warp],
                                   weighted_values + block_warp * HEAD_TILE * STRIDE);
     grid_dependency_launch();
-    __syncthreads();  // every warp's part is there
+    __syncthreads();  // every warp's part is written
 
     // Partials of this row and tile of heads: [heads][max_splits][PART].
     const size_t first_row = size_t(blockIdx.z) * num_attention_heads + first_head;

@@ -27,7 +27,7 @@
 #include "common/load.cuh"
 #include "common/prefill_wgmma.cuh"
 
-// TOKENS: of a tile. With fewer than TILE_TOKENS the first tile has all of them, and a block takes one tile of rows.
+// TOKENS: of a tile. If fewer than TILE_TOKENS, the first tile has all of them, and a block takes one tile of rows.
 template <typename KvT, int CONSUMERS, int STAGES, int UNIT_INPUTS, int TOKENS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_prefill_wgmma(const float* q, const float* __restrict__ cos_sin, const KvT* keys, const KvT* values,
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         if constexpr (CONSUMERS > 1) registers_up_to<232>();
         const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const int own_row = group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + g;
-        // Two groups take turns: one multiplies while the other works out weights. The first begins.
+        // Two groups take turns: one multiplies while the other computes weights. The first begins.
         if (CONSUMERS > 1 && group == 1) arrive_threads_of<256>(1);
         Turn<STAGES> key_turn, value_turn;
-        // Rows past the last one are copies of it, which nobody stores.
+        // Rows past the last one are copies of it, which are not stored.
         const int last_row = shape.num_tokens * shape.group_size - 1;
         // Queries of two rows, not yet rounded; from the first product of a tile on its scores.
         float rows[HEAD_DIM / 2];
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             weigh(tile.begin, factor);
             round_weights();
             for (int first = tile.begin + TILE_TOKENS; !IS_SHORT && first < tile.end; first += TILE_TOKENS) {
-                // Values were asked for before these keys.
+                // Values were loaded before these keys.
                 barrier_wait(&filled[0][key_turn.stage], key_turn.parity);
                 barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
                 fence_async_side();
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 for (int i = 0; i < 64; ++i) mixed[i] *= factor[i / 2 % 2];
                 round_weights();
             }
-            // Load the next rows' queries before the last product, and rotate them beside it.
+            // Load the next rows' queries before the last product, and rotate them while it runs.
             const bool goes_on = !IS_SHORT && tile_index(round + 1) < shape.num_items();
             if (goes_on) load_queries(tile_index(round + 1));
             barrier_wait(&filled[1][value_turn.stage], value_turn.parity);

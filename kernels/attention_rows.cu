@@ -19,7 +19,7 @@
 #include "common/launch.cuh"
 #include "common/rows_block.cuh"
 
-constexpr int COPIER = WARPS, PREPARER = WARPS + 1;  // warps beside those that attend
+constexpr int COPIER = WARPS, PREPARER = WARPS + 1;  // warps besides those that attend
 constexpr int ATTENDING = 32 * WARPS, THREADS = ATTENDING + 64;
 constexpr int BLOCK_BARRIER = 1;  // of the threads that attend
 
@@ -67,11 +67,11 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             }
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 
-            const unsigned side = turn++ % 2;  // warps that are behind may still read the other side
+            const unsigned side = turn++ % 2;  // slower warps may still read the other side
             tile.template publish<Heads::STRIDE>(shared.maxima[side][warp], shared.sums[side][warp],
                                                  behind.weighted_values + (side * WARPS + warp) * behind.warp_stride,
                                                  num_vectors / Heads::VECTORS);
-            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // every warp's part is there
+            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // every warp's part is written
             if (split == piece.end_split - 1 && lane == 0) barrier_arrive(&shared.used[buffer]);
             const int slot = split % PARTS_AT_ONCE;
             for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             if (!is_whole || splits.count == 1) continue;
             const bool ends_row = split == splits.count - 1;
             if (slot < PARTS_AT_ONCE - 1 && !ends_row) continue;
-            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // shared.found is there
+            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // shared.found is written
             for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
                 SplitMerge merged;
                 if (split < PARTS_AT_ONCE) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
     }
 }
 
-// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
+// Arrays that the previous kernel writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES, int SHARED_BYTES, int HEAD_BYTES>
 __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 || HEAD_TILE > 8 ? 1 : 2)
     attention_rows(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
@@ -165,13 +165,13 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
             barrier_init(&shared.prepared[lane], 1);
             barrier_init(&shared.used[lane], WARPS);
         }
-    } else {  // zeros in the places of heads and dimensions that there are not
+    } else {  // zeros for heads and dimensions that do not exist
         unsigned* words = reinterpret_cast<unsigned*>(shared.queries);
         for (int i = threadIdx.x; i < sizeof(shared.queries) / 4; i += ATTENDING) words[i] = 0;
         if (threadIdx.x < 2 * HEAD_TILE) shared.own_scores[0][threadIdx.x] = 0.0f;
     }
     __syncthreads();
-    // Copies begin before the wait, unless the kernel in front has appended what they read.
+    // Copies begin before the wait, unless the previous kernel has appended what they read.
     if (is_cached || warp != COPIER) grid_dependency_wait();
     if (warp != COPIER) grid_dependency_launch();
     if (shared.table.ends[num_lanes - 1] == 0) return;  // all lanes are unused

@@ -31,8 +31,8 @@
 #include "common/span_merge.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
-// stages, and the tiles of a warp that attends to a part all come from one copier. So who waits for a stage knows that
-// the phase before is over: a parity says nothing of phases further back. With several copiers that did not share out
+// stages, and the tiles of a warp that attends to a part all come from one copier. So a warp that waits for a stage
+// knows that the phase before is over: a parity does not identify earlier phases. If several copiers did not share out
 // the stages evenly, one could be a whole ring ahead of another.
 template <typename Memory>
 __device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>
     copy_async_wait<0>();
 }
 
-// The warps' parts of a split, as `publish` left them, are put together: a result if the column has one split.
+// Merges the warps' parts of a split, as `publish` left them: a result if the column has one split.
 template <typename Memory>
 __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                          const SpanPiece& piece, const SpanPart& part, int split) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
 }
 
 // A warp attends from its team's columns to its tiles of a part of a split. The team has sixteen columns if SIXTEEN,
-// else up to eight. Without any, the warp only gives the tiles back.
+// else up to eight. Without any, the warp only frees the tiles.
 template <bool SIXTEEN, typename Memory>
 __device__ __forceinline__ void attend_tiles(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                              const SpanPiece& piece, const SpanPart& part, unsigned first_index,
@@ -143,7 +143,7 @@ __device__ __forceinline__ void attend_tiles(const SpanCall<typename Memory::KvT
         __syncwarp();
         if (!is_new && lane == 0) barrier_arrive(&shared.emptied[stage]);
     }
-    if (Memory::MIXES_IN_RING) sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody reads the ring
+    if (Memory::MIXES_IN_RING) sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // no warp reads the ring
     if (!has_columns) return;
     tile.template publish<STRIDE>(shared.maxima[warp] + first_place, shared.sums[warp] + first_place,
                                   shared.weighted_values() + (warp * Memory::COLUMNS + first_place) * STRIDE);
@@ -160,14 +160,14 @@ __device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>
         shared.seen_end[threadIdx.x] = split < count ? piece.span.position + token : 0;
         shared.has_own[threadIdx.x] = split == count - 1;
     }
-    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // what the columns see is there
+    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // what the columns see is written
     const int tiles = piece.template tiles_of<Memory::TEAMS>(threadIdx.x / (32 * WARPS));
     if (Memory::TEAMS > 1 && tiles > 1) {
         attend_tiles<(Memory::TEAMS > 1)>(call, shared, piece, part, first_index, true);
     } else {
         attend_tiles<false>(call, shared, piece, part, first_index, tiles > 0);
     }
-    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // every warp's part is there
+    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // every warp's part is written
     mix_part(call, shared, piece, part, split);
 }
 
@@ -177,13 +177,13 @@ __device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::Kv
     const SpanPiece& piece = shared.piece;
     if (threadIdx.x == 0) shared.pieces = SpanShare(shared.table);
     do {
-        sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody needs the piece before
+        sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // the piece before is no longer needed
         if (threadIdx.x < 32) {
             SpanShare pieces = shared.pieces;
             const SpanPiece next = pieces.next(shared.table);
             if (threadIdx.x == 0) shared.piece = next, shared.pieces = pieces;
         }
-        sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // the piece is there
+        sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // the piece is written
         prepare(call, shared, piece);
         for (int split = piece.first_split; split < piece.end_split; ++split) {
             for (int from = 0; from < piece.span.num_tokens;) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::Kv
     } while (!piece.is_last);
 }
 
-// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
+// Arrays that the previous kernel writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM, int COLUMNS, int STAGES, int SHARED_BYTES, int BLOCKS>
 __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::THREADS, BLOCKS)
     attention_span(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
     if (warp == Memory::ATTENDING_WARPS) {
         shared.table.template fill<COLUMNS>(rows, positions, num_lanes, window, max_splits, num_key_value_heads,
                                             num_attention_heads / num_key_value_heads);
-    } else if (warp < Memory::ATTENDING_WARPS) {  // zeros in places that there are not
+    } else if (warp < Memory::ATTENDING_WARPS) {  // zeros in unused places
         if (warp == 0 && lane < STAGES) {
             barrier_init(&shared.filled[lane], 32);
             barrier_init(&shared.emptied[lane], Memory::TEAMS);

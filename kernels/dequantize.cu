@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         if (input >= shape.num_inputs) return;
         Pack<T> values;
         if constexpr (TileFormat<WeightT>::HAS_SCALES) {
-            // A group is 8 inputs at least, and so is a step.
+            // A group has at least 8 inputs, as a step has.
             const int group = input >> shape.group_shift;
             const size_t group_index = static_cast<size_t>(tile) * shape.num_groups + group;
             const size_t index = group_index * TILE_ROWS + row_in_tile;

@@ -24,8 +24,8 @@
 #include "common/wgmma.cuh"
 
 constexpr int BLOCK_TILES = 8;
-constexpr int CONSUMERS = 32 * BLOCK_TILES;   // threads that multiply, a warp for each tile
-constexpr int BLOCK_SIZE = CONSUMERS + 32;  // and a warp that copies
+constexpr int CONSUMERS = 32 * BLOCK_TILES;   // threads that multiply, one warp a tile
+constexpr int BLOCK_SIZE = CONSUMERS + 32;  // one more warp copies
 constexpr int QUARTERS = 4, CHUNKS = 8;  // of gemv's warps, which share a tile
 
 struct CodesShape {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     constexpr int IMAGE_BYTES = (Image::SPAN_BYTES + 127) / 128 * 128;
     constexpr int STAGE_BYTES = IMAGE_BYTES + BLOCK_TILES * SLOT_BYTES;
     static_assert(HOST_STAGE_BYTES == STAGE_BYTES, "gemm_codes.py plans another size");
-    // Columns that a warp multiplies at once: those of two digits of 64 rows, and the sums, take too many registers.
+    // Columns that a warp multiplies at once: two digits of 64 rows, with their sums, would take too many registers.
     constexpr int COLUMNS = TOKENS < 32 ? TOKENS : 32, PASSES = TOKENS / COLUMNS;
     constexpr int COLUMN_TILES = TOKENS / 8, PASS_TILES = COLUMNS / 8;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     float4* sums = sums_of(threadIdx.x);
     __shared__ unsigned long long filled[STAGES], emptied[STAGES];
 
-    // All lanes of a warp have the same, which the compiler must know: products in divergent code wait for each other.
+    // Equal in all lanes of a warp, which the compiler must know: products in divergent code wait for each other.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int quarter = blockIdx.x;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         __syncwarp();
     }
     grid_dependency_launch();
-    __syncthreads();  // barriers stand
+    __syncthreads();  // barriers are initialised
     if (warp == BLOCK_TILES) {
         const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_spans * Image::SPAN_BYTES;
         // Counted in vectors of 16 bytes. Tiles past the last one repeat it.
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                 copy_codes(stage, codes_at.span);
             }
         }
-        cluster_sync();  // all quarters stand
+        cluster_sync();  // all quarters are written
         cluster_arrive();
         cluster_wait();  // every block has read these sums
         return;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                 wgmma_bytes<IS_SYMMETRIC>(low, a[step / 2][step % 2], columns + step * STEP + DIGIT, step > 0);
             }
             wgmma_commit();
-            // In each pass: no registers are left to keep them.
+            // In each pass: no registers are free to keep them.
             float low_scale = 1.0f, high_scale = 1.0f;
             if constexpr (G::IS_GROUPED) {
                 const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + CODES_BYTES);
@@ -253,10 +253,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
             if (done + i < count) multiply(place % STAGES, place / STAGES % 2, done + i + 1);
         }
     }
-    cluster_sync();  // all quarters stand
+    cluster_sync();  // all quarters are written
 
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // worked out here: no register keeps it from before
+    asm volatile("" : "+r"(thread));  // recomputed here, so that no register keeps it
     const int index = blockIdx.z * BLOCK_TILES + warp;
     const int column = index * shape.tile_outputs() + g;
     float low_factor = 1.0f, high_factor = 1.0f, low_bias = 0.0f, high_bias = 0.0f;

@@ -39,16 +39,16 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     using ActivationT = typename TileFormat<WeightT>::ActivationT;
     constexpr bool HAS_SCALE = HAS_UNIT_SCALE<WeightT>;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::HAS_SCALES;
-    // Chunk w is what warp w of a tile has in gemv: the spans w, w + CHUNKS, ...
+    // Chunk w is the work of warp w of a tile in gemv: the spans w, w + CHUNKS, ...
     constexpr int CHUNKS = TileFormat<WeightT>::HAS_SCALES ? 8 : 16, QUARTER_CHUNKS = CHUNKS / 4;
     constexpr int CLUSTER = QUARTERS * SHARERS;
     constexpr int TILES_A_WARP = TILES / MULTIPLIERS, COLUMN_TILES = Image::COLUMNS / 8;
-    // Of a thread that multiplies and one that copies. Whole groups of four warps give and take registers.
+    // Of a thread that multiplies, and of one that copies. Whole groups of four warps give and take registers.
     constexpr int MOST_REGISTERS = TILES_A_WARP > 1 ? 240 : 232, FEWEST_REGISTERS = TILES_A_WARP > 1 ? 24 : 40;
     constexpr int IMAGE_BYTES = (Image::UNIT_BYTES + 127) / 128 * 128;
     constexpr int STAGE_BYTES = IMAGE_BYTES + TILES * UNIT_BYTES;
     // Sums wait in shared memory, two rows of a lane in a vector: those of all quarters so far, and with a unit scale
-    // those of this one, whose chunks then take all registers.
+    // those of this quarter, whose chunks then take all registers.
     constexpr int ROW_VECTORS = COLUMN_TILES / 2, VECTORS = TILES_A_WARP * ROW_VECTORS;
     constexpr int BUFFERS = HAS_SCALE && QUARTERS == 1 ? 2 : 1;
     static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + BUFFERS * VECTORS * NUM_THREADS * 16,
@@ -79,16 +79,16 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     }
     barrier_init_fence();
     grid_dependency_launch();
-    __syncthreads();  // barriers stand, here
+    __syncthreads();  // barriers are initialised, here
     cluster_arrive();
     cluster_wait();  // and in the blocks that share rows
 
     if (warp >= MULTIPLIERS) {
         registers_down_to<FEWEST_REGISTERS>();
-        // A warp copies its share of the tiles, and the first one the rows too.
+        // A warp copies its share of the tiles, and the first warp the rows too.
         constexpr int OWN_TILES = TILES / COPIERS, PART_BYTES = Image::UNIT_BYTES / SHARERS;
         const int own = warp - MULTIPLIERS;
-        unsigned own_tiles[OWN_TILES];  // this lane's first vector of each; no registers are left for pointers
+        unsigned own_tiles[OWN_TILES];  // this lane's first vector of each; no registers are free for pointers
         const unsigned char* rows = nullptr;
         const auto copy_tiles = [&](int stage, int unit) {
             const unsigned slot =
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     unsigned parity = 0;
     float products[TILES_A_WARP][4 * COLUMN_TILES];
     float sums[TILES_A_WARP][2 * COLUMN_TILES];  // of a chunk with a unit scale, else of a quarter
-    float weight_scales[TILES_A_WARP][2];  // of a span, which are on their way while its first unit is multiplied
+    float weight_scales[TILES_A_WARP][2];  // of a span; loaded while its first unit is multiplied
 #pragma unroll
     for (int m = 0; m < TILES_A_WARP; ++m) weight_scales[m][0] = weight_scales[m][1] = 1.0f;
     const auto clear_sums = [&] {
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             for (int i = 0; i < 2 * COLUMN_TILES; ++i) sums[m][i] = 0.0f;
         }
     };
-    // The sums of this lane to those in shared memory, or in their place.
+    // Adds this lane's sums to those in shared memory, or stores them.
     const auto leave_sums = [&](float4* place, bool is_first) {
 #pragma unroll
         for (int m = 0; m < TILES_A_WARP; ++m) {
@@ -245,10 +245,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     for (int item = first_item; item < num_items; item += item_step) {
 #pragma unroll 1
         for (int begin = first_chunk; begin < end_chunk; begin += QUARTER_CHUNKS) {
-            asm volatile("" : "+r"(begin));  // or the compiler unrolls this loop, too
+            asm volatile("" : "+r"(begin));  // or the compiler unrolls this loop too
             clear_sums();
             if (HAS_SCALE) leave_sums(quarters, true);
-            // Nobody reads them, but so no register keeps them until here.
+            // They are not read again, but so no register keeps them until here.
 #pragma unroll
             for (int m = 0; m < TILES_A_WARP; ++m) {
 #pragma unroll
@@ -290,11 +290,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 }
             }
         }
-        if constexpr (QUARTERS > 1) cluster_sync();  // all quarters stand
+        if constexpr (QUARTERS > 1) cluster_sync();  // all quarters are written
 
         write_outputs<TOKENS, TILES_A_WARP, QUARTERS, SHARERS, HAS_CHANNEL_SCALE>(
             results, scales, factors, biases, out, shape, first_tile(item), item % num_row_blocks, quarter, sharer);
     }
     cluster_arrive();
-    cluster_wait();  // nobody uses this block's memory any more
+    cluster_wait();  // no block uses this block's memory any more
 }

@@ -28,8 +28,8 @@ constexpr int BLOCK_SIZE = 32 * (TILES + 4);
 // Registers of a thread with which BLOCKS blocks start on a multiprocessor.
 template <int TILES, int BLOCKS>
 constexpr int START_REGISTERS = 65536 / (BLOCKS * BLOCK_SIZE<TILES>) / 8 * 8;
-constexpr int FEWEST_REGISTERS = 24;  // the four keep them
-// The warps that multiply then have these: a scheduler has every fourth warp, so one of the four and TILES / 4 others.
+constexpr int FEWEST_REGISTERS = 24;  // kept by the four warps
+// The warps that multiply get these: a scheduler has every fourth warp, so one of the four and TILES / 4 others.
 template <int TILES, int BLOCKS>
 constexpr int MOST_REGISTERS =
     (START_REGISTERS<TILES, BLOCKS> * (TILES / 4 + 1) - FEWEST_REGISTERS) / (TILES / 4) / 8 * 8;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
     static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * TILES * Slot::BYTES,
                   "gemm_narrow.py plans another size");
-    // Floats leave no registers for the words of a step while those of the one in front are multiplied.
+    // With floats no registers are free for the words of a step while those of the step before are multiplied.
     constexpr bool TAKES_LATE = TOKENS == 64 && TileFormat<WeightT>::OFFSET == 0;
     static_assert(TILES % 4 == 0, "four warps hand on registers, and multiply, together");
     static_assert(STAGES >= 2 && SLOTS >= 2, "one is given back while the next one is read");
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     __shared__ unsigned long long filled[STAGES], emptied[STAGES];
     __shared__ __align__(8) float token_scales[TOKENS];
 
-    // The assembler is to see that all lanes of a warp have this number (gemm_wide.cu).
+    // The assembler must see that this number is equal in all lanes of a warp (gemm_wide.cu).
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int lane = threadIdx.x % 32;
     const NarrowWork<TILES> work(shape, cluster_rank<NARROW_SHARERS>());
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
         barrier_init(&emptied[threadIdx.x], NARROW_SHARERS * TILES);
     }
     barrier_init_fence();
-    __syncthreads();  // barriers stand, here
+    __syncthreads();  // barriers are initialised, here
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     Weights weights[2];  // of a span's steps
     unsigned a[2][4][4];
     typename Weights::Scales by;
-    // Whether a lane keeps one scale a row for a span, as a group has the whole span, or (int4) the lane's part of it.
+    // Whether a lane keeps one scale a row for a span: if a group has the whole span, or (int4) the lane's part of it.
     const bool has_span_scales = IS_PLAIN || (TOKENS < 64 && shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT));
     const unsigned lane_input = lane % 4 * (Weights::UNIT_INPUTS / 4);
     const auto take = [&](int slot, int step) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
                                       place + Slot::ZEROS_AT + number, zero_points != nullptr);
         }
     };
-    // Waits for the oldest copies under way, whose span lies in this slot, and fetches its first step.
+    // Waits for the oldest running copies, whose span is in this slot, and fetches its first step.
     const auto take_first = [&](int slot) {
         copy_async_wait<SLOTS - 2>();
         __syncwarp();
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
         weights[step].widen(a[step], by);
     };
     float sums[TOKENS / 2];
-    // Asks for the products of a step, and waits for those of the step before, whose weights the next ones replace.
+    // Starts the products of a step, and waits for those of the step before, whose weights the next ones replace.
     const auto multiply = [&](unsigned tokens_at, unsigned(&now)[4][4]) {
         const unsigned long long columns = swizzled_at(tokens_at, 0);
         wgmma_begin();
@@ -135,12 +135,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
         wgmma_wait<1>();
     };
     const unsigned filled_at = shared_address(filled), stages_at = shared_address(memory);
-    // Of a sharer, which a lane tells.
+    // Of a sharer; the lane is its number.
     const unsigned emptied_at = address_in_block(shared_address(emptied), min(lane, NARROW_SHARERS - 1));
-    // Gives back the stage of the span before, whose products are done. It keeps the last ones: nobody waits for them.
-    // The other block may have ended when such an arrival comes, which would meet the barriers of a block behind it.
+    // Frees the stage of the span before, whose products are done. The last ones are kept: no block waits for them.
+    // When such an arrival comes, the other block may have ended, and a later block's barriers may be in its place.
     unsigned before_at = 0;
-    int num_left = work.num_own_spans();  // with the one at hand
+    int num_left = work.num_own_spans();  // with the current one
     const auto release = [&] {
         if (lane < NARROW_SHARERS && before_at != 0 && num_left >= STAGES) barrier_arrive_there(before_at);
     };
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
             multiply(tokens_at, a[0]);
             if (TAKES_LATE) take(slot, 1);
             release();
-            copy_next(slot == 0 ? SLOTS - 1 : slot - 1);  // all lanes have fetched what lay there
+            copy_next(slot == 0 ? SLOTS - 1 : slot - 1);  // all lanes have read the slot's old contents
             widen(1);
             if (++slot == SLOTS) slot = 0;
             if (!TAKES_LATE) take_first(slot);
@@ -191,6 +191,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
             write_floats<TOKENS>(sums, token_scales, biases, place, shape, tile, 0, part == 0);
         }
     }
-    cluster_arrive();  // nobody writes into a block that has ended
+    cluster_arrive();  // no block writes into one that has ended
     cluster_wait();
 }

@@ -42,7 +42,7 @@ struct GemmStep {
     static constexpr int SLOT_BYTES = UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS);
     static constexpr int BYTES = X_BYTES + BLOCK_TILES * STEP_UNITS * SLOT_BYTES;
 
-    // Starts the copies of step `step`; what lies outside the matrices becomes zeros.
+    // Starts the copies of step `step`; values outside the matrices become zeros.
     __device__ __forceinline__ static void copy(unsigned slot, const unsigned char* tiles, const ScaleT* scales,
                                                 const unsigned char* zero_points, const __half* x,
                                                 const GemmShape& shape, int step) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
 #pragma unroll 1
     for (int step = 0; step < num_steps; ++step) {
         copy_async_wait<STAGES - 2>();
-        __syncthreads();  // this step has arrived for all, and the one before it is read by all
+        __syncthreads();  // this step has arrived for all warps, and all have read the one before
         const int ahead = slot == 0 ? STAGES - 1 : slot - 1;
         if (step + STAGES - 1 < num_steps) {
             Step::copy(shared_address(memory) + ahead * Step::BYTES, tiles, scales, zero_points, x, shape,
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
         slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
     copy_async_wait<0>();
-    __syncthreads();  // the steps are read: their memory takes the second set's sums
+    __syncthreads();  // all steps are read: their memory takes the second set's sums
 
     float (*sums)[4] = G::IS_GROUPED ? total : running;
     const int tile = blockIdx.y * BLOCK_TILES + warp % BLOCK_TILES;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
             partials[c * 32] = make_float4(sums[c][0], sums[c][1], sums[c][2], sums[c][3]);
         }
     }
-    __syncthreads();  // the second set's sums stand
+    __syncthreads();  // the second set's sums are written
     if (warp >= BLOCK_TILES || tile * TILE_ROWS >= shape.num_outputs) return;
     float scale_low = 1.0f, scale_high = 1.0f;
     if constexpr (!G::IS_GROUPED) {

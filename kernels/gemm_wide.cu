@@ -45,21 +45,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
     using Work = WideWork<TOKENS>;
     constexpr int STEP_BYTES = Work::STEP_BYTES;
-    // With few tokens a step is so short that weights asked for two steps early come late from memory. With more, and
-    // of int4, fetching them into L2 costs more than it brings (measured).
+    // With few tokens a step is so short that weights loaded two steps early come late from memory. With more tokens,
+    // and with int4, fetching them into L2 costs more than it saves (measured).
     constexpr bool FETCHES_AHEAD = TOKENS <= 128 && !Weights::IS_INT4;
-    // Of a thread that multiplies and one that copies.
+    // Of a thread that multiplies, and of one that copies.
     constexpr int MOST_REGISTERS = 240, FEWEST_REGISTERS = 24;
     static_assert(HOST_SHARED_BYTES == (STAGES + 1) * STEP_BYTES, "gemm_wide.py plans another size");
 
     alignas(1024) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
-    unsigned char* staging = memory + STAGES * STEP_BYTES;  // of SWIGLU
+    unsigned char* staging = memory + STAGES * STEP_BYTES;  // for SWIGLU
     __shared__ unsigned long long filled[STAGES], emptied[STAGES + 1], staged, written;
     __shared__ __align__(8) float token_scales[2][TOKENS];  // each group of warps has its own
 
-    // The assembler is to see that all lanes of a warp have this number. Then addresses and counts of the loop over
-    // steps are the warp's too, in registers and instructions of their own, and no branch has to bring lanes together.
+    // The assembler must see that this number is equal in all lanes of a warp. Then addresses and counts of the loop
+    // over steps are uniform too, in registers and instructions of their own, and no branch must reconverge lanes.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int lane = threadIdx.x % 32;
     const Work work(shape, cluster_rank<SHARERS>());
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         barrier_init(&written, 1);
     }
     barrier_init_fence();
-    __syncthreads();  // barriers stand, here
+    __syncthreads();  // barriers are initialised, here
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
@@ -92,12 +92,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     }
 
     registers_up_to<MOST_REGISTERS>();
-    // Weights are loaded in one go over all items, ahead of the products.
+    // Weights are loaded in one sequence over all items, ahead of the products.
     Weights weights[2];  // of a span's steps
     unsigned a[2][4][4];
     WideSource<ScaleT> source;
     typename Weights::Scales by;
-    // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
+    // Whether a lane has one scale a row for a span: if a group has the whole span, or (int4) the lane's part of it.
     const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
     int ahead_piece = work.first;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         ahead_span = work.begin(ahead_piece), ahead_end = work.end(ahead_piece);
     };
     const unsigned group_spans_shift = number_here(shape.group_shift - 7);
-    // The group in which a lane has its inputs of the span ahead, `more` of them further on.
+    // The group of a lane's inputs of the span ahead, `more` inputs further on.
     const auto group_ahead = [&](unsigned more) {
         if (IS_PLAIN) return ahead_span >> group_spans_shift;  // the same for all lanes
         return (ahead_span * 2 * STEP_INPUTS + lane_input + more) >> shape.group_shift;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 
     const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
     const unsigned filled_at = number_here(shared_address(filled));
-    // Of a sharer, which a lane tells. Behind the stages lies a barrier for which nobody waits.
+    // Of a sharer; the lane is its number. After the stages lies a barrier that no thread waits for.
     const unsigned emptied_at = address_in_block(shared_address(emptied), min(lane, SHARERS - 1));
     const unsigned memory_at = number_here(shared_address(memory) / 16);
     const unsigned long long no_columns = swizzled_at(0, 0);
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         load_first();
         load_second();
         grid_dependency_wait();
-        if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
+        if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps later than group 0
     }
 #pragma unroll 1
     for (int piece = work.first; piece < work.num_pieces; piece += work.stride) {
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const int first_token = item % work.num_token_blocks * TOKENS;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
-        // Asks for the products of a step, and waits for those of the step before, whose weights the next ones replace.
+        // Starts the products of a step, and waits for those of the step before, whose weights the next ones replace.
         const auto multiply = [&](unsigned filled, unsigned first_columns, unsigned (&now)[4][4]) {
             barrier_wait(filled, parity);
             const unsigned long long columns = no_columns | first_columns;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             wgmma_commit();
             wgmma_wait<1>();
         };
-        // The span before, whose second stage is to be given back: at first one for which nobody waits.
+        // The span before, whose second stage is to be freed: at first one that no thread waits for.
         unsigned span_at = emptied_at + 8 * (STAGES - 1);
         const int end = work.end(piece);
 #pragma unroll 1
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         release(span_at + 8);
 
         const int tile = work.tile_of(item, warp);
-        sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before
+        sync_threads_of<GROUP_THREADS>(2 + group);  // the scales of the item before are no longer read
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
             token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         __syncwarp();
         if (lane == 0) barrier_arrive(&staged);
     }
-    // A block stays until the other one has copied its last tokens there, and has given back its last stage. Relaxed
+    // A block stays until the other one has copied its last tokens there, and has freed its last stage. Relaxed
     // arrivals, as above, do not order that.
     cluster_sync();
 }

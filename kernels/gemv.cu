@@ -89,11 +89,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
     static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
     using Stream = SpanStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
-    constexpr bool IS_SHORT = HAS_SCALES && UNITS == 1;  // spans of int4: more may be under way, and no more come first
+    constexpr bool IS_SHORT = HAS_SCALES && UNITS == 1;  // spans of int4: more copies may run, but no more start first
     constexpr int FIRST_STAGES = STAGES <= 3 ? 1 : IS_SHORT ? 2 : STAGES - 2;  // before anything else
-    // Whether the next span must have landed when this one is done. A ring of two slots has no room for that.
+    // Whether the next span must have arrived when this one is done. A ring of two slots has no room for that.
     constexpr bool LANDS_AHEAD = STAGES > 2;
-    // The most copies of a warp that may be under way when it asks for the next one; measured.
+    // The most running copies of a warp when it starts the next one; measured.
     constexpr int PENDING = STAGES < 5 ? STAGES - 2 : HAS_SCALES && !IS_SHORT ? 2 : 3;
 
     using Woven = WovenInputs<Product, WEAVES ? ROWS : PARTS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, PARTS>;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (w % TILE_WARPS / PART_WARPS == rank) squares[threadIdx.x / NUM_WARPS][w] = 0.0f;  // others are stored there
     }
     grid_dependency_launch();
-    __syncthreads();                             // barriers and squares stand
+    __syncthreads();                             // barriers and squares are initialised
     if constexpr (BLOCKS > 1) cluster_arrive();  // the other block's barriers too
 
     const bool has_norm = norm_weight != nullptr;
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             const int row = min(Out::row(own, lane), ROWS - 1);
             norm_factor = has_norm ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
-        barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);  // for the slowest warp: nothing else is left to do
+        barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);  // for the slowest warp: no other work is left
         output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, shape, own, lane);
         barrier_arrive(&taken[buffer]);
-        if (BLOCKS > 1 && !is_last) {  // else nobody waits for it, and the other block may have ended
+        if (BLOCKS > 1 && !is_last) {  // else no block waits for it, and the other block may have ended
             __syncwarp();
             if (lane == 0) barrier_arrive_at(&taken[buffer], 1 - rank);
         }
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             if constexpr (WEAVES) sync_sharers<PARTS>(own);  // has added what it staged
             if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
             barrier_arrive(&squared);
-            // The first part sends the squares of all. `number` is worked out here: no register keeps it from before.
+            // The first part sends the squares of all. `number` is recomputed here, so that no register keeps it.
             int thread = threadIdx.x;
             asm volatile("" : "+r"(thread));
             const int number = thread % 32;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 const auto* span_scales =
                     reinterpret_cast<const unsigned char*>(shared + slot - lane + Stream::SPAN_VECTORS);
                 product.add_span(low, high, span_scales, span_inputs, lane);
-                // Behind these two the next span is there, and not too many are under way. Every lane has read the
+                // After these two the next span has arrived, and not too many copies run. Every lane has read the
                 // slot, and sees the scales that other lanes copied.
                 if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
                 __syncwarp();
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                     store_async(tile_sums + 4 * lane, sums_of_lane, &written[buffer], home);
                 }
             }
-            // One tile late, when no warp is left to wait for.
+            // One tile late, when all warps have long arrived.
             if (local > 0 && finishes(local - 1)) {
                 finish(local - 1, tile + (NUM_BUFFERS - 1) * tile_step >= num_tiles);
             }
@@ -296,5 +296,5 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
         if (end == num_spans && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }
-    if (BLOCKS > 1 && has_norm) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
+    if (BLOCKS > 1 && has_norm) barrier_wait(&squared, 0);  // stored here, even if not read
 }

@@ -13,7 +13,7 @@ template <int HEAD_THREADS, int STEPS, int VECTOR>
 __global__ void __launch_bounds__(row_block_size(HEAD_THREADS))
     head_norm(float* __restrict__ x, const float* __restrict__ weight, int num_rows, int num_heads, int head_dim,
               int stride, float eps) {
-    // Idle groups stay for the shuffles, which the whole warp has to join.
+    // Idle groups stay for the shuffles, which need the whole warp.
     const int head = row_of_thread<HEAD_THREADS>();
     const int row = head / num_heads;
     const int num_columns = row < num_rows ? head_dim : 0;

@@ -26,7 +26,7 @@ __device__ __forceinline__ float round_up(double value, int scale_type) {
     const float up = __double2float_ru(value);
     if (scale_type == F16_SCALES) {
         __half half = __float2half_rn(up);
-        // Of a positive float the bits count up with the value; after the largest comes infinity.
+        // A positive float's bits grow with its value; after the largest comes infinity.
         if (__half2float(half) < up) half = __ushort_as_half(static_cast<unsigned short>(__half_as_ushort(half) + 1));
         return fmaxf(__half2float(half), 6.103515625e-05f);  // 2^-14
     }
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
     }
 }
 
-// Quotients near a tie come out right in f32 for 16-bit weights and scales, and only in f64 for f32.
+// Quotients near a tie are right in f32 for 16-bit weights and scales, but only in f64 for f32.
 __device__ __forceinline__ float quotient(float weight, float scale, float) { return __fdiv_rn(weight, scale); }
 __device__ __forceinline__ double quotient(float weight, float scale, double) {
     return __ddiv_rn(static_cast<double>(weight), static_cast<double>(scale));

@@ -133,7 +133,7 @@ struct Vector<Int4, Int4> {
         result.w = end_codes(result.w, count - 24);
         return result;
     }
-    // Of an odd count the last byte holds one code and nothing.
+    // With an odd count the last byte holds one code.
     __device__ __forceinline__ static unsigned end_codes(unsigned word, int count) {
         if (count <= 0 || count >= 8 || count % 2 == 0) return word;
         return (word & ~(0xfu << (4 * count))) | 8u << (4 * count);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     const int row = half * HALF_ROWS + lane / 4;
     const int input = unit * TileFormat<WeightT>::UNIT_INPUTS + lane % 4 * VECTOR_INPUTS;
     const int count = row < shape.num_rows ? max(min(shape.num_inputs - input, VECTOR_INPUTS), 0) : 0;
-    // Addresses past the end of a row are formed, never read.
+    // Addresses past the end of a row are computed, never read.
     const size_t byte = static_cast<size_t>(input) * SourceBits<SourceT>::VALUE / 8;
     int found = 0;
     const uint4 value = Vector<SourceT, WeightT>::load(source + row * shape.row_bytes + byte, count, found);
@@ -168,7 +168,7 @@ struct GroupPlace {
     int half, row, group;
     bool exists;
 };
-// A half tile has A_HALF values of a group, and so many rows of the source.
+// A half tile has A_HALF values of a group, from as many rows of the source.
 template <int A_HALF>
 __device__ __forceinline__ GroupPlace group_place(const GroupShape& shape) {
     const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
@@ -177,7 +177,7 @@ __device__ __forceinline__ GroupPlace group_place(const GroupShape& shape) {
     GroupPlace place;
     place.half = static_cast<int>(element / A_HALF / shape.num_groups);
     place.row = place.half * A_HALF + row_in_half;
-    // A stored group is a piece of one of the source's; those of padded inputs have no source.
+    // A stored group is a part of a source group; groups of padded inputs have no source.
     const long long input = static_cast<long long>(group) * shape.group_size;
     place.group = static_cast<int>(input / shape.source_group_size);
     place.exists = place.row < shape.num_rows && place.group < shape.source_groups;

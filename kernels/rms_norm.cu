@@ -25,7 +25,7 @@ __global__ void ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS)
     out += static_cast<size_t>(row) * num_columns;
     const int first = threadIdx.x % ROW_THREADS * VECTOR;
 
-    // All loads come before the arithmetic, so that they are in flight together.
+    // All loads come before the arithmetic, so that they overlap.
     float products[STEPS][VECTOR] = {};
     float weights[STEPS][VECTOR] = {};
 #pragma unroll

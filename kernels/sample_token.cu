@@ -108,7 +108,7 @@ __device__ __forceinline__ void keep_unsurprising(const RowSampler& sampler, Kep
   kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
 }
 
-// top_k, top_p, typical_p: keep as many, or as much of the mass, as these ask for.
+// top_k, top_p, typical_p: keep this many tokens, or this much of the mass.
 __device__ __forceinline__ void keep_until(
     Row& row, Kept& kept, Step step, const Sums& sums, Scratch& scratch, Crossing& crossing) {
   const RowSampler& sampler = row.sampler();
@@ -123,7 +123,7 @@ __device__ __forceinline__ void keep_until(
   }
 }
 
-// Whether the step asks for the candidates' masses.
+// Whether the step needs the candidates' masses.
 __device__ __forceinline__ bool needs_masses(const RowSampler& sampler, Step step) {
   if (step == TEMPERATURE) return sampler.dynatemp_low != sampler.dynatemp_high;
   return step == TYPICAL_P || step == XTC || step == MIROSTAT || step == TEXT_SURPRISE;
@@ -152,7 +152,7 @@ __device__ __forceinline__ Kept filter_candidates(
       temper(row, kept, sums);
     } else if (step == TOP_N_SIGMA) {
       keep_near_highest(row, kept);
-    } else if (step == MIN_P) {  // the highest score is always left
+    } else if (step == MIN_P) {  // the highest score always stays
       kept.raise(key_of(__dadd_rn(kept.highest, sampler.log_min_p)));
     } else if (step == XTC) {
       exclude_top_choices(row, kept);
@@ -212,7 +212,7 @@ __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const phi
 
 }  // namespace sampling
 
-// A block has its multiprocessor to itself; unless told so, compilers before CUDA 13.4 keep to 64 registers and spill.
+// A block has its multiprocessor to itself; unless told so, compilers before CUDA 13.4 use 64 registers and spill.
 __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
     const float* __restrict__ logits, const int* __restrict__ rows, int* __restrict__ positions,
     int* __restrict__ token_ids, int* __restrict__ history, unsigned char* __restrict__ state,
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   __shared__ Scratch scratch;
   __shared__ Crossing crossing;
   grid_dependency_wait();
-  grid_dependency_launch();  // takes effect when all blocks run: the next kernel keeps none of them out
+  grid_dependency_launch();  // takes effect when all blocks run, so the next kernel keeps none of them out
   const int index = blockIdx.y;
   const int kv_row = load_here(rows + index), length = load_here(positions + index) + 1;
   if (kv_row < 0) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   }
 
   if (!is_last_block(row, best)) return;
-  // All that is left to read is asked for together: drafts are chosen one after the other, so round trips add up.
+  // Load everything left to read together: drafts are chosen one after the other, so round trips add up.
   const bool is_told = threadIdx.x == 0, has_draft = is_told && next_row != nullptr;
   const int problems = is_told ? load_here(reinterpret_cast<const int*>(&row.state().problems)) : 0;
   const int steps_before = is_told ? load_here(reinterpret_cast<const int*>(&row.sampler().step)) : 0;
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   if (threadIdx.x != 0) return;
   const unsigned problem = first_problem(problems);
   const unsigned token_id = static_cast<unsigned>(best.token_id);
-  const bool moves = problem == 0 && length < max_seq_len;  // of a full row the token is only told
+  const bool moves = problem == 0 && length < max_seq_len;  // a full row only reports its token
   if (has_draft && !(moves && static_cast<int>(token_id) == draft_id)) *next_row = -1;
   if (moves) {
     history[length] = token_id;

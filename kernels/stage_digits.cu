@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                    static_cast<size_t>(row / TOKENS) * num_spans * Image::SPAN_VECTORS;
     stage_spans<Image, 1, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, 1>(
         spans, rows, 0, num_spans, squares, warp, lane, [] { grid_dependency_wait(); }, [] {});
-    __syncthreads();  // squares stand
+    __syncthreads();  // squares are written
     if (threadIdx.x == 0) {
         GemvShape sums = {};
         sums.num_inputs = shape.num_inputs;

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
             found.maximum = reduce::Max::combine(found.maximum, fabsf(values[v]));
         }
     };
-    // All loads before the first store: the compiler cannot know that it changes none of them.
+    // All loads before the first store: the compiler cannot know that the store changes none of them.
 #pragma unroll
     for (int step = 0; step < KEPT; ++step) {
         if (column_of(step) < num_inputs) load_columns(x + column_of(step), kept[step]);

@@ -52,7 +52,7 @@ __global__ void ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS)
     const int first = threadIdx.x % ROW_THREADS * VECTOR;
     const float in_scale = row_scale[row];
 
-    // Two steps of loads before their arithmetic: enough in flight, and no more registers than values.
+    // Load two steps before their arithmetic: enough in flight, and no more registers than values.
     constexpr int BATCH = 2;
     float kept[STEPS][VECTOR] = {};
 #pragma unroll

@@ -1,7 +1,7 @@
 // activations: puts one warp's share of fp32 rows into shared memory. A lane stages eight inputs of a span.
 //
 // A warp multiplies the spans w, w + TILE_WARPS, ... of every tile. In its block only warps with the same w need these
-// inputs of x. They fetch them themselves, so no other warp waits for them before the end of a tile. The weights' type
+// inputs of x. They load them themselves, so no other warp waits for them before the end of a tile. The weights' type
 // decides how inputs lie in shared memory (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
 
@@ -65,7 +65,7 @@ struct PowerScale {
     float scale, inverse;
 };
 
-// The power of two that takes a magnitude into [2^TOP, 2^(TOP + 1)), or as near to it as exponents allow.
+// The power of two that takes a magnitude into [2^TOP, 2^(TOP + 1)), or as close as exponents allow.
 template <int TOP>
 __device__ __forceinline__ PowerScale scale_to(float magnitude) {
     const int exponent = min(254 + TOP - static_cast<int>(__float_as_uint(magnitude) >> 23), 253);
@@ -92,9 +92,9 @@ struct LaneSums {
 
 // Stages a warp's part of the spans `begin` (a multiple of NUM_WARPS) to `end` - 1 of ROWS rows, times the norm's
 // weights. Adds the squares of inputs of the spans w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
-// own warps multiply: its TILE_WARPS / BLOCKS of every TILE_WARPS spans. They lie side by side in `shared`. A warp
-// stages some of them, for ROWS / BLOCKS rows. `Product::Staged` writes one span to its UNIT_VECTORS vectors.
-// `before_loads` is called once, in front of the first load of x, and `behind_loads` as soon as loads are under way.
+// own warps multiply: its TILE_WARPS / BLOCKS of every TILE_WARPS spans. They are contiguous in `shared`. A warp stages
+// some of them, for ROWS / BLOCKS rows. `Product::Staged` writes one span to its UNIT_VECTORS vectors. `before_loads`
+// is called once, before the first load of x, and `behind_loads` as soon as the first loads have started.
 template <typename Product, int ROWS, int SPAN_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Before,
           typename Behind>
 __device__ __forceinline__ void stage_spans(uint4* shared, const InputRows& rows, int begin, int end,
@@ -102,7 +102,7 @@ __device__ __forceinline__ void stage_spans(uint4* shared, const InputRows& rows
                                             const Before& before_loads, const Behind& behind_loads) {
     constexpr int LANES = SPAN_INPUTS / 8, SPANS_A_PASS = 32 / LANES;
     constexpr int OWN_ROWS = ROWS / BLOCKS, PART_WARPS = TILE_WARPS / BLOCKS;
-    // Passes whose loads are under way together. With several rows they are of one span, and share the norm's weights.
+    // Passes whose loads run together. With several rows they are of one span, and share the norm's weights.
     constexpr int WANTED = OWN_ROWS == 1 ? 4 : OWN_ROWS;
     constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
     static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a span share the norm's weights");
@@ -110,7 +110,7 @@ __device__ __forceinline__ void stage_spans(uint4* shared, const InputRows& rows
     const int own = turn * TILE_WARPS + cluster_rank<BLOCKS>() * PART_WARPS + warp % PART_WARPS;
     const int first_row = warp / (NUM_WARPS / BLOCKS) * OWN_ROWS;
     const int eighth = lane % LANES;
-    const int num_spans = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // or one not stored
+    const int num_spans = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // or one that is not stored
     const int num_passes = (num_spans + SPANS_A_PASS - 1) / SPANS_A_PASS * OWN_ROWS;
     const auto span_of = [&](int pass) {
         return begin + own + NUM_WARPS * (pass / OWN_ROWS * SPANS_A_PASS + lane / LANES);

@@ -1,5 +1,5 @@
-// arrival: a counter in global memory, by which blocks of a grid tell each other that they have written. Release and
-// acquire at device scope: pair each call with a barrier, which adds the writes and reads of the other threads. An
+// arrival: a counter in global memory, by which blocks of a grid signal to each other that they have written. Release
+// and acquire at device scope: pair each call with a barrier, which adds the writes and reads of the other threads. An
 // arrival with __threadfence would need two of them, 0.3 us together. Source: PTX ISA, memory consistency model.
 #pragma once
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ unsigned arrive(unsigned* counter, unsigned last) {
     return before;
 }
 
-// The same of several arrivals at once; nothing sets the counter to 0.
+// The same for several arrivals at once; the counter is not reset.
 __device__ __forceinline__ unsigned arrive_with(unsigned* counter, unsigned count) {
     unsigned before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count) : "memory");
@@ -24,7 +24,7 @@ __device__ __forceinline__ void announce(unsigned* counter, unsigned count) {
 }
 
 // Waits until at least `expected` arrivals have been counted; their writes are visible then. The blocks that arrive
-// must all run at once: nothing else that waits in this way may be on the card, in another stream or process.
+// must all run at once: no other kernel on the card may wait in this way, in another stream or process.
 __device__ __forceinline__ void wait_for_arrivals(unsigned* counter, unsigned expected) {
     unsigned found;
     do {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void wait_for_arrivals(unsigned* counter, unsigned ex
     } while (found < expected);
 }
 
-// Counts one who has waited; the one that finds `last` sets the counter to 0. Nothing is released.
+// Counts a waiter that is done; the one that finds `last` sets the counter to 0. Releases nothing.
 __device__ __forceinline__ void leave(unsigned* counter, unsigned last) {
     asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(last) : "memory");
 }

@@ -13,7 +13,7 @@
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
-// The token of the tile, `begin` to `end` - 1, that is nearest to this one.
+// The token of the tile, within `begin` to `end` - 1, that is nearest to this one.
 __device__ __forceinline__ int between(int begin, int token, int end) { return max(begin, min(token, end - 1)); }
 
 // Over the 8 lanes that differ in g.
@@ -99,8 +99,8 @@ struct Attend {
         }
     }
 
-    // Ask for a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on may hold anything and are
-    // not read: the nearest token inside is read instead. Past HEAD_DIM the last vector is read instead.
+    // Start loading a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on may hold anything
+    // and are not read: the nearest token inside is read instead. Past HEAD_DIM the last vector is read instead.
     __device__ __forceinline__ void load_keys(const HeadTokens<KvT>& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -185,7 +185,7 @@ struct Attend {
                 if constexpr (HAS_SCALES) weights[i] *= value_scales[0], weights[2 + i] *= value_scales[1];
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {  // tokens 0 to 7, then 8 to 15; b operands want heads as columns
+            for (int i = 0; i < 2; ++i) {  // tokens 0 to 7, then 8 to 15; b operands need heads as columns
                 const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
                 const float2 rounded = unpack_pair<MmaT>(pair);
                 high[column][i] = transpose_matrix(pair);

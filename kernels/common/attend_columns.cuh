@@ -1,7 +1,7 @@
-// attend_columns: Attend of attend.cuh for 16 columns and a tile in a ring, bit by bit, with its operands exchanged:
-// columns are rows of a product, tokens and dimensions its columns. Keys then go from shared memory into products as
-// they lie, and weights come out of one product as the next one takes them. The tensor cores give the same bits either
-// way. Figures: docs/log/2026-11-27-attention.md
+// attend_columns: Attend of attend.cuh for 16 columns and a tile in a ring, with the same bits, but operands exchanged:
+// columns are rows of a product, tokens and dimensions its columns. Keys then go from shared memory into products
+// unchanged, and one product gives weights in the form that the next one takes. The tensor cores give the same bits
+// either way. Figures: docs/log/2026-11-27-attention.md
 //
 // Lane 4g + t holds scores of the columns g and g + 8 with the tokens 2t, 2t + 1, 2t + 8, 2t + 9, and of these columns
 // the weighted sums of the dimensions 64 * step + 16t + (0..15).
@@ -66,8 +66,8 @@ struct AttendColumns {
         }
     }
 
-    // Adds a tile, of which the tokens `begin` to `end` - 1 may be read. `is_seen` says whether a column sees a token:
-    // 0 or 1 for g or g + 8, token. A column may see none; nothing of it changes then.
+    // Adds a tile whose tokens `begin` to `end` - 1 may be read. `is_seen` says whether a column sees a token; its
+    // arguments are 0 or 1 for g or g + 8, and the token. If a column sees none, it does not change.
     template <typename Seen>
     __device__ __forceinline__ void take(const Queries& queries, const unsigned char* tile, int begin, int end,
                                          Seen is_seen) {
@@ -75,7 +75,7 @@ struct AttendColumns {
         const RingTokens<KvT, HEAD_DIM, false> values(tile);
         const int lane = number_here(threadIdx.x % 32), g = lane / 4, t = lane % 4;
 
-        // Only Hopper's warps get registers for all steps at once (registers.cuh).
+        // Only on Hopper do warps get registers for all steps at once (registers.cuh).
         constexpr int STEPS_AT_ONCE = __CUDA_ARCH__ == 900 ? KEY_STEPS : KEY_STEPS < 2 ? 1 : 2;
         float high[2][4] = {}, low[2][4] = {};  // of tokens 2t, 2t + 1 of each eight; columns g, g + 8
 #pragma unroll STEPS_AT_ONCE

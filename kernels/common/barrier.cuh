@@ -1,6 +1,6 @@
 // barrier: mbarriers in shared memory, and __syncthreads for some warps. Some threads arrive at an mbarrier, others
 // wait there. Arriving releases the thread's writes to its own block, and waiting acquires them. Nothing here releases
-// to the whole cluster: that takes a fence, which waits for all that a warp has under way. Writes to the other block
+// to the whole cluster: that takes a fence, which waits for all running copies of a warp. Writes to the other block
 // are asynchronous stores instead, which count themselves at a barrier there. Source: PTX ISA, mbarrier, st.async and
 // barrier.
 #pragma once
@@ -24,7 +24,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives as soon as all copies that this thread has asked for by copy_async are there; the thread goes on at once.
+// Arrives when all copies that this thread has started by copy_async are done; the thread continues at once.
 __device__ __forceinline__ void barrier_arrive_behind_copies(unsigned long long* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -50,8 +50,8 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
     barrier_wait(shared_address(barrier), parity);
 }
 
-// The address, for barrier_arrive_there, at which block `rank` has what lies at this one here. The same offset may be
-// added to both.
+// The address, for barrier_arrive_there, in block `rank` of the counterpart of a place in this block. The same offset
+// may be added to both.
 __device__ __forceinline__ unsigned address_in_block(unsigned address, int rank) {
     unsigned there = address;
 #if __CUDA_ARCH__ >= 900
@@ -71,7 +71,7 @@ __device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, i
     barrier_arrive_there(address_in_block(shared_address(barrier), rank));
 }
 
-// The phase under way lasts until these bytes too have been stored by store_async.
+// The current phase also waits until this many bytes have been stored by store_async.
 __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int num_bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),

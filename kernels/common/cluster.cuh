@@ -1,5 +1,5 @@
-// cluster: blocks that run side by side and write into each other's shared memory. From sm_90 on; before it a cluster
-// is one block, and these functions do nothing. Source: PTX ISA, barrier.cluster.
+// cluster: blocks that run together and write into each other's shared memory. From sm_90 on; before it a cluster is
+// one block, and these functions do nothing. Source: PTX ISA, barrier.cluster.
 #pragma once
 
 #if __CUDA_ARCH__ >= 900
@@ -17,8 +17,8 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// A barrier of all threads of the cluster, in two halves: every arrival needs its wait. Behind it all threads run, and
-// the barriers that they initialised and fenced are visible. It orders no other writes.
+// A barrier of all threads of the cluster, in two halves: every arrival needs its wait. After the wait all threads run,
+// and the barriers that they initialised and fenced are visible. It orders no other writes.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -30,7 +30,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// The same at once, for ordinary writes too: behind it everybody in the cluster sees what was written before it.
+// Both halves at once, for ordinary writes too: after it all threads of the cluster see what was written before it.
 __device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");

@@ -2,8 +2,8 @@
 //
 // A span of TOKENS rows: digits [high, low][piece][token][16 bytes], then the scale of each token (float), and with
 // zero points 256 times the sum of the high digits plus that of the low ones (int). A piece is half of a k-step; it has
-// four inputs of each lane t, since codes stand in a unit as 16 bytes of each lane. A span of int8 has the pieces of
-// both its units.
+// four inputs of each lane t, since a unit has codes as 16 bytes of each lane. A span of int8 has the pieces of both
+// its units.
 #pragma once
 
 #include "common/product_codes.cuh"

@@ -36,7 +36,7 @@ struct Output {
         return warp % NUM_FINISHERS * 2 + lane / TILE_ROWS;
     }
 
-    // Loads everything that is needed beside the sums.
+    // Loads everything that is needed besides the sums.
     template <bool HAS_CHANNEL_SCALE, typename ScaleT>
     __device__ __forceinline__ void begin(int tile, const ScaleT* scales, const float* biases, float* out,
                                           const GemvShape& shape, int warp, int lane) {

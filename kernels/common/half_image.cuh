@@ -3,7 +3,7 @@
 //
 // A unit of TOKENS rows: pairs [piece][column][16 bytes], row r in the columns 2r (hi) and 2r + 1 (lo); then for fp16
 // and 8-bit floats the inverse of each row's scale (float). A piece is half of a k-step; it has two inputs of each lane
-// t, since weights stand in a unit as 16 bytes of each lane. So a k-step has the inputs that it has in gemv.
+// t, since a unit has weights as 16 bytes of each lane. So a k-step has the same inputs as in gemv.
 #pragma once
 
 #include "common/product_fp8.cuh"
@@ -21,7 +21,7 @@ struct PairsOf<Fp8> {
 template <typename T, int TOKENS>
 struct HalfImage {
     using Pairs = typename PairsOf<T>::Type;
-    // A part: 8 inputs of a lane, as tile.cuh has it.
+    // A part: 8 inputs of a lane, as in tile.cuh.
     static constexpr int UNITS = SPAN_UNITS<T>, PARTS = TileFormat<T>::UNIT_INPUTS / 32;
     static constexpr int COLUMNS = 2 * TOKENS, PIECES = 4 * PARTS, STEPS = 2 * PARTS;
     static constexpr int PIECE_BYTES = 16 * COLUMNS, STEP_BYTES = 2 * PIECE_BYTES;

@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_outputs(const float4* results, const Scale
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
     constexpr int OWN_VECTORS = VECTORS / QUARTERS > 0 ? VECTORS / QUARTERS : 1;
-    constexpr int BATCH = OWN_VECTORS < 4 ? OWN_VECTORS : 4;  // whose loads are under way together
+    constexpr int BATCH = OWN_VECTORS < 4 ? OWN_VECTORS : 4;  // whose loads run together
 #pragma unroll 1
     for (int first = quarter; first < VECTORS; first += BATCH * QUARTERS) {
         float4 totals[BATCH];

@@ -1,5 +1,5 @@
 // head: one query or key head in the registers of a warp: norm, rotation and rounding between projection and attention.
-// Products and sums that a compiler could join are written as single operations, so all kernels get the same bits.
+// Products and sums that a compiler could fuse are written as single operations, so all kernels get the same bits.
 #pragma once
 
 #include "common/load.cuh"
@@ -17,7 +17,7 @@ struct Head {
     static __device__ __forceinline__ int index(int pair) { return threadIdx.x % 32 + 32 * pair; }
     static __device__ __forceinline__ bool has(int pair) { return HALF % 32 == 0 || index(pair) < HALF; }
 
-    // Ask for x [HEAD_DIM], here and not later; zeros if the head does not exist.
+    // Start loading x [HEAD_DIM], here and not later; zeros if the head does not exist.
     __device__ __forceinline__ void load(const float* x, bool exists) {
         x = address_here(x + threadIdx.x % 32);
 #pragma unroll
@@ -27,16 +27,16 @@ struct Head {
         }
     }
 
-    // Adds `num_parts` heads, one after the other, each `part_size` floats behind the one before.
+    // Adds `num_parts` heads, one after the other, each `part_size` floats after the one before.
     __device__ __forceinline__ void add(const float* part, int num_parts, size_t part_size) {
-        constexpr int AT_ONCE = 4;  // loads wait together
+        constexpr int AT_ONCE = 4;  // loads run together
         for (int begin = 0; begin < num_parts; begin += AT_ONCE) {
             Head heads[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) heads[i].load(part + (begin + i) * part_size, begin + i < num_parts);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (begin + i >= num_parts) break;  // a zero added would change the sign of another
+                if (begin + i >= num_parts) break;  // an added zero would change the sign of another
 #pragma unroll
                 for (int pair = 0; pair < PAIRS; ++pair) {
                     first[pair] = __fadd_rn(first[pair], heads[i].first[pair]);

@@ -44,7 +44,7 @@ __device__ __forceinline__ unsigned widen_codes(unsigned codes, bool is_upper) {
     return *reinterpret_cast<const unsigned*>(&less);
 }
 
-// 8 elements of one token as they are loaded, past L1: no other block needs them soon.
+// 8 elements of one token as loaded, past L1: no other block needs them soon.
 template <typename KvT>
 struct KvVector {
     unsigned words[4];

@@ -1,5 +1,5 @@
 // kv_ring: a ring of tiles of keys and values in shared memory. One warp copies them there asynchronously, other warps
-// take them in the same order. Vectors are swapped within a token, so that the lanes of Attend meet in no bank.
+// take them in the same order. Vectors are swapped within a token, so that the lanes of Attend have no bank conflicts.
 #pragma once
 
 #include "common/attend.cuh"
@@ -70,14 +70,14 @@ __device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens
     }
 }
 
-// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `lane` is this thread's.
+// One warp starts copying a tile's tokens `begin` to `end` - 1; no other token is read. `lane` is this thread's.
 template <typename KvT, int HEAD_DIM>
 __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
                                           const HeadTokens<KvT>& values, int begin, int end, int lane) {
     using Ring = RingTile<KvT, HEAD_DIM>;
     using Keys = RingTokens<KvT, HEAD_DIM, true>;
     using Values = RingTokens<KvT, HEAD_DIM, false>;
-    // Of codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
+    // With codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
     constexpr int AT_ONCE = Ring::HAS_SCALES && Ring::VECTORS % 2 == 0 ? 2 : 1, BYTES = AT_ONCE * Ring::VECTOR_BYTES;
     constexpr int COPIES = Ring::TOKENS * Ring::VECTORS / AT_ONCE;
     const unsigned key_places = shared_address(tile), value_places = key_places + Ring::KEYS_BYTES;
@@ -105,10 +105,10 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
     }
 }
 
-// Adds a tile in the ring, of which the tokens `begin` to `end` - 1 may be read: operation by operation what Attend's
-// `take` does with a loaded tile, but each vector is loaded where it is used, which takes fewer registers. `is_seen`
-// says whether a column sees a token: column, 0 or 1 for its heads, token. With SOME_SEE_NONE a column may see none;
-// nothing of it changes then. Only the first HEADS heads are there.
+// Adds a tile in the ring, whose tokens `begin` to `end` - 1 may be read: operation by operation what Attend's `take`
+// does with a loaded tile, but each vector is loaded where it is used, which takes fewer registers. `is_seen` says
+// whether a column sees a token: column, 0 or 1 for its heads, token. With SOME_SEE_NONE a column may see none; then
+// it does not change. Only the first HEADS heads exist.
 template <int HEADS, bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen>
 __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
                                                const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,

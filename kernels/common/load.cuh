@@ -1,10 +1,10 @@
-// load: loads and addresses that stay where they are written. The compiler moves a plain load behind the branches in
-// front of its use. Loads that could be under way together then wait for each other, a round trip to L2 each.
+// load: loads and addresses that stay where they are written. The compiler moves a plain load past branches, close to
+// its use. Loads that could overlap then wait for each other, a round trip to L2 each.
 #pragma once
 
 #include "common/types.cuh"
 
-// From L2: L1 may hold what was there before the kernel in front ended.
+// From L2: L1 may hold values from before the end of the previous kernel.
 __device__ __forceinline__ int load_here(const int* address) {
     int value;
     asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(value) : "l"(address));
@@ -17,7 +17,7 @@ __device__ __forceinline__ float load_here(const float* address) {
     return value;
 }
 
-// What no kernel writes: words of weights, a scale, a zero point.
+// Data that no kernel writes: words of weights, a scale, a zero point.
 __device__ __forceinline__ void load_words_here(const void* address, unsigned (&words)[4]) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -47,20 +47,20 @@ __device__ __forceinline__ int load_stored_here(const unsigned char* address) {
     return static_cast<int>(value);
 }
 
-// Brings the line of 128 bytes in which something lies into L2, and waits for nothing.
+// Brings a whole line of 128 bytes into L2, without waiting.
 __device__ __forceinline__ void prefetch_line(const void* place) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(place) : "memory");
 }
 
-// The same address, computed once and here: loads beside it then differ by a constant only.
+// The same address, computed once and here: loads near it then differ by a constant only.
 template <typename T>
 __device__ __forceinline__ const T* address_here(const T* address) {
     asm volatile("" : "+l"(address));
     return address;
 }
 
-// The same number; what follows from it is computed behind this place, not kept in registers from one turn of a loop to
-// the next.
+// The same number; values derived from it are computed after this place, not kept in registers from one turn of a loop
+// to the next.
 __device__ __forceinline__ int number_here(int number) {
     asm volatile("" : "+r"(number));
     return number;

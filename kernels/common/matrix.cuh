@@ -28,14 +28,14 @@ __device__ __forceinline__ unsigned transpose_matrix(unsigned pair) {
     return transposed;
 }
 
-// 2^x within a relative 2^-22. What would be denormal is 0: next to a sum of at least 1 it has no weight.
+// 2^x within a relative 2^-22. Denormal results are 0: next to a sum of at least 1 they have no weight.
 __device__ __forceinline__ float exp2_fast(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
 }
 
-// 1 / x within a relative 2^-23. What would be denormal is 0.
+// 1 / x within a relative 2^-23. Denormal results are 0.
 __device__ __forceinline__ float reciprocal_fast(float x) {
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));

@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_async(unsigned destination, const void* sou
                  : "memory");
 }
 
-// The same of 4 or 8 bytes, through L1; both addresses aligned to that. Zeros if the source does not exist.
+// The same for 4 or 8 bytes, through L1; both addresses aligned to that. Zeros if the source does not exist.
 template <int BYTES>
 __device__ __forceinline__ void copy_async_small(unsigned destination, const void* source, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(destination), "l"(source), "n"(BYTES),
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_async_small(unsigned destination, const voi
                  : "memory");
 }
 
-// A policy for bytes that are read once: L2 gives them up first, and keeps activations and norms.
+// A policy for bytes that are read once: L2 evicts them first, and keeps activations and norms.
 __device__ __forceinline__ unsigned long long streaming_policy() {
     unsigned long long policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -1,8 +1,8 @@
-// narrow_ring: how the work of gemm_narrow is cut, and how weights and tokens come to shared memory, a span of 128
+// narrow_ring: how the work of gemm_narrow is cut, and how weights and tokens get to shared memory, a span of 128
 // inputs at a time.
 //
-// Each warp has a ring of slots for its own tile. It copies weights there some spans early, and nobody else reads them.
-// Tokens lie in stages, which all warps of both blocks of a cluster read. One thread of each block copies them.
+// Each warp has a ring of slots for its own tile. It copies weights there some spans early, and no other warp reads
+// them. Tokens lie in stages, which all warps of both blocks of a cluster read. One thread of each block copies them.
 #pragma once
 
 #include "common/cluster.cuh"
@@ -13,7 +13,7 @@ constexpr int NARROW_SHARERS = 2;  // blocks of a cluster
 constexpr int SPAN_SHIFT = 7;      // log2 of a span's inputs
 constexpr int SWIGLU_TILES = 16;   // whose 128 outputs are a span of the next product's inputs
 
-// A piece is what a cluster multiplies at a time: TILES of each block, and all inputs or a part of them.
+// A piece is a cluster's work at a time: TILES of each block, and all inputs or a part of them.
 template <int TILES>
 struct NarrowWork {
     int rank, num_spans, num_tiles, num_parts, num_pieces, first, stride;
@@ -59,7 +59,7 @@ struct NarrowSource {
     const unsigned char* tiles;
     const ScaleT* scales;
     const unsigned char* zero_points;
-    const unsigned char* weights;  // of the tile at hand and of this lane
+    const unsigned char* weights;  // of the current tile and of this lane
     int first_group;               // of the tile
     int piece, span, end;
 
@@ -70,7 +70,7 @@ struct NarrowSource {
         seek(work, shape, warp);
     }
 
-    // Asks for the next span, and closes a group of copies, which is empty where no span is left.
+    // Starts copying the next span, and closes a group of copies, which is empty if no span is left.
     __device__ __forceinline__ void copy_next(const NarrowWork<TILES>& work, const WideShape& shape, int warp,
                                               unsigned slot) {
         if (piece < work.num_pieces) {

@@ -3,9 +3,9 @@
 // in any order, and two rows may share one.
 #pragma once
 
-constexpr int PAGE_TOKENS = 16;  // llmcli/kernels/qkv.py knows it too; a test lets the compiler compare them
+constexpr int PAGE_TOKENS = 16;  // also in llmcli/kernels/qkv.py; a test lets the compiler compare them
 
-// Consecutive tokens of one head in one page; scales only beside codes.
+// Consecutive tokens of one head in one page; scales only with codes.
 template <typename KvT>
 struct HeadTokens {
     const KvT* elements;  // [tokens, HEAD_DIM]

@@ -1,13 +1,13 @@
-// parts: the parts of a product, as gemm_wide and gemm_narrow leave them, added up.
+// parts: adds up the parts of a product, as gemm_wide and gemm_narrow leave them.
 #pragma once
 
 #include "common/rows.cuh"
 
-// The loads of so many parts wait together. Of more, registers spill.
+// This many parts are loaded together. With more, registers spill.
 constexpr int ADDED_AT_ONCE = 4;
 
-// Adds to each step's sums its columns of the first part, then those of the next, `part_size` floats behind. The first
-// step's columns lie at `part`, those of the others `step_size` floats behind the step before, if the step `exists`.
+// Adds to each step's sums its columns of the first part, then those of the next, `part_size` floats further on. The
+// first step's columns are at `part`, those of each later step `step_size` floats further on, if the step `exists`.
 template <int STEPS, int VECTOR, typename Exists>
 __device__ __forceinline__ void add_parts_of(const float* part, size_t step_size, int num_parts, size_t part_size,
                                              float (&sums)[STEPS][VECTOR], Exists exists) {

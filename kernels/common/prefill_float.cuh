@@ -51,9 +51,9 @@ struct PrefillFloat {
         const auto token_place = [&](int token) { return block.place_of(token) * HEAD_DIM; };
         copy_rows(block.q, query_place, block.first_query, block.num_tokens, queries);
         for (int first = begin / BLOCK_TOKENS * BLOCK_TOKENS; first < end; first += BLOCK_TOKENS) {
-            __syncthreads();  // nobody uses the values any more
+            __syncthreads();  // the values are no longer used
             copy_rows(block.keys.elements, token_place, first, end, tokens);
-            __syncthreads();  // keys (and queries) are there
+            __syncthreads();  // keys (and queries) are written
             float scores[4][2] = {};
 #pragma unroll 4
             for (int dimension = 0; dimension < HEAD_DIM; dimension += 4) {
@@ -90,9 +90,9 @@ struct PrefillFloat {
 #pragma unroll
                 for (int j = 0; j < 4 * STEPS; ++j) mixed[i][j / 4][j % 4] *= factor;
             }
-            __syncthreads();  // weights are there; nobody uses the keys any more
+            __syncthreads();  // weights are written; the keys are no longer used
             copy_rows(block.values.elements, token_place, first, end, tokens);
-            __syncthreads();  // values are there
+            __syncthreads();  // values are written
 #pragma unroll 2
             for (int token = 0; token < BLOCK_TOKENS; token += 4) {
                 float4 four[4];

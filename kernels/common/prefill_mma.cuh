@@ -3,7 +3,7 @@
 // Warps own rows of queries. Shared memory holds the keys and values of 64 tokens at a time (of 32 past HEAD_DIM 128;
 // codes: past 96). The next keys arrive while the values are used, and the next values while the keys are used. A row
 // of shared memory is an odd number of 16 bytes, so that the eight rows of a matrix lie in different banks. Codes
-// arrive in memory of their own, and the thread that asked for them widens them. Their scales multiply scores and
+// arrive in memory of their own, and the thread that copied them widens them. Their scales multiply scores and
 // weights.
 #pragma once
 
@@ -42,12 +42,12 @@ struct PrefillMma {
     static constexpr int ROW_TILES = HEAD_DIM <= 128 ? 2 : 1;  // tiles of 16 queries a warp
     static constexpr int WARP_QUERIES = 16 * ROW_TILES;
     static constexpr int BLOCK_QUERIES = 4 * WARP_QUERIES;
-    // More would not leave registers enough; the scales of codes take some.
+    // More would not leave enough registers; the scales of codes take some.
     static constexpr int BLOCK_TOKENS = HEAD_DIM <= (HAS_SCALES ? 96 : 128) ? 64 : 32;
     static constexpr int PAGES_AT_ONCE = __CUDA_ARCH__ >= 900 ? BLOCK_TOKENS / PAGE_TOKENS : 1;  // or registers spill
     static constexpr int PADDED = (HEAD_DIM + 15) / 16 * 16;
     static constexpr int STRIDE = PADDED + 8;
-    // Then, of codes, those that are on their way [BLOCK_TOKENS][PADDED], and scales of keys and values [BLOCK_TOKENS].
+    // Then, with codes, those being copied [BLOCK_TOKENS][PADDED], and scales of keys and values [BLOCK_TOKENS].
     static constexpr int SHARED_BYTES =
         (BLOCK_QUERIES + 2 * BLOCK_TOKENS) * STRIDE * 2 + (HAS_SCALES ? BLOCK_TOKENS * (PADDED + 2 * 4) : 0);
 
@@ -85,7 +85,7 @@ struct PrefillMma {
                                                        int first, int end, const Tokens& destination) {
         constexpr int VECTORS = PADDED / 8, PAGE_VECTORS = PAGE_TOKENS * VECTORS;
         static_assert(BLOCK_TOKENS % PAGE_TOKENS == 0, "tiles begin where pages begin");
-        // Page by page, so that all threads ask for the same entries of the table, and the rest of an address is known.
+        // Page by page, so that all threads load the same entries of the table, and the rest of an address is known.
         const int last_page = (end - 1) / PAGE_TOKENS;
 #pragma unroll PAGES_AT_ONCE
         for (int begin = 0; begin < BLOCK_TOKENS; begin += PAGE_TOKENS) {
@@ -116,7 +116,7 @@ struct PrefillMma {
         copy_async_commit();
     }
 
-    // Wait for the tokens that this thread asked for. Other threads see them after a barrier.
+    // Wait for the tokens that this thread has copied. Other threads see them after a barrier.
     static __device__ __forceinline__ void finish_tokens(const Tokens& tokens) {
         copy_async_wait<0>();
         if constexpr (HAS_SCALES) {
@@ -233,7 +233,7 @@ struct PrefillMma {
             const bool is_seen = has_queries && first < warp_position + WARP_QUERIES &&
                                  first + BLOCK_TOKENS > warp_position + 1 - block.window;
             finish_tokens(keys);
-            __syncthreads();  // keys (and queries) are there; nobody uses values any more
+            __syncthreads();  // keys (and queries) are written; values are no longer used
             copy_tokens(block, block.values, first, end, values);
             Scores scores;
             if (is_seen) {
@@ -241,7 +241,7 @@ struct PrefillMma {
                 if constexpr (HAS_SCALES) multiply(scores, keys.scales);
             }
             finish_tokens(values);
-            __syncthreads();  // values are there; nobody uses keys any more
+            __syncthreads();  // values are written; keys are no longer used
             if (first + BLOCK_TOKENS < end) copy_tokens(block, block.keys, first + BLOCK_TOKENS, end, keys);
             if (!is_seen) continue;
 

@@ -63,7 +63,7 @@ __device__ __forceinline__ void rotate_rows(float (&x)[64], const float* __restr
 }
 
 // Stores the outputs of row i, times `inverse`, as a token's head in an image. A store of 16 bytes takes four pairs of
-// this lane, those whose j are WORD apart: wide_place puts them side by side.
+// this lane, those whose j are WORD apart: wide_place makes them adjacent.
 template <int UNIT_INPUTS>
 __device__ __forceinline__ void store_in_image(unsigned char* image, int token, int head, int num_heads,
                                                const float (&mixed)[64], int i, float inverse) {
@@ -84,12 +84,12 @@ __device__ __forceinline__ void store_in_image(unsigned char* image, int token, 
     }
 }
 
-// In every other round backwards, so that every block gets about as many tokens.
+// Every other round goes backwards, so that all blocks get about as many tokens.
 __device__ __forceinline__ int tile_index(int round) {
     return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
 }
 
-// Which of STAGES places of a ring is next, and how often the ring has been round.
+// The next of STAGES places of a ring, and how many rounds have been made.
 template <int STAGES>
 struct Turn {
     int stage = 0;

@@ -9,7 +9,7 @@
 // points codes stay unsigned, and zero * sum(x) is subtracted.
 //
 // Columns of the mma: virtual row v has the columns 2v (high digits) and 2v + 1 (low digits). A row r of activations
-// has ACROSS_LANES virtual rows, r * ACROSS_LANES + group: one for each group that lies beside others in a unit. Its
+// has ACROSS_LANES virtual rows, r * ACROSS_LANES + group: one for each of the groups next to each other in a unit. Its
 // digits are zero in the other groups. An mma of 8 columns holds four virtual rows.
 // A span in shared memory, in vectors of 16 bytes: digits [part][row][digit][t]; a part is 16 inputs of each lane t in
 // the order in which multiply takes them. A span of int8 has two units, and each is a part. Then a symmetric scheme has
@@ -46,7 +46,7 @@ struct CodeProduct {
     static constexpr int LANES = G::SPAN_INPUTS / 8;  // that stage a span
     static constexpr int GROUP_LANES = LANES / G::PER_SPAN;
     static constexpr int PARTS = 2, UNITS = SPAN_UNITS<WeightT>;
-    // Sums that become floats one after the other: those of units, where a group lies in one.
+    // Sums that become floats one after the other: those of units, if a group lies in one.
     static constexpr int SEPARATE = IS_INT4 || G::PER_SPAN == 1 ? 1 : UNITS;
     static constexpr int NUM_DIGITS = 2;
     static constexpr int PART_VECTORS = NUM_DIGITS * 4;
@@ -58,7 +58,7 @@ struct CodeProduct {
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
     // Chains of products, which do not wait for each other. Further column tiles are chains of their own.
     static constexpr int CHAINS = SEPARATE == 1 && G::WITHIN_LANE == 1 && COLUMN_TILES == 1 ? PARTS : 1;
-    // Beside many sums no register is left.
+    // With many sums no register is left.
     static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;
     static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 4 : 2;  // of stage_spans
     // Int4 has no time for staging between products, others no registers.

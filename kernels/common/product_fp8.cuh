@@ -2,7 +2,7 @@
 //
 // Weights are widened to fp16 in registers, exactly. Activations are pairs of fp16 as in product_halves.cuh, with one
 // scale for the 128 inputs of a span. So x has a relative error of 2^-22, and small values one of 2^-39 of the largest
-// in the span. The products of a unit are one chain; those of a span's two run side by side, as a warp with weights in
+// in the span. The products of a unit are one chain; those of a span's two units overlap, as a warp with weights in
 // the ring waits for them. The weights' scales are applied to a unit's sums, or to the outputs.
 // A span in shared memory, in vectors of 16 bytes: [part][column][t], 8 inputs each; a part is 8 bytes of each lane t,
 // row r has the columns 2r (hi) and 2r + 1 (lo). Then the inverse of each row's scale (float).

@@ -30,7 +30,7 @@ constexpr bool HAS_UNIT_SCALE = false;  // bf16 has the exponents of fp32
 template <>
 constexpr bool HAS_UNIT_SCALE<__half> = true;
 
-// Eight inputs of one row as pairs; LANES lanes side by side have those of one scale.
+// Eight inputs of one row as pairs; LANES neighbouring lanes have those of one scale.
 template <typename T, int LANES>
 struct HalfPairs {
     unsigned hi[4], lo[4];

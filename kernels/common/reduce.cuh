@@ -14,7 +14,7 @@ struct Indexed {
     int index;
 };
 
-// What is known of a row of exponentials: its maximum, and the sum of exp(x - maximum).
+// The state of a row of exponentials: its maximum, and the sum of exp(x - maximum).
 struct MaxSum {
     float maximum;
     float sum;
@@ -62,7 +62,7 @@ struct Sum {
 
 struct Max {
     static __device__ __forceinline__ float combine(float a, float b) {
-        float larger;  // fmaxf drops NaN; a broken row must show
+        float larger;  // fmaxf drops NaN, which must show
         asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
         return larger;
     }
@@ -105,7 +105,7 @@ struct Online {
     static __device__ __forceinline__ void set_identity(MaxSum& v) { v = MaxSum{minus_infinity(), 0.0f}; }
 };
 
-// Add numbers to what a thread knows. Numbers of -inf add nothing, also as long as no other number was seen.
+// Add numbers to a thread's state. Numbers of -inf add nothing, also before any other number.
 template <int COUNT>
 __device__ __forceinline__ void include_online(MaxSum& known, const float (&values)[COUNT]) {
     float maximum = values[0];
@@ -151,7 +151,7 @@ __device__ __forceinline__ V over_block(V value) {
         __shared__ V partials[NUM_WARPS];
         if (threadIdx.x % 32 == 0) partials[threadIdx.x / 32] = value;
         __syncthreads();
-        // Every warp repeats the same small tree, which spares a broadcast through shared memory and its barrier.
+        // Every warp repeats the same small tree, which saves a broadcast through shared memory and its barrier.
         const int slot = threadIdx.x % WIDTH;
         Op::set_identity(value);
         if (slot < NUM_WARPS) value = partials[slot];

@@ -17,7 +17,7 @@ __host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
 #define ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS) \
     __launch_bounds__(row_block_size(ROW_THREADS), row_min_blocks(ROW_THREADS, STEPS))
 
-// The row of this thread. Idle warps of the last block get num_rows or more; such a warp leaves as a whole.
+// The row of this thread. Idle warps of the last block get num_rows or more; such a warp returns as a whole.
 template <int ROW_THREADS>
 __device__ __forceinline__ int row_of_thread() {
     if constexpr (ROW_THREADS <= 32) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ int row_of_thread() {
     }
 }
 
-// What caches do with a load or store: KEEP: as usual; STREAM: evict it first, as nobody reads it again soon.
+// How caches treat a load or store: KEEP: as usual; STREAM: evict it first, as it is not read again soon.
 enum class Cache { KEEP, STREAM };
 
 template <Cache CACHE = Cache::KEEP, int VECTOR>

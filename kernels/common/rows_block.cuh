@@ -1,4 +1,4 @@
-// rows_block: a block of attention_rows: its shared memory, and the two warps beside those that attend.
+// rows_block: a block of attention_rows: its shared memory, and the two warps besides those that attend.
 #pragma once
 
 #include "common/head.cuh"
@@ -7,7 +7,7 @@
 #include "common/shares.cuh"
 
 constexpr int MAX_LANES = 256;
-// Query heads whose loads are under way together.
+// Query heads whose loads run together.
 constexpr int HEADS_AT_ONCE = 4;
 
 // The beginning of a block's shared memory. Queries are prepared for one row while those of another are used.
@@ -23,7 +23,7 @@ struct Shared {
     int is_last;
 };
 
-// What lies behind it, for the query heads that there are.
+// The rest of it, for the query heads that exist.
 template <int HEAD_DIM>
 struct SharedHeads {
     static constexpr int VECTORS = HEAD_DIM / 4;
@@ -44,7 +44,7 @@ struct SharedHeads {
     }
 };
 
-// The arguments of a launch, and what follows from them.
+// The arguments of a launch, and values derived from them.
 template <typename KvT>
 struct Call {
     const float *q, *k, *v;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_tiles(const Call<KvT>& call, Shared<KvT, HE
     constexpr int TILE = PAGE_TOKENS;
     const int lane = threadIdx.x % 32;
     Piece piece;
-    // Up to 32 tiles of a piece at a time. Their pages are known before the tiles in front of them are copied.
+    // Up to 32 tiles of a piece at a time. Their pages are loaded before the earlier tiles are copied.
     int next_token = 0, next_end = 0, next_page = 0;
     bool has_next = true;
     const auto find_next = [&] {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
         const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
         const int heads = min(HEAD_TILE, call.group - first_in_group);
         const bool has_own = piece.end_split == share.splits_of(piece.position).count;
-        // Everything that is needed is asked for before the first of it is used.
+        // Load everything that is needed before the first of it is used.
         float2 angles[Pairs::PAIRS];
         Pairs::load_angles(call.cos_sin, piece.position, angles);
         const size_t lane_begin = piece.lane * size_t(call.qkv_stride);

@@ -17,9 +17,9 @@ __device__ __forceinline__ bool counts_generated(const RowSampler& sampler) {
     return (sampler.presence_penalty != 0) | (sampler.frequency_penalty != 0);
 }
 
-// The steps before the filters that act on the token behind `length` others. Every thread has the same.
+// The steps before the filters that act on the token after `length` others. Every thread has the same.
 struct Before {
-    bool is_forced;  // then none of the others but the mask
+    bool is_forced;  // then only the mask acts, of the others
     bool uses_mask, uses_history, uses_bias, suppresses_begin, bans_ends;
 
     // With | instead of ||, so that no read waits for another.
@@ -145,7 +145,7 @@ __device__ __forceinline__ double penalize(const Row& row, int token_id, unsigne
     return score;
 }
 
-// Apply the steps before the filters to a token's score, and tell whether it may still be chosen. Note in `problems`
+// Apply the steps before the filters to a token's score, and return whether it may still be chosen. Note in `problems`
 // which of these steps left the token.
 __device__ __forceinline__ double weigh(const Row& row, const Before& before, int token_id, double score, bool& is_left,
                                         unsigned& problems) {
@@ -182,7 +182,7 @@ __device__ __forceinline__ double weigh(const Row& row, const Before& before, in
     return before.uses_history ? penalize(row, token_id, seen, score) : score;
 }
 
-// What a logit tells of its row.
+// What a logit shows about its row.
 __device__ __forceinline__ unsigned problems_of(float logit) {
     return (logit > -infinity() ? HAS_FINITE : logit != logit ? HAS_NAN : 0) |
            (logit == infinity() ? HAS_INFINITE : 0);
@@ -196,8 +196,8 @@ __device__ __forceinline__ void note_problems(const Row& row, unsigned problems)
     if (threadIdx.x % 32 == 0 && problems != 0) atomicOr(&row.state().problems, problems);
 }
 
-// Write the key of every token's score, 0 for those that must not be chosen, note what is wrong, and return this
-// thread's best. Without steps before the filters nothing comes between the reads.
+// Write the key of every token's score, 0 for those that must not be chosen, note problems, and return this thread's
+// best. Without steps before the filters nothing comes between the reads.
 template <bool HAS_STEPS_BEFORE>
 __device__ __forceinline__ Best score_tokens(const Row& row, const Before& before, const float* logits) {
     const bool is_greedy = row.sampler().temperature == 0;
@@ -219,8 +219,8 @@ __device__ __forceinline__ Best score_tokens(const Row& row, const Before& befor
     return best;
 }
 
-// What score_tokens<false> does for a greedy row, in four instructions a token. Rows begin at multiples of 16 bytes
-// where the vocabulary is a multiple of 4: there a thread takes four tokens side by side.
+// Does what score_tokens<false> does for a greedy row, in four instructions a token. Rows begin at multiples of 16
+// bytes if the vocabulary is a multiple of 4: then a thread takes four neighbouring tokens at a time.
 __device__ __forceinline__ Best find_highest(const Row& row, const float* logits) {
     float highest = -infinity(), unusual = 0.0f;
     int highest_id = -1;

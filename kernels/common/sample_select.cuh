@@ -18,7 +18,7 @@ static_assert(1 << DIGIT_BITS == NUM_BINS, "a digit is a bin");
 // 2^44: the masses of 2^19 tokens stay below 2^63.
 constexpr double MASS_ONE = 0x1p44;
 
-// What the filters so far have left of the candidates, besides those with key 0.
+// The candidates that the filters so far have left, besides those with key 0.
 struct Kept {
     double highest;  // score; those that a filter starts from include it
     Word least_key;  // of this key the token ids up to last_id
@@ -59,7 +59,7 @@ __device__ __forceinline__ Word mass_of(double score) {
 struct Selection {
     bool by_distance;  // else by score
     bool by_count;     // every candidate has mass 1
-    bool splits_ties;  // of candidates alike the lower token ids come first; else nobody asks which
+    bool splits_ties;  // of equal candidates the lower token ids come first; else their order does not matter
 
     __device__ __forceinline__ Word order_of(Word key, const Kept& kept) const {
         return by_distance ? __double_as_longlong(fabs(value_of(key) - kept.center)) : ~key;
@@ -189,7 +189,7 @@ __device__ __forceinline__ int find_crossing(const Row& row, double fraction, in
         if (threadIdx.x % 32 >= distance) up_to += other;
     }
     if (threadIdx.x % 32 == 31) crossing.warp_sums[threadIdx.x / 32] = up_to;
-    __syncthreads();  // the sums of all warps are there
+    __syncthreads();  // the sums of all warps are written
     Word running = before + up_to - sum;
     Word total = 0;
     for (int warp = 0; warp < BLOCK_SIZE / 32; ++warp) {

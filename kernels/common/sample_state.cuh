@@ -1,7 +1,7 @@
 // sample_state: the sampler's state on the card for each KV row, and the barrier of a row's blocks.
 //
-// A row's state is one stretch of bytes, laid out by struct Row. llmcli/kernels/sample_token.py knows its size, and
-// where the host writes: the RowSampler, bias, marks and mask of each token, and the sequences that have a bias.
+// A row's state is one stretch of bytes, laid out by struct Row. llmcli/kernels/sample_token.py has its size, and where
+// the host writes: the RowSampler, bias, marks and mask of each token, and the sequences that have a bias.
 #pragma once
 
 #include "common/arrival.cuh"
@@ -32,7 +32,7 @@ constexpr unsigned LEFT_BY_BANS = LEFT_BY_MASK | LEFT_BY_BIAS | LEFT_BY_SEQUENCE
 // A result is step << 32 | token id, or with this bit | number of the problem.
 constexpr unsigned IS_PROBLEM = 1u << 31;
 
-// The steps at a temperature above 0. TEXT_SURPRISE follows mirostat: what is drawn moves its mu.
+// The steps at a temperature above 0. TEXT_SURPRISE follows mirostat: the drawn token moves its mu.
 enum Step : unsigned char {
   NO_STEP, TEMPERATURE, TOP_N_SIGMA, TOP_K, TOP_P, MIN_P, TYPICAL_P, XTC, MIROSTAT, TEXT_SURPRISE
 };
@@ -42,7 +42,7 @@ constexpr int MAX_STEPS = 16;
 struct RowSampler {
   double temperature, dynatemp_low, dynatemp_high, dynatemp_exponent, top_n_sigma, top_p, log_min_p, typical_p;
   double xtc_probability, xtc_threshold, mirostat_tau, mirostat_eta;
-  double mirostat_mu;  // before the next draw; the device moves it on
+  double mirostat_mu;  // before the next draw; the device updates it
   double encoder_repetition_penalty, repetition_penalty, presence_penalty, frequency_penalty;
   double dry_amounts[NUM_DRY_AMOUNTS];  // what to add for each further repeated token: -multiplier * base^i
   Word seed;
@@ -53,7 +53,7 @@ struct RowSampler {
   int forced_position;  // -1: nowhere
   int num_sequences;
   int uses_mask;  // the host sends it and a mask before each run that has one
-  unsigned step;  // of the last run, modulo 2^32; the device adds one, the host says where it goes on
+  unsigned step;  // of the last run, modulo 2^32; the device adds one, the host sets where it continues
   Step steps[MAX_STEPS];  // those that are on, in their order; NO_STEP ends them
 };
 static_assert(sizeof(RowSampler) == 744, "sample_token.py packs this many bytes");
@@ -92,13 +92,13 @@ struct FixedSum {
   }
 };
 
-// What is added up over all survivors of a row.
+// The sums over all survivors of a row.
 struct Sums {
   FixedSum total, moment;
   Word count;
 };
 
-// What the blocks of a row add up between two barriers. Only integers: their sums do not depend on the order.
+// The sums of a row's blocks between two barriers. Only integers: their sums do not depend on the order.
 struct Round {
   Word masses[NUM_BINS];
   unsigned counts[NUM_BINS];
@@ -131,7 +131,7 @@ struct Row {
   unsigned num_barriers;
   unsigned num_rounds;  // that are over
 
-  static constexpr size_t STATE = 768;  // behind the sampler
+  static constexpr size_t STATE = 768;  // after the sampler
   static constexpr size_t ROUNDS = STATE + sizeof(RowState);
   static constexpr size_t MEMBERS = ROUNDS + 3 * sizeof(Round);
   static constexpr size_t FINALISTS = MEMBERS + MAX_MEMBERS * sizeof(Member);
@@ -180,7 +180,7 @@ struct Row {
       announce(&state().arrivals, 1);
       wait_for_arrivals(&state().arrivals, num_barriers * gridDim.x);
     }
-    __syncthreads();  // nobody reads before thread 0 has seen all arrive
+    __syncthreads();  // no thread reads before thread 0 has seen all arrive
   }
 
   // The end of the current round: `previous` may be read until the next end. Three rounds take turns: the one cleared
@@ -201,7 +201,7 @@ __device__ __forceinline__ bool is_last_block(const Row& row, const Best& best) 
     row.finalists()[blockIdx.x] = best;
     is_last = arrive(&row.state().finished, ~0u) == gridDim.x - 1;
   }
-  __syncthreads();  // the answer is there
+  __syncthreads();  // the answer is written
   return is_last;
 }
 

@@ -1,17 +1,17 @@
-// shares: the work of attention of decoding, shared out evenly among the blocks of a grid.
-// All splits of all lanes and tiles of heads stand in a line, lane by lane. Each is as long as its tiles of tokens and
-// SPLIT_WEIGHT, the last one of a row also has ROW_WEIGHT. A block takes the splits that begin in its part of the line.
-// So it takes consecutive splits, and at most its first and last row are shared with other blocks.
+// shares: shares the work of attention of decoding out evenly among the blocks of a grid.
+// All splits of all lanes and tiles of heads form a line, lane by lane. The length of each is its tiles of tokens and
+// SPLIT_WEIGHT; the last one of a row also has ROW_WEIGHT. A block takes the splits that begin in its part of the line.
+// So it takes consecutive splits, and shares at most its first and last row with other blocks.
 #pragma once
 
 #include "common/load.cuh"
 #include "common/reduce.cuh"
 #include "common/splits.cuh"
 
-// What a split, and a row, cost beside their tiles, in tiles.
+// The cost of a split, and of a row, besides their tiles, in tiles.
 constexpr int SPLIT_WEIGHT = 1, ROW_WEIGHT = 2;
-// As near to the end of a part a row may begin or end for the part to begin or end there: a row that several blocks
-// share costs each of them a round trip more.
+// If a row begins or ends this close to a part's end, the end moves there: a row that several blocks share costs each
+// of them one more round trip.
 constexpr int REACH = 8;
 
 // Consecutive splits of one lane and tile of heads.
@@ -101,7 +101,7 @@ struct Share {
         end = part_begin(blockIdx.x + 1);
         int end_lane = 0;
         lane = 0;
-        for (int i = threadIdx.x % 32; i < num_lanes; i += 32) {  // lanes that end in front of these places
+        for (int i = threadIdx.x % 32; i < num_lanes; i += 32) {  // lanes that end before these places
             lane += table.ends[i] * num_tiles <= begin;
             end_lane += table.ends[i] * num_tiles <= end;
         }
@@ -139,7 +139,7 @@ struct Share {
 
 private:
     __device__ __forceinline__ int part_begin(int block) const { return block * part + min(block, longer); }
-    // Shorter than a part, so that one end of a part at most moves to the same place.
+    // Shorter than a part, so that at most one end of a part moves to the same place.
     __device__ __forceinline__ int reach() const { return min(REACH, part / 2); }
     __device__ __forceinline__ int lane_begin(int of_lane) const {
         return of_lane == 0 ? 0 : table.ends[of_lane - 1] * num_tiles;

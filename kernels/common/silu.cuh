@@ -9,7 +9,7 @@ __device__ __forceinline__ float swiglu_of(float gate, float up) {
     return __fmul_rn(__fmul_rn(gate, sigmoid), up);
 }
 
-// x / (1 + e^-x), as swiglu.cu has it for 16-bit results, in six instructions. What is below 2^-126 becomes 0.
+// x / (1 + e^-x), as swiglu.cu computes it for 16-bit results, in six instructions. Results below 2^-126 become 0.
 __device__ __forceinline__ float silu_fast(float x) {
     return __fmul_rn(x, reciprocal_fast(__fadd_rn(1.0f, exp2_fast(__fmul_rn(x, -1.4426950408889634f)))));
 }

@@ -8,7 +8,7 @@
 #include "common/registers.cuh"
 #include "common/splits.cuh"
 
-constexpr int MAX_SPAN = 8;   // new tokens of a row; llmcli/runners/base.py knows it too
+constexpr int MAX_SPAN = 8;   // new tokens of a row; also in llmcli/runners/base.py
 constexpr int MAX_LANES = 32;
 constexpr int TILE_COLUMN_BITS = 3, TILE_COLUMNS = 1 << TILE_COLUMN_BITS;  // of one product
 
@@ -20,15 +20,15 @@ struct Span {
     __device__ __forceinline__ int new_begin() const { return position / PAGE_TOKENS * PAGE_TOKENS; }
 };
 
-// All spans of a launch, and their work. What belongs to a span lies at its first lane. An item is a split of a span
-// for one key-value head and up to `columns` columns, which are pairs of a new token and a query head: token * group +
-// head. All items stand in a line: span by span, then head by head, tile of columns by tile, split by split.
+// All spans of a launch, and their work. The data of a span lie at its first lane. An item is a split of a span for one
+// key-value head and up to `columns` columns, which are pairs of a new token and a query head: token * group + head.
+// All items form a line: span by span, then head by head, tile of columns by tile, split by split.
 struct SpanTable {
     Splits<PAGE_TOKENS> splits[MAX_LANES];  // of every token, also its position
     int rows[MAX_LANES], num_tokens[MAX_LANES];
     int most_splits[MAX_LANES];  // that one of its tokens has
     int ends[MAX_LANES];         // of its items
-    unsigned cuts;               // bits of the lanes whose splits do not begin where those of the lane in front do
+    unsigned cuts;               // bits of the lanes whose splits do not begin where those of the lane before do
     int column_bits, group;
 
     __device__ __forceinline__ int columns() const { return 1 << column_bits; }  // of an item at most
@@ -101,13 +101,13 @@ struct SpanPiece {
     }
 };
 
-// The line of items, cut into a share for each block, as even as they can be.
+// The line of items, cut into a share for each block, as evenly as possible.
 struct SpanCut {
-    int part, longer;  // items of a share; so many first blocks have one more
+    int part, longer;  // items of a share; the first `longer` blocks have one more
 
     __device__ __forceinline__ explicit SpanCut(const SpanTable& table) {
-        const int blocks = number_here(gridDim.x), items = table.num_items();  // no registers are left to keep it in
-        part = items <= blocks ? items == blocks : items / blocks;  // few items wait for no division
+        const int blocks = number_here(gridDim.x), items = table.num_items();  // no registers are free to keep it
+        part = items <= blocks ? items == blocks : items / blocks;  // few items need no division
         longer = items - part * blocks;
     }
     __device__ __forceinline__ int begin(int block) const { return block * part + min(block, longer); }
@@ -150,8 +150,8 @@ struct SpanShare {
     }
 };
 
-// The blocks that put together the splits of this block's last piece: those that have some of them as their last items.
-// The block behind them may have some too; it goes on to others.
+// The blocks that merge the splits of this block's last piece: those that have some of them as their last items. The
+// next block may have some too, but continues with others.
 struct SpanMergers {
     int rank, count;  // this block among them
 
@@ -165,14 +165,14 @@ struct SpanMergers {
     }
 };
 
-// The new tokens from ... to - 1, which have their splits begin at the same places: all but once in a long while. And
-// what they see of a split: the cached tokens begin ... end - 1; `visible` is the first that any of them sees.
+// The new tokens from ... to - 1, whose splits nearly always begin at the same places. And what they see of a split:
+// the cached tokens begin ... end - 1; `visible` is the first that any of them sees.
 struct SpanPart {
     int from, to, begin, end, visible;
 
     __device__ __forceinline__ SpanPart(const SpanPiece& piece, int first, int split) {
         const Splits<PAGE_TOKENS>* splits = piece.splits;
-        const unsigned cuts = piece.cuts & ~((2u << first) - 1);  // behind `first`
+        const unsigned cuts = piece.cuts & ~((2u << first) - 1);  // after `first`
         from = first;
         to = cuts == 0 ? piece.span.num_tokens : min(__ffs(cuts) - 1, piece.span.num_tokens);
         begin = splits[from].begin(split);
@@ -183,8 +183,8 @@ struct SpanPart {
     __device__ __forceinline__ int ring_end(const Span& span) const { return min(end, span.new_begin()); }
 };
 
-// A column as the block keeps it; token -1 where there is none. The first tile of columns goes to the first team of
-// warps, the second to the second, and so on in turns; a team's columns lie side by side.
+// A column as the block keeps it; token -1 for an unused one. The first tile of columns goes to the first team of
+// warps, the second to the second, and so on in turns; a team's columns are adjacent.
 struct SpanColumn {
     int token, head;  // of the span's tokens, of all query heads
 
@@ -224,7 +224,7 @@ struct SpanShared {
     static constexpr int ATTENDING_WARPS = TEAMS * WARPS, ATTENDING = 32 * ATTENDING_WARPS;
     static constexpr int THREADS = ATTENDING + 32 * COPIERS;
     // Large blocks are whole groups of four warps. Those that copy leave registers to those that attend. The block has
-    // 168 registers a thread, and shares them all out anew.
+    // 168 registers a thread, and redistributes all of them.
     static constexpr bool MOVES_REGISTERS = TEAMS > 1;
     static constexpr int MOST_REGISTERS = 216, FEWEST_REGISTERS = 72;
     static_assert(!MOVES_REGISTERS || ATTENDING * MOST_REGISTERS + 32 * COPIERS * FEWEST_REGISTERS <= THREADS * 168,
@@ -241,7 +241,7 @@ struct SpanShared {
     };
     static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
     static constexpr int MIXED = ATTENDING_WARPS * COLUMNS / TEAMS * STRIDE;
-    // Blocks that share a multiprocessor have no room to copy while the warps' parts are put together.
+    // Blocks that share a multiprocessor have no room to copy while the warps' parts are merged.
     static constexpr bool MIXES_IN_RING = TEAMS == 1;
     static constexpr int RING_BYTES = STAGES * Ring::BYTES;
 
@@ -250,12 +250,12 @@ struct SpanShared {
     Either<(TEAMS > 1), WideQueries, NarrowQueries> queries[TEAMS];
     float mixed[MIXES_IN_RING ? 4 : MIXED];
     unsigned long long filled[STAGES], emptied[STAGES];
-    SpanPiece piece;  // that the block attends to; no registers are left for it
+    SpanPiece piece;  // that the block attends to; no registers are free for it
     float own_keys[MAX_SPAN][HEAD_DIM], own_values[MAX_SPAN][HEAD_DIM];
     float own_scores[COLUMNS];
     float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
     SpanTable table;
-    SpanShare pieces;  // behind `piece`
+    SpanShare pieces;  // after `piece`
     SpanColumn columns[COLUMNS];
     int seen_end[COLUMNS];  // the end of what a column sees of a part, 0 if it sees nothing
     int has_own[COLUMNS];   // whether the part ends with the column's own token

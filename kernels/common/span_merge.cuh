@@ -1,10 +1,10 @@
-// span_merge: how blocks of attention_span put the parts of a head's splits together, as attention_decode does.
+// span_merge: how blocks of attention_span merge the parts of a head's splits, as attention_decode does.
 #pragma once
 
 #include "common/arrival.cuh"
 #include "common/span_prepare.cuh"
 
-// This block puts together the splits of all columns of a piece; their parts are visible.
+// This block merges the splits of all columns of a piece; their parts are visible.
 template <typename Memory>
 __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& call, const Memory& shared,
                                           const SpanPiece& piece) {
@@ -19,9 +19,9 @@ __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& 
     }
 }
 
-// This block puts its share of a piece's columns and dimensions together; all parts are visible. A warp takes 32
-// dimensions of a column at a time, and copies as many of their parts at once as its share of the ring has room for,
-// which is free. Mostly that is all of them, so it waits for one round trip.
+// This block merges its share of a piece's columns and dimensions; all parts are visible. A warp takes 32 dimensions of
+// a column at a time, and copies as many of their parts at once as fit its share of the ring, which is free. Mostly
+// that is all of them, so it waits for one round trip.
 template <typename Memory>
 __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                             const SpanPiece& piece, const SpanMergers& mergers) {
@@ -67,10 +67,10 @@ __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>
     }
 }
 
-// What a block does when it has written its parts of a piece of several splits. Where they are few, or blocks are small
-// and do not all run at once, the block whose parts are the last to be written puts all of them together. Large blocks
-// run at once and share out many splits. Those that have work behind this piece only tell that their parts are written;
-// the others wait until all are. To wait costs half a microsecond, which few splits do not make up for.
+// What a block does when it has written its parts of a piece of several splits. If there are few, or if blocks are
+// small and do not all run at once, the block that writes its parts last merges all of them. Large blocks run at once
+// and share many splits. Those with work after this piece only signal that their parts are written; the others wait
+// until all are. Waiting costs half a microsecond, which does not pay for few splits.
 template <typename Memory>
 __device__ __forceinline__ void merge_piece(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                             const SpanPiece& piece) {

@@ -6,7 +6,7 @@
 
 constexpr int BLOCK_BARRIER = 1, ATTENDING_BARRIER = 2;  // of all threads, and of those that attend
 
-// The arguments of a launch that its parts need, and what follows from them.
+// The arguments of a launch that its parts need, and values derived from them.
 template <typename KvT>
 struct SpanCall {
     const float *q, *k, *v;
@@ -29,7 +29,7 @@ struct SpanCall {
     __device__ __forceinline__ size_t place_of(int page, int kv_head, int position) const {
         return token_place(page, num_key_value_heads, kv_head, position);
     }
-    // One warp asks for the tokens begin ... end - 1 of a page.
+    // One warp starts copying the tokens begin ... end - 1 of a page.
     template <int HEAD_DIM>
     __device__ __forceinline__ void copy_page(unsigned char* tile, int page, int kv_head, int begin, int end,
                                               int lane) const {
@@ -44,7 +44,7 @@ struct SpanCall {
 };
 
 // The warps that attend prepare a piece: its queries; and if it has new tokens, their tiles, own keys and own values.
-// They share out the heads, and ask for all of them together.
+// They share the heads, and load all of them together.
 template <typename Memory>
 __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                         const SpanPiece& piece) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
     }
     copy_async_commit();
     copy_async_wait<0>();
-    sync_threads_of<ATTENDING>(ATTENDING_BARRIER);  // the new tiles are there, and zeros in queries
+    sync_threads_of<ATTENDING>(ATTENDING_BARRIER);  // the new tiles are written, and zeros in queries
 #pragma unroll
     for (int i = 0; i < QUERIES; ++i) {
         const int token = columns[i].token, place = place_of(i);
@@ -160,5 +160,5 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
             if (lane == 0) shared.own_scores[place] = own_score;
         }
     }
-    sync_threads_of<ATTENDING>(ATTENDING_BARRIER);  // queries and own scores are there
+    sync_threads_of<ATTENDING>(ATTENDING_BARRIER);  // queries and own scores are written
 }

@@ -31,7 +31,7 @@ struct SpanStream {
     unsigned long long policy;
     int tile, chunk_begin, span;
     // Places of this lane's 16 bytes in the weights, and in scales and zero points, counted in vectors of 16 bytes. No
-    // registers are left for pointers.
+    // registers are free for pointers.
     unsigned source, aux[AUX_COPIES > 0 ? AUX_COPIES : 1];
 
     __device__ __forceinline__ void begin(int warp, int lane) {
@@ -80,7 +80,7 @@ struct SpanStream {
     }
 
 private:
-    __device__ __forceinline__ static int first_tile() {  // computed anew: no register is left for it
+    __device__ __forceinline__ static int first_tile() {  // recomputed: no register is free for it
         return blockIdx.x / BLOCKS + threadIdx.x / (32 * PART_WARPS) * (gridDim.x / BLOCKS);
     }
     __device__ __forceinline__ void next_tile(int warp) {
@@ -89,7 +89,7 @@ private:
             tile = first_tile();
             chunk_begin += chunk_spans;
         }
-        span = chunk_begin + warp;  // in the end past the last one
+        span = chunk_begin + warp;  // at last beyond the last one
     }
     __device__ __forceinline__ static bool is_scale(int i, int lane) {
         return ZERO_VECTORS == 0 || 32 * i + lane < SCALE_VECTORS;

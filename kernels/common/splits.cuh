@@ -1,15 +1,15 @@
-// splits: the parts into which attention of decoding cuts a row's tokens, and how their results are put together. Cuts
-// depend on the position alone, and everything is added in a fixed order. So a row's bits depend neither on the rows
-// beside it nor on who computes a split. A split's tiles go to WARPS warps in turns: warp, warp + WARPS, ...
+// splits: the parts into which attention of decoding cuts a row's tokens, and how their results are merged. Cuts depend
+// on the position alone, and everything is added in a fixed order. So a row's bits depend neither on other rows nor on
+// which block computes a split. A split's tiles go to WARPS warps in turns: warp, warp + WARPS, ...
 #pragma once
 
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
 constexpr int WARPS = 4;
-// The fewest tokens in a split. Fewer are read sooner than another part is combined.
+// The fewest tokens in a split. Fewer are read faster than one more part is combined.
 constexpr int MIN_SPLIT_TOKENS = 128;
-// Parts of splits that are put together at a time.
+// Parts of splits that are merged at a time.
 constexpr int PARTS_AT_ONCE = 8;
 
 // A head's part of a split in memory: the weighted values, maximum, sum, 2 unused.
@@ -41,7 +41,7 @@ struct Splits {
     __device__ __forceinline__ int end(int split) const { return min(position, start + (split + 1) * tokens); }
 };
 
-// Puts together what the warps have found of a split for one head: maxima and sums [WARPS][HEAD_TILE].
+// Merges the results of a split's warps for one head: maxima and sums [WARPS][HEAD_TILE].
 template <int HEAD_TILE>
 struct WarpMerge {
     float maximum, sum, weights[WARPS];
@@ -76,7 +76,7 @@ private:
     }
 };
 
-// Puts together four dimensions of a head's parts of splits, PARTS_AT_ONCE at a time.
+// Merges four dimensions of a head's parts of splits, PARTS_AT_ONCE at a time.
 struct SplitMerge {
     float2 found;  // maximum, sum
     float4 mixed;

@@ -80,7 +80,7 @@ __device__ __forceinline__ constexpr int scale_place(int row) {
     return row * SCALES_A_HALF<ScaleT> / HALF_ROWS;
 }
 
-// Units side by side that are multiplied together. With scales they have 128 inputs: sums of these become fp32
+// Neighbouring units that are multiplied together. With scales they have 128 inputs: sums of these become fp32
 // at once. A matrix has whole spans.
 template <typename WeightT>
 constexpr int SPAN_UNITS = 1;
@@ -110,7 +110,7 @@ struct Groups {
     static constexpr int UNITS = IS_GROUPED && GROUP_SIZE > UNIT_INPUTS ? GROUP_SIZE / UNIT_INPUTS : 1;
     static constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>;
     static constexpr int PER_SPAN = IS_GROUPED && GROUP_SIZE < SPAN_INPUTS ? SPAN_INPUTS / GROUP_SIZE : 1;
-    // Groups side by side in the four lanes t of a row, and groups one after another within a lane.
+    // Groups next to each other in the four lanes t of a row, and groups one after another within a lane.
     static constexpr int ACROSS_LANES = PER_UNIT < 4 ? PER_UNIT : 4;
     static constexpr int WITHIN_LANE = PER_UNIT / ACROSS_LANES;
     static_assert(!IS_GROUPED || (GROUP_SIZE & (GROUP_SIZE - 1)) == 0, "a group size is a power of two");
@@ -126,7 +126,7 @@ struct Groups {
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
 
-// The four e4m3 codes of a word as fp16, the first two and the last two. Every number is one of fp16's, too.
+// The four e4m3 codes of a word as fp16, the first two and the last two. fp16 has all of these numbers.
 __device__ __forceinline__ void widen_fp8(unsigned word, unsigned& first, unsigned& last) {
 #if __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
@@ -134,7 +134,7 @@ __device__ __forceinline__ void widen_fp8(unsigned word, unsigned& first, unsign
         : "=r"(first), "=r"(last)
         : "r"(word));
 #else
-    // Exponent and mantissa at the places of fp16's, whose bias is 8 more, which the product makes good.
+    // Exponent and mantissa at the places of fp16's, whose bias is 8 more; the product corrects that.
     const __half2 unit = __half2half2(__float2half_rn(256.0f));
     const unsigned low = __byte_perm(word, 0, 0x1404), high = __byte_perm(word, 0, 0x3424);
     first = as_bits(__hmul2(as_half2((low & 0x80008000u) | (low >> 1 & 0x3f803f80u)), unit));

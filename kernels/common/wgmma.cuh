@@ -1,13 +1,13 @@
 // wgmma: the tensor-core product of four warps, 64 rows x 8 to 256 columns, for sm_90a; and bulk copies for it.
 //
-// The four warps hold a in registers, warp w its rows 16w .. 16w+15; b lies in shared memory. The product runs beside
-// the warps: between wgmma_begin and wgmma_wait nobody may touch a, b or d. Source: PTX ISA, wgmma.mma_async.
+// The four warps hold a in registers, warp w its rows 16w .. 16w+15; b lies in shared memory. The product runs while
+// the warps continue: between wgmma_begin and wgmma_wait do not use a, b or d. Source: PTX ISA, wgmma.mma_async.
 #pragma once
 
 #include "common/barrier.cuh"
 #include "common/registers.cuh"
 
-// Where columns of 16-byte pieces lie: 8 columns of one piece side by side (128 bytes), `piece_bytes` from one piece of
+// Where columns of 16-byte pieces lie: 8 columns of one piece are adjacent (128 bytes), `piece_bytes` from one piece of
 // a column to its next one. No swizzle: the 128 bytes that are read together hit all banks once.
 __device__ __forceinline__ unsigned long long columns_at(unsigned address, unsigned piece_bytes) {
     return static_cast<unsigned long long>((address & 0x3ffff) >> 4) |
@@ -122,17 +122,17 @@ LLMCLI_WGMMA_HALVES("256", 128,
 #undef LLMCLI_WGMMA_HALF
 #undef LLMCLI_WGMMA
 
-// Keeps the compiler from moving anything that uses these sums to before this place, such as a wgmma_wait.
+// Keeps the compiler from moving any use of these sums to before this place, such as a wgmma_wait.
 template <int NUM_VALUES>
 __device__ __forceinline__ void hold(float (&sums)[NUM_VALUES]) {
 #pragma unroll
     for (int i = 0; i < NUM_VALUES; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Orders what this thread has read and written in shared memory with what the asynchronous side does there behind the
-// next barrier. Call it behind the barrier that says that copy_async's data has arrived, before wgmma reads it; and
-// before a place that ordinary loads have read is given back to copy_bulk. Without it a load that waits for the
-// tensor cores' reads may come after the copy that it allowed: measured, in one of ten launches of gemm_codes.
+// Orders this thread's reads and writes in shared memory before those of asynchronous operations after the next
+// barrier. Call it after the barrier that signals copy_async's data, before wgmma reads it; and before a place that
+// ordinary loads have read is freed for copy_bulk. Without it a load that waits for the tensor cores' reads may come
+// after the copy that it allowed: measured, in one of ten launches of gemm_codes.
 __device__ __forceinline__ void fence_async_side() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -169,7 +169,7 @@ __device__ __forceinline__ void copy_bulk_to_sharers(unsigned destination, const
     }
 }
 
-// Brings a multiple of 16 bytes into L2, and waits for nothing.
+// Brings a multiple of 16 bytes into L2, without waiting.
 __device__ __forceinline__ void prefetch_bulk(const void* source, int num_bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(num_bytes) : "memory");

@@ -2,11 +2,11 @@
 //
 // [block of 128 tokens][step of 64 inputs][token][128 bytes], a block's step in the swizzle of 128 bytes (wgmma.cuh): a
 // token's 16 bytes number i lie at i ^ token % 8. So one bulk copy brings a step, or any eight tokens of it.
-// A lane t of the tensor cores has 16 inputs of a step that are neighbours, a run, because tiles hold weights so. Of
-// them the k-step s takes the inputs 4s .. 4s+3: two pairs, in word t of the 16 bytes 2s and 2s + 1. Units of 64 inputs
-// (8-bit weights) are a step: run r belongs to lane r % 4. Units of 128 (int4) are two, and the runs of a lane are
-// neighbours. Units of 32 (16 bits) are half of one: a lane's run is 8 neighbours of either unit. Inputs past the last
-// one are zeros up to whole spans of 128.
+// A lane t of the tensor cores has 16 neighbouring inputs of a step, a run, because tiles hold weights so. The k-step s
+// takes the inputs 4s .. 4s+3 of a run: two pairs, in word t of the 16 bytes 2s and 2s + 1. Units of 64 inputs (8-bit
+// weights) are a step: run r belongs to lane r % 4. Units of 128 (int4) are two, and the runs of a lane are neighbours.
+// Units of 32 (16 bits) are half of one: a lane's run is 8 neighbours of either unit. Inputs past the last one are
+// zeros up to whole spans of 128.
 #pragma once
 
 #include "common/types.cuh"

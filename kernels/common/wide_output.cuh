@@ -24,8 +24,8 @@ struct WideShape {
     }
 };
 
-// Calls `write` for a lane's results that `exists` knows, by token and half tile. No branch comes between two of them:
-// that would have them one after the other.
+// Calls `write` for those of a lane's results that exist (`exists`), by token and half tile. No branch comes between
+// two calls, which would serialize them.
 template <int TOKENS, typename Write, typename Exists>
 __device__ __forceinline__ void write_results(const float (&sums)[TOKENS / 2], const float2* scales,
                                               const float (&bias)[2], float* place, unsigned stride, Write write,
@@ -45,9 +45,9 @@ __device__ __forceinline__ void write_results(const float (&sums)[TOKENS / 2], c
     }
 }
 
-// Lane 4g + t of a warp with these sums has of its tile the rows g and g + 8 of the tokens 8i + 2t and 8i + 2t + 1, as
+// Lane 4g + t of a warp with these sums has the rows g and g + 8 of its tile for the tokens 8i + 2t and 8i + 2t + 1, as
 // wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`. Only the first part
-// is biased, or added; the tokens of others lie side by side in `out`.
+// is biased, or added; the tokens of others are contiguous in `out`.
 template <int TOKENS>
 __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], const float* scales,
                                              const float* __restrict__ biases, float* out, const WideShape& shape,
@@ -63,7 +63,7 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     float* place = out + static_cast<size_t>(first_token + 2 * t) * stride + column;
     const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
     const auto store = [](float* at, float value) { *at = value; };
-    // Nobody else adds there; but no thread waits for the number before.
+    // No other thread adds there; but this way no thread waits for the old number.
     const auto add = [](float* at, float value) { atomicAdd(at, value); };
     const auto is_any = [](int, int) { return true; };
     const auto is_there = [&](int token, int half) { return token < count && (half == 0 || has_second); };
@@ -81,8 +81,8 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     }
 }
 
-// Makes silu(gate) * up of a lane's sums, which stay there, and writes what `scaled` makes of them by token. Returns
-// the largest magnitude, also of tokens that are not there. No branch comes between two results, as above.
+// Computes silu(gate) * up of a lane's sums, in place, and writes what `scaled` makes of them by token. Returns the
+// largest magnitude, also of tokens that do not exist. No branch comes between two results, as above.
 template <int TOKENS, typename Scaled>
 __device__ __forceinline__ float write_pairs(float (&sums)[TOKENS / 2], const float2* scales, float of_gate,
                                              float of_up, unsigned char* word, Scaled scaled) {
@@ -145,8 +145,8 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const flo
     }
 }
 
-// Gives out the scales of SWIGLU's results, in its second launch. Returns whether any is not 1, so that results have to
-// be written again. A whole block calls it.
+// Writes the scales of SWIGLU's results, in its second launch. Returns whether any is not 1, so that results must be
+// written again. A whole block calls it.
 template <int BLOCK_SIZE>
 __device__ __forceinline__ bool gives_scales(int num_tokens, const unsigned* largest, float* out_scales) {
     grid_dependency_wait();

@@ -1,8 +1,8 @@
-// wide_weights: what a lane has of a tile's step of 64 inputs: loaded early, and widened to fp16 when it is needed.
+// wide_weights: a lane's part of a tile's step of 64 inputs: loaded early, and widened to fp16 when it is needed.
 //
 // Lane 4g + t has 16 neighbours of the rows g and g + 8. They have one scale each, as groups are of 16 inputs or more.
 // Widened they are what dequantize writes, bit for bit: exact codes times the scale, rounded to fp32, then to fp16.
-// Products are made in fp16, two in one instruction, where that comes to the same.
+// Products are made in fp16, two in one instruction, if the result is the same.
 #pragma once
 
 #include "common/load.cuh"
@@ -60,7 +60,7 @@ struct WideWeights {
     using Scales = WideScales<WeightT, ScaleT, IS_PLAIN>;
 
     unsigned words[2][WORDS];  // of the rows g and g + 8
-    ScaleT scales[2];  // not yet floats: that would wait for them
+    ScaleT scales[2];  // not yet floats: converting would wait for them
     int zeros[2];
 
     __device__ __forceinline__ void load_words(const unsigned char* place) {
@@ -87,8 +87,8 @@ struct WideWeights {
         if (!IS_PLAIN && has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
     }
 
-    // As a of the four k-steps. Plain weights choose their way for the whole warp: a branch in which lanes may part
-    // costs instructions on both ways.
+    // As a of the four k-steps. Plain weights choose their form for the whole warp: a divergent branch costs
+    // instructions on both paths.
     __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales& by) const {
         if (IS_PLAIN && __builtin_expect(by.is_sum, 1)) {
 #pragma unroll
@@ -182,8 +182,8 @@ struct WideFloats {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     static constexpr int STEP_BYTES = 2 * UNIT_BYTES, SPAN_BYTES = 2 * STEP_BYTES;
     static constexpr bool IS_INT4 = false;
-    // The compiler does not know that this is one. Without a multiplication it copies words to where the tensor cores
-    // find them, while these still read the words before (seen in the machine code, and in wrong sums).
+    // The compiler does not know that this is one. Without a multiplication it copies words into the registers of the
+    // tensor cores' operands, while these still read the words before (seen in the machine code, and in wrong sums).
     struct Scales {
         unsigned one;
 
@@ -228,7 +228,7 @@ struct WideWeights<__nv_bfloat16, float, false> : WideFloats<__nv_bfloat16> {};
 // The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
 template <typename WeightT, typename ScaleT, bool IS_PLAIN>
 struct WideScales {
-    // Whether codes are multiplied as they lie. As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 in bits 4
+    // Whether codes are multiplied unchanged. As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 in bits 4
     // to 7 (c + 8) * 2^-20. That times 2^24 or 2^20 scales, less 128 or 8 scales, all exact, rounds once: to c scales.
     // `halves` are 2^24 or 2^20 scales then.
     static constexpr float LIFT = WideWeights<WeightT, ScaleT, IS_PLAIN>::IS_INT4 ? 0x1p20f : 0x1p24f;
@@ -245,7 +245,7 @@ struct WideScales {
         }
         if constexpr (IS_PLAIN) {
             halves = __floats2half2_rn(wide[0] * LIFT, wide[1] * LIFT);
-            // They are to be finite and 1 or more. Then their exponents, 5 bits, are 15 to 30, and 16 to 31 with one
+            // They must be finite and at least 1. Then their exponents, 5 bits, are 15 to 30, and 16 to 31 with one
             // more: only those have the first of the 5 bits.
             is_sum = __all_sync(0xffffffffu, (~(as_bits(halves) + 0x04000400u) & 0x40004000u) == 0);
             less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17

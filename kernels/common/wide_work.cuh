@@ -13,7 +13,7 @@ template <int TOKENS>
 struct WideWork {
     static constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES;
     int rank, num_steps, num_tiles, num_token_blocks, num_parts, num_pieces, first, stride;
-    bool is_split;  // the 64 results of SWIGLU are to be a step of the next product's inputs
+    bool is_split;  // the 64 results of SWIGLU must be a step of the next product's inputs
 
     __device__ __forceinline__ WideWork(const WideShape& shape, int rank_in_cluster) {
         rank = rank_in_cluster;
@@ -33,7 +33,7 @@ struct WideWork {
         return block * SHARERS * MULTIPLIERS +
                (is_split ? warp / 2 * 4 + rank * 2 + warp % 2 : rank * MULTIPLIERS + warp);
     }
-    // Where `byte` of a step of an item's tokens lies in an image of so many steps.
+    // Where `byte` of a step of an item's tokens lies in an image of `steps` steps.
     __device__ __forceinline__ size_t image_place(int item, int step, int steps, int byte) const {
         byte += item % num_token_blocks * STEP_BYTES;
         const size_t image_step = static_cast<size_t>(byte / IMAGE_STEP_BYTES) * steps + step;
@@ -42,7 +42,7 @@ struct WideWork {
 };
 
 // Copies a block's share of tokens, step by step, into the stages of both blocks. A whole warp calls it; with
-// FETCHES_AHEAD it also asks for the weights of all warps, so that they lie in L2 when these load them.
+// FETCHES_AHEAD it also fetches the weights of all warps, so that they are in L2 when these load them.
 template <typename Weights, bool FETCHES_AHEAD, int STAGES, int TOKENS, typename ScaleT>
 __device__ __forceinline__ void copy_tokens(const WideWork<TOKENS>& work, const WideShape& shape,
                                             const unsigned char* tiles, const ScaleT* scales,
@@ -81,7 +81,7 @@ __device__ __forceinline__ void copy_tokens(const WideWork<TOKENS>& work, const 
     }
 }
 
-// Copies what SWIGLU leaves in `staging`, item by item, to the next product's image. One thread calls it.
+// Copies SWIGLU's results from `staging`, item by item, to the next product's image. One thread calls it.
 template <int TOKENS>
 __device__ __forceinline__ void copy_results(const WideWork<TOKENS>& work, int num_outputs, unsigned char* staging,
                                              unsigned char* out, unsigned long long* staged,
@@ -94,7 +94,7 @@ __device__ __forceinline__ void copy_results(const WideWork<TOKENS>& work, int n
         const int step = item / work.num_token_blocks * SHARERS + work.rank;
         barrier_wait(staged, parity);
 #pragma unroll
-        for (int byte = 0; byte < STEP_BYTES; byte += IMAGE_STEP_BYTES) {  // what lies side by side in an image
+        for (int byte = 0; byte < STEP_BYTES; byte += IMAGE_STEP_BYTES) {  // contiguous parts of an image
             store_bulk(out + work.image_place(item, step, steps, byte), shared_address(staging + byte),
                        IMAGE_STEP_BYTES);
         }

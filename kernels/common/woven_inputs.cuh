@@ -2,7 +2,7 @@
 //
 // stage_spans (activations.cuh) stages all inputs before a block multiplies any; with several rows that takes longer
 // than the ring of copies lasts. Here the warps that multiply the same spans stage them in turns, each some rows of
-// each span, while they multiply the first tile. The loads of a turn are under way during the turn before.
+// each span, while they multiply the first tile. The loads of a turn run during the turn before.
 #pragma once
 
 #include "common/activations.cuh"
@@ -29,7 +29,7 @@ struct WovenInputs {
         }
     }
 
-    // Stages this turn behind `place`, where its first span lies, and starts the loads of the next one. Later its
+    // Stages this turn from `place` on, where its first span lies, and starts the loads of the next one. Later its
     // squares go to `squares`: every warp that reads the digits waits for them.
     __device__ __forceinline__ void stage(uint4* place, int span_vectors, const InputRows& rows, int span, int end,
                                           float (&sums)[PASSES], int part, int lane) {

@@ -28,8 +28,8 @@ namespace {
 constexpr int TILE_ROWS = 16;
 constexpr int STRIP_TILES = 4;
 constexpr int STRIP_ROWS = STRIP_TILES * TILE_ROWS;
-// What a thread multiplies with all tokens before it goes on: so many inputs of as many strips as take half of a cache
-// of 1 MiB.
+// What a thread multiplies with all tokens before it continues: this many inputs, of as many strips as take half of a
+// cache of 1 MiB.
 constexpr int PANEL_INPUTS = 2048, PANEL_BYTES = 512 * 1024;
 
 // Tiles by tokens whose sums stay in registers: AVX-512 has 32 of 16 sums, AVX2 has 16 of 8.
@@ -46,8 +46,8 @@ struct CodesMatrix {
     int32_t num_bits, num_rows, num_inputs, chunk_inputs, num_chunks, group_chunks, num_groups;
 };
 
-// Activations as integers, block of tokens by block: what is read together lies together, or caches of few ways keep
-// little of it. Shapes of a block: digits [num_chunks][tokens][chunk_inputs]; scales, sums [num_chunks][tokens]
+// Activations as integers, block of tokens by block: data read together lie together, or caches of few ways keep little
+// of it. Shapes of a block: digits [num_chunks][tokens][chunk_inputs]; scales, sums [num_chunks][tokens]
 struct Activations {
     int16_t* digits;
     float* scales;
@@ -120,7 +120,7 @@ inline Shorts weights_of(__m256i bytes, int half) {
     return widen(_mm256_sub_epi8(codes, _mm256_set1_epi8(8)));
 }
 
-// Products of TILES tiles from `row` on with a block of TOKENS tokens, added to those of the chunks in front.
+// Products of TILES tiles from `row` on with a block of TOKENS tokens, added to those of the chunks before.
 template <int BITS, int TILES, int TOKENS>
 void multiply(const CodesMatrix& matrix, const Activations& x, int row, Chunks chunks, Block block, float* y) {
     const int tile = row / TILE_ROWS;
@@ -219,7 +219,7 @@ void multiply_strips(const CodesMatrix& matrix, const Activations& x, int begin,
 
 }  // namespace
 
-// Threads take a panel of strips when they are done with one: a thread may be kept from its core for a while.
+// A thread takes the next panel of strips when it is done with one: a thread may lose its core for a while.
 extern "C" void multiply_codes(const CodesMatrix* matrix, const float* x, int num_tokens, float* y, int num_threads) {
     const int num_strips = matrix->num_rows / STRIP_ROWS;
     const int cached_strips = PANEL_BYTES / (PANEL_INPUTS * STRIP_ROWS * matrix->num_bits / 8);
@@ -230,7 +230,7 @@ extern "C" void multiply_codes(const CodesMatrix* matrix, const float* x, int nu
     const std::unique_ptr<float[]> scales(new float[places]);
     const std::unique_ptr<int32_t[]> sums(new int32_t[places]);
     const Activations staged = {digits.get(), scales.get(), sums.get(), num_tokens};
-    // One token is staged before another thread would be awake.
+    // One token is staged before another thread would wake up.
 #pragma omp parallel for collapse(2) schedule(static) num_threads(num_threads) if (num_tokens > 1)
     for (int index = 0; index < num_blocks(num_tokens); index++) {
         for (int chunk = 0; chunk < matrix->num_chunks; chunk++) {

@@ -24,12 +24,12 @@ namespace {
 
 constexpr int PAGE_TOKENS = 16;
 constexpr int LANES = 16;
-// Below so many numbers read, a second thread costs more than it takes over.
+// Below this many numbers read, a second thread costs more than it saves.
 constexpr int64_t SHARED_NUMBERS = 1 << 16;
 
 inline Floats all(float value) { return Floats{} + value; }
 
-// The first `count` numbers, and zeros behind them.
+// The first `count` numbers, then zeros.
 inline Floats load_part(const float* from, int count) {
     Floats part = {};
     memcpy(&part, from, (count < LANES ? count : LANES) * sizeof(float));
@@ -98,12 +98,12 @@ void rotate(float* x, const float* cos, const float* sin, int head_dim) {
     }
 }
 
-// The sums of 16 vectors, each in its place. `sums` is overwritten.
+// The sums of 16 vectors, in order. `sums` is overwritten.
 inline Floats sums_of(Floats* sums) {
     for (int width = LANES / 2; width > 0; width /= 2) {
         for (int i = 0; i < width; i++) {
             const Floats a = sums[i], b = sums[i + width];
-            // Runs of `width` lanes: every second one is of a, the others are of b.
+            // Runs of `width` lanes: they come from a and b in turn.
             Floats low, high;
             if (width == 8) {
                 low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
@@ -148,7 +148,7 @@ inline Places places_of(int page, int begin, int position) {
     return {first > 0 ? first : 0, last < PAGE_TOKENS - 1 ? last : PAGE_TOKENS - 1};
 }
 
-// The query heads that share a key-value head, one after the other. scores has room for all pages that are seen.
+// The query heads that share a key-value head, one after the other. scores has room for all visible pages.
 void attend_head(const TokenAttention& layer, const float* query, size_t head, const int64_t* pages, int begin,
                  int position, float* scores, float* y) {
     const int head_dim = layer.head_dim, first_page = begin / PAGE_TOKENS, last_page = position / PAGE_TOKENS;
@@ -213,7 +213,7 @@ extern "C" void swiglu(const float* gate, const float* up, int64_t size, float* 
     }
 }
 
-// Norms and rotates the heads of a token, stores its key and value, and lets it see the tokens from `begin` on.
+// Norms and rotates the heads of a token, stores its key and value, and attends to the tokens from `begin` on.
 extern "C" void attend(const TokenAttention* layer, float* query, float* key, const float* value, const float* cos,
                        const float* sin, const int64_t* pages, int begin, int position, float* y, int num_threads) {
     const int head_dim = layer->head_dim, num_heads = layer->num_heads, num_kv_heads = layer->num_kv_heads;

@@ -38,7 +38,7 @@ __device__ __forceinline__ float over_block(float value) {
     return over_warp<IS_SUM>(lane < blockDim.x / WARP ? parts[lane] : IS_SUM ? 0.0f : LOWEST);
 }
 
-// Writes the softmax of `score(key)` over the keys below num_seen, and zeros behind them.
+// Writes the softmax of `score(key)` over the keys below num_seen, and zeros after them.
 template <typename Score>
 __device__ __forceinline__ void write_softmax(Score score, float* out, int num_seen, int num_keys) {
     float largest = LOWEST;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void write_softmax(Score score, float* out, int num_s
     for (int key = num_seen + threadIdx.x; key < num_keys; key += blockDim.x) out[key] = 0.0f;
 }
 
-// Of a head and a query, which a block has.
+// The head and the query of a block.
 __device__ __forceinline__ size_t first_of_row(int num_keys) { return static_cast<size_t>(blockIdx.x) * num_keys; }
 
 // rung mask_in_memory: a kernel adds the bias, another reads the mask and overwrites what it hides, a third makes the

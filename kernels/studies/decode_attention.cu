@@ -51,7 +51,7 @@ __device__ float dot_word(unsigned word, const float4& x) {
 }
 
 // A lane's part of a row times x, 16 codes a load; or times x * norm_weight, and then also of the squares of x. The
-// first loads are under way when it waits for the kernel in front, which writes x and no codes.
+// first loads run while it waits for the previous kernel, which writes x and no codes.
 __device__ float dot_packed(const unsigned char* codes, const float* x, const float* norm_weight, int num_columns,
                             float& squares) {
     constexpr int AHEAD = 8;
@@ -127,21 +127,21 @@ __global__ void v_of(const unsigned char* v_codes, const float* v_scales, const 
     multiply<IS_PACKED>(v_codes, v_scales, normed, out, num_key_value_heads * HEAD_DIM, hidden_size);
 }
 
-// The dimensions i and i + 64 of a head, turned by their angle at a position.
+// The dimensions i and i + 64 of a head, rotated by their angle at a position.
 __device__ float2 turned_pair(const float* head, const float2* cos_sin, int position, int i) {
     const float2 angle = cos_sin[size_t(position) * HALF + i];
     const float first = head[i], second = head[i + HALF];
     return make_float2(first * angle.x - second * angle.y, second * angle.x + first * angle.y);
 }
 
-// Of queries, and of keys, which stand behind them.
+// Of queries, and of the keys that follow them.
 __global__ void rotate(const float* qkv, const float2* cos_sin, float* turned, int position) {
     const int begin = blockIdx.x * HEAD_DIM, i = threadIdx.x;
     const float2 pair = turned_pair(qkv + begin, cos_sin, position, i);
     turned[begin + i] = pair.x, turned[begin + i + HALF] = pair.y;
 }
 
-// Where a head's part of a token stands in the cache.
+// Where a head's part of a token lies in the cache.
 __device__ size_t place_of(const int* page_table, int num_key_value_heads, int kv_head, int token) {
     return token_place(page_table[token / PAGE_TOKENS], num_key_value_heads, kv_head, token) * HEAD_DIM;
 }

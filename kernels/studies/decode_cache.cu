@@ -21,17 +21,17 @@
 #include "common/pages.cuh"
 
 constexpr int THREADS = 256, HEAD_DIM = 128, HALF = HEAD_DIM / 2;
-constexpr int SPLIT_TOKENS = 128;              // of a block, where the tokens are split
+constexpr int SPLIT_TOKENS = 128;              // of a block, if the tokens are split
 constexpr int PART = HEAD_DIM + 4;             // of a split: weighted values, largest score, sum of weights, 2 unused
 constexpr float SCALE = 0.12751743074602467f;  // log2(e) / sqrt(HEAD_DIM): weights are powers of two
 constexpr float NOTHING = -1e30f;              // the score of no token
 
-// Where a head's part of a token stands in the cache.
+// Where a head's part of a token lies in the cache.
 __device__ size_t place_of(const int* page_table, int num_key_value_heads, int kv_head, int token) {
     return token_place(page_table[token / PAGE_TOKENS], num_key_value_heads, kv_head, token) * HEAD_DIM;
 }
 
-// The dimensions i and i + 64 of a head, turned by their angle at a position.
+// The dimensions i and i + 64 of a head, rotated by their angle at a position.
 __device__ float2 turned_pair(const float* head, const float2* cos_sin, int position, int i) {
     const float2 angle = cos_sin[size_t(position) * HALF + i];
     const float first = head[i], second = head[i + HALF];
@@ -100,7 +100,7 @@ __global__ void attend_in_passes(const float* queries, const half* keys, const h
         scores[token] = exp2f(scores[token] - maximum);
         sum += scores[token];
     }
-    sum = tree<false>(sum);  // and every thread's scores are there
+    sum = tree<false>(sum);  // and every thread's scores are written
     if (thread >= HEAD_DIM) return;
     float value = 0.0f;
     for (int token = 0; token <= position; ++token) {
@@ -110,7 +110,7 @@ __global__ void attend_in_passes(const float* queries, const half* keys, const h
     mixed[head * HEAD_DIM + thread] = value / sum;
 }
 
-// A team of 16 lanes takes a token, 8 dimensions a lane, and has four tokens under way.
+// A team of 16 lanes takes a token, 8 dimensions a lane, and loads four tokens at once.
 constexpr int LANES = 16, TEAMS = THREADS / LANES, DIMS = HEAD_DIM / LANES, STEP = 4;
 
 __device__ void widen(const uint4& pack, float (&values)[DIMS]) {
@@ -121,13 +121,13 @@ __device__ void widen(const uint4& pack, float (&values)[DIMS]) {
     }
 }
 
-// What a team has seen so far, for some queries: the largest score, the sum of weights, the weighted sum of values.
+// A team's state for some queries: the largest score, the sum of weights, the weighted sum of values.
 template <int NUM_HEADS>
 struct Seen {
     float queries[NUM_HEADS][DIMS], values[NUM_HEADS][DIMS], maximum[NUM_HEADS], sum[NUM_HEADS];
 
-    // Four tokens, the last ones without weight if fewer are `real`. Where a score is the largest so far, what was
-    // added before is scaled down.
+    // Four tokens, the last ones without weight if fewer are `real`. If a score is the largest so far, the sums before
+    // it are scaled down.
     __device__ void see(const uint4 (&key)[STEP], const uint4 (&value)[STEP], int real) {
         float scores[NUM_HEADS][STEP], own[DIMS];
 #pragma unroll
@@ -166,8 +166,8 @@ struct Seen {
     }
 };
 
-// What a block's teams see of its split, put together: its part, or the result where one split has all tokens. The
-// queries are those of its heads, blockIdx.y * NUM_HEADS and behind, which share a key-value head.
+// Merges the results of a block's teams for its split: its part, or the result if one split has all tokens. The queries
+// are those of its heads, from blockIdx.y * NUM_HEADS on, which share a key-value head.
 template <int NUM_HEADS>
 __device__ void see_split(const float* queries, const half* keys, const half* values, const int* page_table,
                           float* partials, float* mixed, int num_attention_heads, int num_key_value_heads,
@@ -185,7 +185,7 @@ __device__ void see_split(const float* queries, const half* keys, const half* va
     }
     const int begin = blockIdx.x * SPLIT_TOKENS;
     const int end = gridDim.x == 1 ? position + 1 : min(begin + SPLIT_TOKENS, position + 1);
-    // Both teams of a warp stay together, as they shuffle. One behind the end takes tokens in front of it, unweighted.
+    // Both teams of a warp stay together, as they shuffle. One past the end takes earlier tokens, without weight.
     for (int warp_first = begin + team / 2 * 2 * STEP; warp_first < end; warp_first += TEAMS * STEP) {
         const int wanted = warp_first + team % 2 * STEP, first = min(wanted, end - 1) / STEP * STEP;
         const size_t place = place_of(page_table, num_key_value_heads, kv_head, first) + lane * DIMS;
@@ -209,7 +209,7 @@ __device__ void see_split(const float* queries, const half* keys, const half* va
         float maximum = NOTHING, sum = 0.0f, value = 0.0f;
         for (int other = 0; other < TEAMS; ++other) maximum = fmaxf(maximum, maxima[head][other]);
         for (int other = 0; other < TEAMS; ++other) {
-            const float weight = exp2f(maxima[head][other] - maximum);  // 0 of a team without tokens
+            const float weight = exp2f(maxima[head][other] - maximum);  // 0 for a team without tokens
             sum += weight * sums[head][other], value += weight * weighted[head][other][dimension];
         }
         float* part = partials + (size_t(first_head + head) * gridDim.x + blockIdx.x) * PART;

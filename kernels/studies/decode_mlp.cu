@@ -204,8 +204,8 @@ __device__ float dot_word(unsigned word, const float4& x) {
            (__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7443)) - ZERO) * x.w;
 }
 
-// NUM_ROWS rows of codes times x, or times x * norm_weight, and then also the sum of the squares of x. A lane has the
-// first loads of codes under way when it waits for the kernel in front, which writes x and no codes.
+// NUM_ROWS rows of codes times x, or times x * norm_weight, and then also the sum of the squares of x. The first loads
+// of codes in a lane run while it waits for the previous kernel, which writes x and no codes.
 template <int NUM_ROWS>
 __device__ void dot_codes(const unsigned char* const (&rows)[NUM_ROWS], const float* x, const float* norm_weight,
                           int num_columns, float (&sums)[NUM_ROWS], float& squares) {

@@ -18,9 +18,9 @@
 constexpr int TILE = 32;  // tokens, rows and inputs of a block of one warp
 
 // The article's kernel, and with another PITCH the rung padded. A thread has 8 tokens by 4 rows. What is kept of its
-// faults: each tile has a barrier of its own, there is one after every four inputs, the end of a row is asked for at
-// every number (so that some compilers keep some_x and some_codes in memory), and zero points are read again and again.
-// What is not kept: it read zero points beyond the last row.
+// faults: each tile has a barrier of its own, there is one after every four inputs, the end of a row is checked at
+// every number (so that some compilers keep some_x and some_codes in memory), and zero points are read repeatedly.
+// One fault is fixed: it read zero points beyond the last row.
 template <int PITCH>
 __global__ void base_gemm(const float* x, const unsigned char* codes, const float* scales, const unsigned char* zeros,
                           float* out, int num_tokens, int num_rows, int num_inputs) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(128) by_tensor_cores(const __half* x_half, con
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
                 load_matrices(left[m], &x_tile[token + 16 * m + lane % 16][k + lane / 16 * 8]);
-                // Rows of weights are the columns of the product: nothing has to be turned.
+                // Rows of weights are the columns of the product: nothing must be transposed.
                 load_matrices(right[m], &weight_tile[row + 16 * m + lane % 16][k + lane / 16 * 8]);
             }
 #pragma unroll

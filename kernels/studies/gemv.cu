@@ -26,7 +26,7 @@ __device__ float sum_over_warp(float value) {
     return value;
 }
 
-// The sum over a block's threads, for thread 0. The block passes a barrier afterwards before it calls this again.
+// The sum over a block's threads, for thread 0. The block needs a barrier before it calls this again.
 template <int NUM_THREADS>
 __device__ float sum_over_block(float value) {
     __shared__ float sums[NUM_THREADS / WARP];
@@ -38,7 +38,7 @@ __device__ float sum_over_block(float value) {
     return sum;
 }
 
-// The seed's tree: in round s every 2s-th thread adds the sum of its neighbour s further. The threads at work are
+// The seed's tree: in round s every 2s-th thread adds the sum of its neighbour s further. The working threads are
 // spread over all warps, so every warp works in the first rounds, most of its lanes for nothing.
 template <int NUM_THREADS>
 __device__ void add_by_tree(float* sums) {
@@ -58,7 +58,7 @@ __device__ float dot_pack(const uint4& weights, const float4& low, const float4&
            d.y * high.w;
 }
 
-// Rows begin at 16 bytes only if they are whole packs; else every number is read by itself.
+// Rows begin at 16 bytes only if they are whole packs; else every number is read alone.
 __device__ int packs_of_row(int num_columns) { return num_columns % PACK == 0 ? num_columns / PACK : 0; }
 
 // rung thread_a_row: a row for each thread. The 32 addresses of a load are a row apart: each brings 32 bytes from
@@ -147,7 +147,7 @@ __global__ void packed(const half* weight, const float* x, float* out, int num_r
     }
 }
 
-// NUM_ROWS rows a warp; each lane has NUM_LOADS loads of 16 bytes of each of them under way at once.
+// NUM_ROWS rows a warp; each lane runs NUM_LOADS loads of 16 bytes of each of them at once.
 template <int NUM_ROWS, int NUM_LOADS>
 __global__ void by_warp(const half* weight, const float* x, float* out, int num_rows, int num_columns) {
     const int lane = threadIdx.x % WARP, warp = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;

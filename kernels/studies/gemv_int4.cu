@@ -94,7 +94,7 @@ __global__ void warp_a_row(const unsigned char* codes, const float* scales, cons
     if (lane == 0) out[row] = sum * scales[row];
 }
 
-// What one load brings: eight codes a word.
+// The content of one load: eight codes a word.
 template <int NUM_WORDS>
 struct Words {
     alignas(4 * NUM_WORDS) unsigned words[NUM_WORDS];
@@ -143,7 +143,7 @@ __global__ void by_words(const unsigned char* codes, const float* scales, const 
     const int lane = threadIdx.x % WARP, warp = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     const int row = warp * NUM_ROWS, row_bytes = num_columns / 2;
     if (row >= num_rows) return;
-    // Rows begin at whole loads, or else every byte is read by itself.
+    // Rows begin at whole loads, or else every byte is read alone.
     const int num_loads = row_bytes % sizeof(Load) == 0 ? row_bytes / sizeof(Load) : 0;
     const float4* inputs = reinterpret_cast<const float4*>(x);
     const unsigned char* rows[NUM_ROWS];
@@ -170,7 +170,7 @@ __global__ void by_words(const unsigned char* codes, const float* scales, const 
 #pragma unroll
     for (int r = 0; r < NUM_ROWS; ++r) {
         for (int i = num_loads * sizeof(Load) + lane; i < row_bytes; i += WARP) {
-            const float two[8] = {x[2 * i], x[2 * i + 1]};  // what a byte lacks of a word counts nothing
+            const float two[8] = {x[2 * i], x[2 * i + 1]};  // the rest of the word counts nothing
             sums[r].add(rows[r][i], two);
         }
         const float sum = sum_over_warp(sums[r].finish());

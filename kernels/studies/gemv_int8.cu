@@ -60,7 +60,7 @@ __global__ void warp_a_row(const unsigned char* codes, const float* scales, cons
     if (lane == 0) out[row] = sum * scales[row];
 }
 
-// What one load brings: four codes a word.
+// The content of one load: four codes a word.
 template <int NUM_WORDS>
 struct Words {
     alignas(4 * NUM_WORDS) unsigned words[NUM_WORDS];
@@ -75,7 +75,7 @@ __device__ float number_of(unsigned word, int byte) {
     return static_cast<float>(word >> (8 * byte) & 255);
 }
 
-// NUM_ROWS rows a warp; each lane has NUM_LOADS loads of NUM_WORDS words of each of them under way at once.
+// NUM_ROWS rows a warp; each lane runs NUM_LOADS loads of NUM_WORDS words of each of them at once.
 template <int NUM_ROWS, int NUM_WORDS, int NUM_LOADS, bool IS_PERMUTED>
 __global__ void by_words(const unsigned char* codes, const float* scales, const unsigned char* zeros, const float* x,
                          float* out, int num_rows, int num_columns) {
@@ -83,7 +83,7 @@ __global__ void by_words(const unsigned char* codes, const float* scales, const 
     const int lane = threadIdx.x % WARP, warp = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     const int row = warp * NUM_ROWS;
     if (row >= num_rows) return;
-    // Rows begin at whole loads, or else every code is read by itself.
+    // Rows begin at whole loads, or else every code is read alone.
     const int num_loads = num_columns % sizeof(Load) == 0 ? num_columns / sizeof(Load) : 0;
     const float4* inputs = reinterpret_cast<const float4*>(x);
     const unsigned char* rows[NUM_ROWS];
@@ -99,7 +99,7 @@ __global__ void by_words(const unsigned char* codes, const float* scales, const 
         Load loads[NUM_LOADS][NUM_ROWS];
 #pragma unroll
         for (int step = 0; step < NUM_LOADS; ++step) {
-            const int load = min(first + step * WARP, num_loads - 1);  // beyond the end nothing is added
+            const int load = min(first + step * WARP, num_loads - 1);  // nothing is added past the end
 #pragma unroll
             for (int r = 0; r < NUM_ROWS; ++r) loads[step][r] = reinterpret_cast<const Load*>(rows[r])[load];
         }

@@ -14,14 +14,14 @@
 //          NVIDIA's compiler assumes nothing, and instead of spilling it orders the loads so that few registers are
 //          enough. Bounds that ask for one block let it take more; bounds that ask for too many blocks make it spill.
 
-// Where m rows of a thread begin. The last tile begins earlier where ny - 2 is no multiple of M, so that none ends
+// Where m rows of a thread begin. If ny - 2 is not a multiple of M, the last tile begins earlier, so that none ends
 // outside; a few rows are then computed twice.
 template <int M>
 __device__ int first_row(int ny) {
     return min(1 + M * static_cast<int>(blockIdx.y), ny - 1 - M);
 }
 
-// Adds up M rows of results in the order of the article: the plane below, the rows, the plane above.
+// Adds up M rows of results in the article's order: the plane below, the rows, the plane above.
 template <int M, typename Store>
 __device__ __forceinline__ void laplacian_rows(const float* __restrict__ u, float* __restrict__ f, int nx, int ny,
                                                float inverse_hx2, float inverse_hy2, float inverse_hz2,
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(256)
                       [](float* place, float value) { __stcs(place, value); });
 }
 
-constexpr int PLANES = 32;  // that a thread passes through
+constexpr int PLANES = 32;  // planes that a thread passes through
 
-// Keeps M rows of three planes in registers while k goes up: no order of loads can make do with fewer.
+// Keeps M rows of three planes in registers while k goes up: no order of loads needs fewer.
 template <int M>
 __device__ __forceinline__ void laplacian_planes(const float* __restrict__ u, float* __restrict__ f, int nx, int ny,
                                                  int nz, float inverse_hx2, float inverse_hy2, float inverse_hz2,

@@ -15,7 +15,7 @@
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP;
 
-// The sum of a block's values, for all threads. The barrier in front lets it be called again.
+// The sum of a block's values, for all threads. Its first barrier lets it be called again.
 __device__ float sum_over_block(float value) {
     __shared__ float parts[WARPS];
     __syncthreads();

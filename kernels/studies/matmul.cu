@@ -87,10 +87,10 @@ __device__ __forceinline__ void load_four(float* values, const float* place) {
 // launch: register_tiles<<<dim3((num_columns + 127) / 128, (num_rows + 127) / 128), 256>>>
 __global__ void __launch_bounds__(BLOCK_SIZE) register_tiles(const __half* a, const __half* b, float* out,
                                                              int num_rows, int num_columns, int num_inputs) {
-    __shared__ __align__(16) float a_tile[STEP_INPUTS][PITCH];  // turned, so that 4 rows lie side by side
+    __shared__ __align__(16) float a_tile[STEP_INPUTS][PITCH];  // transposed, so that 4 rows are adjacent
     __shared__ __align__(16) float b_tile[STEP_INPUTS][PITCH];
     const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
-    // A thread's rows and columns: four here, and four 64 further, so that 16 threads read 256 bytes side by side.
+    // A thread's rows and columns: four here, and four 64 further, so that 16 threads read 256 adjacent bytes.
     const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
     float sums[8][8] = {};
     for (int first = 0; first < num_inputs; first += STEP_INPUTS) {
@@ -137,8 +137,8 @@ constexpr int B_PITCH = TILE + 8;
 constexpr int STAGE_HALVES = TILE * A_PITCH + STAGE_INPUTS * B_PITCH;
 static_assert(2 * STAGE_HALVES == 18944, "the launches below say this number of bytes");
 
-// Eight halves of a row into shared memory, zeros outside the matrix. Rows of whole vectors go past the registers, and
-// arrive later.
+// Copies eight halves of a row into shared memory, zeros outside the matrix. Rows of whole vectors bypass the
+// registers, and arrive later.
 __device__ __forceinline__ void copy_eight(__half* place, const __half* matrix, int row, int column, int height,
                                            int width) {
     if (width % 8 == 0) {

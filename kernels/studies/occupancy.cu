@@ -33,7 +33,7 @@ __global__ void one_each(const float* __restrict__ x, float* __restrict__ out, i
     if (i < n) out[i] = x[i];
 }
 
-// A thread copies eight elements. All loads stand before the first store, so that they are under way together.
+// A thread copies eight elements. All loads come before the first store, so that they overlap.
 template <typename T>
 __device__ void copy_eight(const T* __restrict__ x, T* __restrict__ out, int count) {
     constexpr int LOADS = 8;
@@ -59,6 +59,6 @@ __global__ void eight_floats(const float* __restrict__ x, float* __restrict__ ou
 // launch: eight_float4<<<(n + 4095) / 4096, 128, 96 * 1024>>>
 __global__ void eight_float4(const float* __restrict__ x, float* __restrict__ out, int n) {
     copy_eight(reinterpret_cast<const float4*>(x), reinterpret_cast<float4*>(out), n / 4);
-    const int last = n / 4 * 4 + threadIdx.x;  // what makes no pack
+    const int last = n / 4 * 4 + threadIdx.x;  // the rest without a whole pack
     if (blockIdx.x == 0 && last < n) out[last] = x[last];
 }

@@ -24,14 +24,14 @@ __device__ const float* row_of(const float* x, int row, int num_columns) {
     return x + static_cast<size_t>(row) * num_columns;
 }
 
-// What one of `num_threads` threads adds up by itself. Neighbouring threads read neighbouring columns.
+// The sum of one of `num_threads` threads. Neighbouring threads read neighbouring columns.
 __device__ float sum_of_columns(const float* row, int num_columns, int thread, int num_threads) {
     float sum = 0.0f;
     for (int i = thread; i < num_columns; i += num_threads) sum += row[i];
     return sum;
 }
 
-// The same with four columns a load. Rows begin at 16 bytes only where whole loads fill a row; others go one by one.
+// The same with four columns a load. Rows begin at 16 bytes only if whole loads fill a row; other columns go singly.
 __device__ float sum_of_packs(const float* row, int num_columns, int thread, int num_threads) {
     const int num_packs = num_columns % 4 == 0 ? num_columns / 4 : 0;
     const float4* packs = reinterpret_cast<const float4*>(row);
@@ -130,7 +130,7 @@ __global__ void row_by_block_downwards(const float* x, float* out, int num_colum
     float sum = sum_of_columns(row_of(x, blockIdx.x, num_columns), num_columns, threadIdx.x, THREADS);
 #pragma unroll
     for (int distance = 1; distance < WARP; distance *= 2) {
-        sum += __shfl_down_sync(0xffffffffu, sum, distance);  // a lane that has no such neighbour gets its own value
+        sum += __shfl_down_sync(0xffffffffu, sum, distance);  // a lane without such a neighbour gets its own value
     }
     if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
     __syncthreads();

@@ -14,7 +14,7 @@
 
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
-// What one of `num_threads` threads adds up by itself. Neighbouring threads read neighbouring columns.
+// The sum of one of `num_threads` threads. Neighbouring threads read neighbouring columns.
 __device__ float sum_of_columns(const float* x, int row, int num_columns, int thread, int num_threads) {
     x += static_cast<size_t>(row) * num_columns;
     float sum = 0.0f;

@@ -41,7 +41,7 @@ __global__ void pair_a_load(float* data, const int* positions, const float* cos_
 // launch: packed<<<dim3(num_tokens, ((num_attention_heads + num_key_value_heads) * head_dim / 8 + 127) / 128), 128>>>
 __global__ void packed(float* data, const int* positions, const float* cos_sin, int num_attention_heads,
                        int num_key_value_heads, int head_dim, int stride) {
-    // The two loads of a thread are half a head apart, so that those of neighbours lie side by side.
+    // The two loads of a thread are half a head apart, so that those of neighbours are adjacent.
     const int packs = head_dim / 8;
     const int index = blockIdx.y * blockDim.x + threadIdx.x, head = index / packs, first = index % packs;
     if (head >= num_attention_heads + num_key_value_heads) return;

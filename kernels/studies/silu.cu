@@ -25,7 +25,7 @@ __global__ void silu_in_single(const float* x, float* out, int num_values) {
     if (i < num_values) out[i] = x[i] / (1.0f + expf(-x[i]));
 }
 
-// Good to some ulp more than the true division; 0 where the divisor exceeds 2^126, as then is the quotient, nearly.
+// Within some ulp more than the true division; 0 where the divisor exceeds 2^126, where the quotient is nearly 0 too.
 __device__ float silu(float value) { return __fdividef(value, 1.0f + __expf(-value)); }
 
 // rung fast: __expf and __fdividef.

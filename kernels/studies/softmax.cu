@@ -89,7 +89,7 @@ __global__ void softmax_of_runs(const float* x, float* out, int num_columns) {
     out += static_cast<size_t>(blockIdx.x) * num_columns;
     const int thread = threadIdx.x, length = num_columns / THREADS;
     const int begin = thread * length, end = thread == THREADS - 1 ? num_columns : begin + length;
-    float maximum = x[begin];  // the row's first column where there are fewer columns than threads
+    float maximum = x[begin];  // the row's first column if there are fewer columns than threads
     for (int i = begin; i < end; ++i) maximum = fmaxf(maximum, x[i]);
     maximum = tree_max(maximum);
     float sum = 0.0f;
@@ -142,7 +142,7 @@ struct MaxSum {
     float maximum, sum;
 };
 
-// What two parts of a row know together.
+// The combined state of two parts of a row.
 __device__ MaxSum merge(MaxSum a, MaxSum b) {
     const float maximum = fmaxf(a.maximum, b.maximum);
     if (maximum == minus_infinity()) return a;  // -inf minus -inf would be NaN
@@ -154,7 +154,7 @@ __device__ MaxSum merge_lanes(MaxSum known, int distance) {
                                __shfl_xor_sync(0xffffffffu, known.sum, distance)});
 }
 
-// What a warp knows of the columns that its lanes take, each every `num_threads`-th: for all of its lanes.
+// A warp's state of the columns of its lanes, each every `num_threads`-th: for all of its lanes.
 __device__ MaxSum warp_max_sum(const float* x, int num_columns, int thread, int num_threads) {
     MaxSum known{minus_infinity(), 0.0f};
     for (int i = thread; i < num_columns; i += num_threads) {
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(THREADS) softmax_in_registers(const float* x, 
     constexpr int STEPS = 8;
     x += static_cast<size_t>(blockIdx.x) * num_columns;
     out += static_cast<size_t>(blockIdx.x) * num_columns;
-    // Rows begin at 16 bytes only where whole loads fill a row.
+    // Rows begin at 16 bytes only if whole loads fill a row.
     const int num_packs = num_columns % 4 == 0 ? min(num_columns / 4, STEPS * THREADS) : 0;
     const int rest = 4 * num_packs + threadIdx.x;
     float4 kept[STEPS];
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(THREADS) softmax_in_registers(const float* x, 
     float sum = 0.0f;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-        if (step * THREADS >= num_packs) break;  // short rows have nothing in the later steps
+        if (step * THREADS >= num_packs) break;  // short rows have no later steps
         float4& pack = kept[step];
         pack = make_float4(expf(pack.x - maximum), expf(pack.y - maximum), expf(pack.z - maximum),
                            expf(pack.w - maximum));

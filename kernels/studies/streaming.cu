@@ -13,7 +13,7 @@
 //          are the first that L2 gives up; they do not pass it by. Where L2 holds the planes under way, nothing is
 //          left to gain.
 
-// A thread computes one point inside. `load` and `store` say how it reads and writes.
+// A thread computes one point inside. `load` and `store` are its way to read and write.
 template <typename Load, typename Store>
 __device__ __forceinline__ void laplacian_point(const float* u, float* f, int nx, int ny, float inverse_hx2,
                                                 float inverse_hy2, float inverse_hz2, float center_factor, Load load,

@@ -18,7 +18,7 @@ struct Best {
     int index;
 };
 
-__device__ Best nothing() { return Best{__int_as_float(0xff800000), 2147483647}; }  // -inf, behind every column
+__device__ Best nothing() { return Best{__int_as_float(0xff800000), 2147483647}; }  // -inf, after every column
 
 // Of equal values that of the lower column is better, so the order of comparing changes nothing.
 __device__ bool is_better(Best a, Best b) { return a.value > b.value || (a.value == b.value && a.index < b.index); }
@@ -32,8 +32,8 @@ __device__ Best best_of_columns(const float* row, int first, int end, int thread
     return best;
 }
 
-// The same with four columns a load; `first` is a multiple of 4. Rows begin at 16 bytes only where whole loads fill a
-// row; others go one by one.
+// The same with four columns a load; `first` is a multiple of 4. Rows begin at 16 bytes only if whole loads fill a row;
+// other columns go singly.
 __device__ Best best_of_packs(const float* row, int num_columns, int first, int end, int thread, int num_threads) {
     const int num_packs = num_columns % 4 == 0 && end > first ? (end - first) / 4 : 0;
     const float4* packs = reinterpret_cast<const float4*>(row + first);

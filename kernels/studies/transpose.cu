@@ -52,7 +52,7 @@ __device__ void through_tile(const float* __restrict__ x, float* __restrict__ ou
             tile[place(y, threadIdx.x)] = x[static_cast<size_t>(row) * num_columns + column];
         }
     }
-    __syncthreads();  // the tile is full
+    __syncthreads();  // the tile is written
 #pragma unroll
     for (int done = 0; done < TILE; done += ROWS_AT_A_TIME) {
         const int y = done + threadIdx.y;

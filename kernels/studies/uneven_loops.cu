@@ -48,7 +48,7 @@ __global__ void by_order(const float* x, const int* num_turns, const int* order,
 struct Pool {
     float values[POOL];
     int turns[POOL];
-    int next;  // element to take; the first ones are dealt out by threadIdx.x
+    int next;  // element to take; threadIdx.x deals out the first ones
 };
 
 // Brings a block's elements into shared memory, and returns how many there are.
@@ -59,7 +59,7 @@ __device__ int fill_pool(Pool& pool, const float* x, const int* num_turns, int n
         pool.turns[i] = num_turns[begin + i];
     }
     if (threadIdx.x == 0) pool.next = BLOCK;
-    __syncthreads();  // the pool is full
+    __syncthreads();  // the pool is written
     return count;
 }
 

@@ -1,4 +1,4 @@
-"""Launcher of kernels/add_parts.cu: the parts of a product, added to its first part or to the residual stream."""
+"""Launcher of kernels/add_parts.cu: adds the parts of a product to its first part or to the residual stream."""
 
 import numpy as np
 

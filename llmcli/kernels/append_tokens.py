@@ -1,4 +1,4 @@
-"""Launcher of append_tokens.cu: norm, rotary and cache of some new tokens, several of them perhaps of one row."""
+"""Launcher of append_tokens.cu: norms, rotates and caches some new tokens; several may be of one row."""
 
 import numpy as np
 
@@ -50,8 +50,8 @@ def append_tokens(
     """Append a token to the cache in each lane, with the bits that attention_decode would append.
 
     First `parts` are added to `qkv`, in order: queries there become their sums, keys and values only in the cache.
-    Row -1 marks a lane that nobody uses. May start before the kernel in front has ended and then reads rows, positions
-    and page_table at once: that kernel must not write them, nor one that it overlaps.
+    Row -1 marks an unused lane. May start before the previous kernel has ended, and then reads rows, positions and
+    page_table at once: that kernel must not write them, nor one that it overlaps.
     Shapes: as for `attention_decode`; parts float32 [num_parts, R, layout.width], for contiguous `qkv`
     Raises: ValueError
     """
@@ -62,7 +62,7 @@ def append_tokens(
     if parts is not None:
         check(kernel, "qkv", qkv, dtype=np.float32, shape=(num_lanes, layout.width))
         check(kernel, "parts", parts, dtype=np.float32, shape=(None, num_lanes, layout.width))
-        num_parts, stride = parts.shape[0], layout.width  # of one token, too, whose row has no next
+        num_parts, stride = parts.shape[0], layout.width  # also for a single token, which has no next row
     num_query_heads = layout.num_attention_heads if num_parts else 0
     if k_norm is not None:
         check(kernel, "k_norm", k_norm, dtype=np.float32, shape=(layout.head_dim,))

@@ -1,4 +1,4 @@
-"""What a launcher asks of its arrays before a kernel reads them, and the C++ name of what they hold.
+"""What a launcher requires of its arrays before a kernel reads them, and the C++ name of their type.
 
 CUDA sees bare pointers: a wrong type, shape, stride or alignment is caught here or nowhere.
 """
@@ -16,7 +16,7 @@ C_TYPES: dict[np.dtype[Any], str] = {
 
 
 class Array(Protocol):
-    """An array on the card, as far as launchers look at it: CuPy's ndarray is one."""
+    """An array on the card, as far as launchers see it, such as CuPy's ndarray."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ def check(
     """Refuse an array that the kernel cannot take.
 
     `dtype` is one type or several; None in `shape` stands for any size. The array must be C-contiguous; with
-    `row_stride` its first axis may have any stride. `aligned` is what its address must be a multiple of, in bytes.
+    `row_stride` its first axis may have any stride. Its address must be a multiple of `aligned` bytes.
     Raises: ValueError naming kernel and argument
     """
     if dtype is not None:

@@ -42,25 +42,25 @@ SPEC = KernelSpec(
     ),
 )
 
-PARTIAL_EXTRA = 4  # beside the weighted values: maximum, sum, and two floats that keep 16-byte alignment
+PARTIAL_EXTRA = 4  # next to the weighted values: maximum, sum, and two floats that keep 16-byte alignment
 _WARPS = 4  # of a split
-_MAX_SPLITS = 256  # combining takes a thread a round trip to L2 for eight
+_MAX_SPLITS = 256  # combining costs a thread one round trip to L2 for every eight
 _MIN_SPLIT_TOKENS = 128
-# By head tile: head_dim up to which a multiprocessor attends to three splits at once, four with codes; beyond to two.
+# By head tile: up to this head_dim a multiprocessor attends to three splits at once, four with codes; above it to two.
 _THREE_SPLITS_HEAD_DIM = {2: 0, 4: 64, 8: 128, 16: 0}
 _WIDE_HEAD_DIM = 128
 
 
 def head_tile(layout: QkvLayout, itemsize: int) -> int:
     """Query heads that one block takes together; keys and values are read once for each tile of a group."""
-    is_wide = layout.head_dim > _WIDE_HEAD_DIM  # fewer heads find room in the registers
+    is_wide = layout.head_dim > _WIDE_HEAD_DIM  # fewer heads fit the registers
     if itemsize == 4:
         return 2 if is_wide else 4
     return 8 if is_wide or layout.group_size <= 8 else 16
 
 
 def grid_heads(layout: QkvLayout, itemsize: int) -> int:
-    """Blocks a row and split takes: the counters of a row."""
+    """Blocks for each row and split; also the number of a row's counters."""
     return layout.num_key_value_heads * -(-layout.group_size // head_tile(layout, itemsize))
 
 
@@ -72,7 +72,7 @@ def _splits_at_once(layout: QkvLayout, itemsize: int) -> int:
 
 
 def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_seq_len: int) -> int:
-    """Parts into which a row's tokens are cut at most: one row fills the card once, and no part is very small.
+    """The most splits of a row's tokens: one row fills the card once, and no split is very small.
 
     Depends on nothing that changes after load, and never on the number of rows, so that a row's bits do not either.
     """
@@ -83,7 +83,7 @@ def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_s
 
 
 def kernel_name(layout: QkvLayout, keys: Array, splits: int) -> str:
-    """The name expression for these heads, this cache, and so many splits a block."""
+    """The name expression for these heads, this cache, and `splits` splits a block."""
     kind, tile = CACHE_TYPES[keys.dtype], head_tile(layout, keys.dtype.itemsize)
     return f"attention_decode<{kind}, {layout.head_dim}, {tile}, {splits}>"
 
@@ -113,16 +113,16 @@ def attention_decode(
     """Attend from the new token of each lane to every token its window shows, after appending it to the cache.
 
     With `is_cached` append_tokens has appended the tokens of this call, and several lanes may be of one row: each sees
-    those before it, and gets the bits that it would get in a call of its own. Else the rows must differ.
-    Row -1 marks a lane that nobody uses: nothing of it is read or written, `out` included.
-    `counters` holds zeros before the first call and after every call. May start before the kernel in front has ended
+    the earlier ones, and gets the bits of a call of its own. Otherwise the rows must differ.
+    Row -1 marks an unused lane: nothing of it is read or written, `out` included.
+    `counters` holds zeros before the first call and after every call. May start before the previous kernel has ended,
     and then reads rows, positions, page_table and, unless `is_cached`, earlier tokens at once: that kernel must not
     write them, nor one that it overlaps.
     Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]
             float32 or None; cos_sin [max_seq_len, head_dim / 2, 2] float32 or None (a layer without rotary); rows,
             positions [R] int32; page_table [num_rows, pages_per_row] int32; keys, values [num_pages,
             num_key_value_heads, PAGE_TOKENS, head_dim], one layer's, in-out; key_scales, value_scales [num_pages,
-            num_key_value_heads, PAGE_TOKENS] float32, in-out, beside codes; partials [R or more, num_attention_heads,
+            num_key_value_heads, PAGE_TOKENS] float32, in-out, with codes; partials [R or more, num_attention_heads,
             max_splits, head_dim + 4] float32; counters [R or more, grid_heads] uint32; out [R, layout.q_size] float32
     Raises: ValueError
     """
@@ -140,7 +140,7 @@ def attention_decode(
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
     num_splits = partials.shape[2]
-    # A block has a multiprocessor to itself if there is one for each head of each lane.
+    # A block has a multiprocessor of its own if there is one for each head of each lane.
     alone = device.num_multiprocessors // (grid_heads(layout, itemsize) * num_lanes)
     splits = _splits_at_once(layout, itemsize) if alone else 1
     blocks_a_head = max(1, min(alone, num_splits))
@@ -196,7 +196,7 @@ def attention_decode(
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeAttentionCost(KernelCost):
-    """The same of a call in which `num_rows` lanes are used."""
+    """The cost of a call that uses `num_rows` lanes."""
 
     num_rows: int
 

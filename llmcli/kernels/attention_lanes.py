@@ -24,7 +24,7 @@ from llmcli.kernels.qkv import (
 MIN_STAGES = 4  # tiles in a ring; with fewer, warps wait for memory
 _COPY_BYTES = 16
 _LINE_BYTES = 128
-# Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
+# Bytes that CUDA reserves for each block: the difference between a block's limit and a multiprocessor's memory.
 _RESERVED_BYTES = 1024
 
 
@@ -47,7 +47,7 @@ def lane_arguments(
     window: int | None,
     out: Array,
 ) -> tuple[Any, ...]:
-    """The first arguments of a kernel that copies tiles of the cache, from `q` to `window`, once they are checked.
+    """Check the arguments of a kernel that copies tiles of the cache; return its first ones, from `q` to `window`.
 
     Raises: ValueError
     """
@@ -91,7 +91,7 @@ def room_for_block(card: CardFacts | Device, blocks: int) -> int:
 
 
 def bytes_of_lone_block(card: CardFacts | Device) -> int:
-    """Shared memory of which a multiprocessor has room for one block alone."""
+    """Shared memory of a block that has a multiprocessor to itself."""
     return lines(room_for_block(card, 2) + 1)
 
 
@@ -106,5 +106,5 @@ def query_bytes(layout: QkvLayout, num_queries: int) -> int:
 
 
 def lines(num_bytes: int) -> int:
-    """Rounded up to lines of 128 bytes."""
+    """Round up to lines of 128 bytes."""
     return -(-num_bytes // _LINE_BYTES) * _LINE_BYTES

@@ -1,4 +1,4 @@
-"""Launcher of attention_prefill.cu: many new tokens of one row against everything cached up to each of them."""
+"""Launcher of attention_prefill.cu: attention of many new tokens of one row to all cached tokens up to each of them."""
 
 import math
 from typing import Any
@@ -69,12 +69,12 @@ def attention_prefill(
     """Attend from n tokens of one row, the first at position `start`, whose keys and values are cached already.
 
     With a window a token sees only that many tokens, itself included. A token's bits do not depend on its chunk. With
-    `cos_sin` queries are rotated first. Rows of an image have no scales. Not every card and cache has these two.
+    `cos_sin` queries are rotated first. Rows of an image have no scales. Some cards and caches lack these two.
     Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; keys, values
             [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim], one layer's; key_scales, value_scales [num_pages,
-            num_key_value_heads, PAGE_TOKENS] float32 beside codes; pages [pages_per_row] int32, the row's page table;
+            num_key_value_heads, PAGE_TOKENS] float32 with codes; pages [pages_per_row] int32, the row's page table;
             cos_sin [max_seq_len, head_dim / 2, 2] float32; out [n, layout.q_size] float32, or rows of an image
-    Raises: ValueError, also where `rotates_queries` and `writes_images` say no
+    Raises: ValueError, also where `rotates_queries` or `writes_images` is False
     """
     check_layout("attention_prefill", layout)
     stride = check_qkv("attention_prefill", qkv, layout)
@@ -173,7 +173,7 @@ def _check_rotary(device: Device, cos_sin: Array, layout: QkvLayout, end: int, d
 def attention_prefill_cost(
     num_tokens: int, start: int, layout: QkvLayout, itemsize: int, window: int | None, out_itemsize: int = 4
 ) -> KernelCost:
-    """What one call needs at least: every visible token once, and the products that are not masked."""
+    """The least that one call needs: every visible token once, and the products that are not masked."""
     seen = sum(range(start + 1, start + num_tokens + 1))
     if window is not None:
         seen = sum(min(position + 1, window) for position in range(start, start + num_tokens))

@@ -55,12 +55,12 @@ class PrefillShape(ctypes.Structure):
 
 
 def takes(device: Device, layout: QkvLayout, dtype: np.dtype[np.generic]) -> bool:
-    """Whether the kernel is for this card and such a cache. The number of tokens must not matter: bits depend on it."""
+    """Whether the kernel takes this card and such a cache. The number of tokens must not matter: bits depend on it."""
     return device.can_wgmma and layout.head_dim == HEAD_DIM and dtype.itemsize == 2
 
 
 def makes_images(dtype: np.dtype[np.generic]) -> bool:
-    """Whether it may write fp16 without scales: means of such values are as small as these."""
+    """Whether it may write fp16 without scales: means of such values are as small as the values."""
     return dtype == np.float16
 
 
@@ -110,7 +110,7 @@ def attention_prefill_wgmma(
 
 
 def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> Form:
-    """The form for so many rows that see up to `num_tokens` tokens.
+    """The form for `num_rows` rows that see up to `num_tokens` tokens.
 
     Where rows see more tokens, two groups of warps share keys and values if the card has too few multiprocessors for
     one group each.

@@ -1,4 +1,4 @@
-"""Launcher of attention_rows.cu: what attention_decode does, for many lanes in one launch, with the same bits."""
+"""Launcher of attention_rows.cu: does what attention_decode does, with the same bits, for many lanes in one launch."""
 
 from typing import Any
 
@@ -29,15 +29,15 @@ MAX_LANES = 256  # in a launch
 _WARPS = 4  # that attend; one more copies, one more prepares queries
 _THREADS = 32 * (_WARPS + 2)
 _PARTS_AT_ONCE = 8
-_MAX_STAGES = 10  # tiles under way in a block; more bring nothing
-# Above it, for head sizes of no whole 32, or with 16 heads a tile registers have room for one block a multiprocessor.
+_MAX_STAGES = 10  # tiles being copied in a block; more save nothing
+# Above it, for head sizes not a multiple of 32, or with 16 heads a tile, registers fit one block a multiprocessor.
 _WIDE_HEAD_DIM = 128
 
 
 class RowsPlan:
     """How one cache's attention is spread over a card; depends on nothing that changes after load.
 
-    Attributes: stages: tiles under way in a block; num_blocks: of every launch; head_tile: query heads a block takes
+    Attributes: stages: tiles being copied in a block; num_blocks: of every launch; head_tile: query heads a block takes
     """
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
@@ -54,7 +54,7 @@ class RowsPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the kernel is for this cache, and a block's shared memory has room for it."""
+        """Whether the kernel takes this cache, and a block's shared memory is large enough."""
         return self._itemsize in (1, 2) and self.stages >= MIN_STAGES
 
     @property
@@ -68,7 +68,7 @@ class RowsPlan:
         return self._shared_bytes(self.stages)
 
     def partials_shape(self, num_splits: int) -> tuple[int, int, int, int]:
-        """Memory for the parts of rows that several blocks share."""
+        """Shape of the memory for the parts of rows that several blocks share."""
         return self.num_blocks, self.num_heads, num_splits, self._layout.head_dim + PARTIAL_EXTRA
 
     def kernel_name(self, dtype: np.dtype[Any]) -> str:
@@ -85,7 +85,7 @@ class RowsPlan:
 
     @property
     def _head_bytes(self) -> int:
-        """What a query head takes: two splits of all warps, eight parts of splits, and what is merged so far."""
+        """Bytes of a query head: two splits of all warps, eight parts of splits, and what is merged so far."""
         head_dim = self._layout.head_dim
         return 4 * (2 * _WARPS * (head_dim + 2) + (_PARTS_AT_ONCE + 1) * head_dim + head_dim // 2)
 
@@ -126,10 +126,10 @@ def attention_rows(
 ) -> None:
     """Do what attention_decode does, bit by bit, for up to MAX_LANES lanes. Keys and values have 16 bits, or are codes.
 
-    Each row is cut into at most as many splits as `partials` has room for. Where attention_decode's `partials` have
-    room for as many, both give a lane the same bits. With room for fewer blocks there are fewer.
+    Each row is cut into at most as many splits as `partials` has room for. If attention_decode's `partials` have the
+    same room, both give a lane the same bits. With room for fewer blocks fewer are started.
     Shapes: as in attention_decode, but partials float32 `RowsPlan.partials_shape(num_splits)`, counters uint32
-            [RowsPlan.num_blocks]; the number of blocks may be another
+            [RowsPlan.num_blocks]; both may be for another number of blocks
     Raises: ValueError, also where `RowsPlan.is_possible` is False
     """
     kernel = "attention_rows"

@@ -1,4 +1,4 @@
-"""Launcher of attention_span.cu: what attention_decode does, for lanes of which several belong to one row."""
+"""Launcher of attention_span.cu: does what attention_decode does, where several lanes may belong to one row."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,16 +26,16 @@ MAX_SPAN = 8  # lanes of one row
 MAX_LANES = 32  # in a launch
 NARROW, WIDE = 8, 32  # pairs of a lane and a query head that a block takes at most
 _WARPS = 4  # of a team that attends
-_MAX_STAGES = 16  # tiles under way in a block; more bring nothing
-_WIDE_HEAD_DIM = 128  # above it registers have room for one narrow block; for head sizes of no whole 32 for two
-_WIDE_FORM_HEAD_DIMS = (32, 64, 128)  # others take more registers than a wide block has
+_MAX_STAGES = 16  # tiles being copied in a block; more save nothing
+_WIDE_HEAD_DIM = 128  # above it registers fit one narrow block; for head sizes not a multiple of 32, two
+_WIDE_FORM_HEAD_DIMS = (32, 64, 128)  # others need more registers than a wide block has
 
 
 class SpanForm:
     """How a block works with one cache; depends on nothing that changes after load.
 
     Attributes: columns: pairs of a lane and a query head that it takes at most; blocks: on a multiprocessor; stages:
-        tiles under way in a block
+        tiles being copied in a block
     """
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int, columns: int):
@@ -53,7 +53,7 @@ class SpanForm:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are enough registers, and a block's shared memory has room for it."""
+        """Whether there are enough registers, and enough shared memory for a block."""
         return self.stages >= MIN_STAGES and (self.columns == NARROW or self._layout.head_dim in _WIDE_FORM_HEAD_DIMS)
 
     @property
@@ -63,7 +63,7 @@ class SpanForm:
 
     @property
     def num_threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * (self._teams * _WARPS + self._copiers)
 
     def kernel_name(self, dtype: np.dtype[Any]) -> str:
@@ -79,13 +79,13 @@ class SpanForm:
         walking = 8 * 2 * stages + 56 + (5 + 4) * 4 * MAX_LANES + 3 * 4 + 8  # barriers, the piece, all rows
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
         of_columns = 2 * 4 * _WARPS * columns + 4 * 4 * columns
-        # Sixteen columns lie as the tensor cores take them, without room between.
+        # Sixteen columns lie as the tensor cores take them, without gaps.
         queries = query_bytes(self._layout, columns) if columns == NARROW else 4 * columns * -(-head_dim // 32) * 32
         return lines(ring + 2 * tile + queries + merging + walking + own + of_columns + 4)
 
 
 class SpanPlan:
-    """The forms in which blocks may work with one cache."""
+    """The forms of blocks for one cache."""
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
         self._group_size = layout.group_size
@@ -95,15 +95,15 @@ class SpanPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the kernel is for this cache on this card."""
+        """Whether the kernel takes this cache on this card."""
         return self._itemsize in (1, 2) and self._narrow.is_possible
 
     def form(self, most_lanes: int) -> SpanForm:
-        """That for rows of so many lanes at most."""
+        """The form for rows of at most `most_lanes` lanes."""
         return self._wide if self._wide.is_possible and most_lanes * self._group_size > NARROW else self._narrow
 
     def num_blocks(self, form: SpanForm, most_lanes: int, num_rows: int, num_splits: int, num_heads: int) -> int:
-        """Narrow blocks have a split each at most; wide ones, of which one is on a multiprocessor, share them out."""
+        """Narrow blocks have at most one split each; wide ones, one on each multiprocessor, share the splits."""
         items = num_splits * num_heads * -(-most_lanes * self._group_size // NARROW) * num_rows
         return items if form.columns == NARROW else min(items, self._num_multiprocessors)
 
@@ -132,8 +132,8 @@ def attention_span(
 ) -> None:
     """Do what attention_decode does for lanes of `num_spans` rows, each with up to MAX_SPAN neighbouring lanes.
 
-    Each token sees those of its row in front of it, and gets the bits that it would get in a call of its own. The rows
-    have consecutive positions. Keys and values have 16 bits, or are codes.
+    Each token sees the earlier ones of its row, and gets the bits of a call of its own. The lanes of a row have
+    consecutive positions. Keys and values have 16 bits, or are codes.
     Shapes: as in attention_decode; counters uint32 [R or more, num_attention_heads]
     Raises: ValueError, also where `SpanPlan.is_possible` is False
     """
@@ -173,7 +173,7 @@ def attention_span(
     form = plan.form(most_lanes)
     num_blocks = plan.num_blocks(form, most_lanes, num_spans, num_splits, layout.num_key_value_heads)
     shared_bytes = form.shared_bytes
-    if num_blocks <= device.num_multiprocessors:  # else several gather on the first one that is free
+    if num_blocks <= device.num_multiprocessors:  # else several gather on the first free multiprocessor
         shared_bytes = max(shared_bytes, bytes_of_lone_block(device))
 
     def cost() -> DecodeAttentionCost:

@@ -1,8 +1,8 @@
 """Compiled kernels on disk, so that a warm start runs no compiler: for each program and architecture a `.cubin` as CuPy
-loads it, and a `.json` of the same name that says what is in it.
+loads it, and a `.json` of the same name that describes it.
 
-The folder may be deleted at any time. What is damaged, half written or open to others is compiled again; what cannot be
-kept there lies in a temporary folder of this process, since CuPy loads files alone.
+The folder may be deleted at any time. Files that are damaged, half written or writable by others are compiled again. If
+files cannot be kept there, they lie in a temporary folder of this process, since CuPy loads only files.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class CachedKernels:
 class KernelCache:
     """Compiled kernels by source, names, architecture, options and compiler version, kept in `folder`.
 
-    `own` are flattened texts by stem that take the place of files, or stand beside them.
+    `own` are flattened texts by stem that replace files or are added to them.
     Attributes: own
     """
 
@@ -59,7 +59,7 @@ class KernelCache:
         self.own = own or {}
 
     def without_own(self) -> "KernelCache":
-        """The same cache of files alone."""
+        """The same cache, from files only."""
         return KernelCache(self._folder, self._sources)
 
     @cached_property
@@ -70,10 +70,10 @@ class KernelCache:
     def get_all(
         self, kernels: Iterable[Kernel], arch: str, on_compile: OnCompile = say_nothing
     ) -> dict[Kernel, CachedKernels]:
-        """These kernels, each a program of its own, from disk or compiled now on all cores.
+        """Get these kernels, each a program of its own, from disk, or compile them now on all cores.
 
-        `on_compile` is called before the first compilation and after each; on a warm start it is not. What was compiled
-        before an error or a Ctrl-C is kept.
+        `on_compile` is called before the first compilation and after each; on a warm start it is not. Kernels compiled
+        before an error or a Ctrl-C are kept.
         Raises: KernelCompileError
         """
         wanted = list(kernels)
@@ -97,8 +97,8 @@ class KernelCache:
         self, missing: Sequence[Kernel], sources: Mapping[str, str], arch: str, on_compile: OnCompile
     ) -> dict[Kernel, CachedKernels]:
         """Compile in threads, and write the results in this one."""
-        # The binding releases Python's lock. NVRTC (since 12.8 at the latest) has one of its own around its front end,
-        # some 50 ms a program; all the rest runs side by side. Processes would spend that much on starting.
+        # The binding releases Python's lock. NVRTC (since 12.8 at the latest) holds its own lock in its front end, some
+        # 50 ms a program; the rest runs in parallel. Processes would spend that much on starting.
         on_compile(0, len(missing))
         target = compiler.nearest_architecture(arch)  # loads the library
         longest_first = sorted(missing, key=lambda kernel: -len(sources[kernel[0]]))
@@ -115,7 +115,7 @@ class KernelCache:
                 on_compile(done, len(missing))
             return entries
         finally:
-            # After an error or a Ctrl-C nobody waits for what is being compiled, which nothing can stop.
+            # After an error or a Ctrl-C do not wait for running compilations, which cannot be stopped.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, compiled: CompiledKernels, source: str, stem: str, name: str, arch: str) -> CachedKernels:
@@ -153,7 +153,7 @@ def _find(cubin: Path) -> CachedKernels | None:
 
 
 def _read(cubin: Path) -> CachedKernels:
-    """Raises: OSError; ValueError for files that are not whole, or not of one compilation."""
+    """Read an entry. Raises: OSError; ValueError for files that are damaged, or from different compilations."""
     sidecar = json.loads(read_private(_sidecar(cubin)))
     try:
         kernels, digest = sidecar["kernels"], sidecar["sha256"]
@@ -166,7 +166,7 @@ def _read(cubin: Path) -> CachedKernels:
 
 
 def _write(cubin: Path, compiled: CompiledKernels) -> CachedKernels:
-    """The description comes last: without it, or beside another one's machine code, there is no entry."""
+    """Write the description last: without it, or next to other machine code, there is no entry."""
     resources = {name: asdict(counts) for name, counts in compiled.resources.items()}
     kernels = {"lowered": compiled.lowered, "resources": resources}
     sidecar = {"kernels": kernels, "sha256": _digest(compiled.cubin, kernels)}
@@ -180,12 +180,12 @@ def _sidecar(cubin: Path) -> Path:
 
 
 def _digest(cubin: bytes, kernels: Any) -> str:
-    """The SHA-256 of the machine code and of what is said about it."""
+    """The SHA-256 of the machine code and of its description."""
     return hashlib.sha256(cubin + json.dumps(kernels, sort_keys=True).encode()).hexdigest()
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file: a reader, or a second writer, sees the whole of it or none. Raises: OSError"""
+    """Write a file: a reader, or a second writer, sees all of it or nothing. Raises: OSError"""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

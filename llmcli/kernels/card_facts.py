@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class CardFacts:
     """The facts of a card that decide about sizes, launches and times.
 
-    Units: bytes, hertz (the highest clock). can_cluster: blocks can form clusters, as from sm_90 on. can_wgmma: four
-    warps can multiply together, as on sm_90 alone.
+    Units: bytes, hertz (the highest clock). can_cluster: blocks can form clusters, from sm_90 on. can_wgmma: four warps
+    can multiply together, on sm_90 only.
     """
 
     num_multiprocessors: int
@@ -19,7 +19,7 @@ class CardFacts:
     l2_bytes: int
 
 
-# An H200. It stands in for a card that is not here, of which the user knows memory and bandwidth alone.
+# An H200. Used for a card that is not here, if the user gives only memory and bandwidth.
 TYPICAL_CARD = CardFacts(
     num_multiprocessors=132,
     shared_bytes_per_block=227 * 1024,

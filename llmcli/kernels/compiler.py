@@ -1,4 +1,4 @@
-"""Kernel source to machine code by NVRTC, the CUDA compiler library. Needs no driver and no card; caches nothing."""
+"""Compiles kernel sources to machine code by NVRTC, CUDA's compiler library. Needs no card or driver; has no cache."""
 
 import importlib
 import re
@@ -12,7 +12,7 @@ from llmcli.kernels import environment
 
 # No fast-math option: kernels call the fast functions by name where their error bound allows it.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
-# Beside a driver NVRTC keeps results of its own, and one from there comes without the assembler's report.
+# With a driver NVRTC caches results of its own; a cached one lacks the assembler's report.
 _UNCACHED = "--no-cache"
 _UNCACHED_SINCE = (12, 9)
 _NAMES = "__nv_name_map"  # the file in which NVRTC looks name expressions up
@@ -24,7 +24,7 @@ _INSTALL = 'pip install "llmcli[cuda13]" (or cuda12) brings it'
 class KernelResources:
     """What one kernel takes on one architecture, as its assembler reports it.
 
-    `waits_for_each_wgmma`: the assembler could not let Hopper's products run side by side, and put a wait behind each.
+    `waits_for_each_wgmma`: the assembler could not overlap Hopper's products, and put a wait after each.
     Units: 32-bit registers a thread; bytes of static shared memory a block, of stack and spills a thread
     """
 
@@ -95,7 +95,7 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as error:
             problem = first_error(nvrtc.getProgramLog(program)) or str(error)
-            if problem.startswith(_NAMES):  # there is no such line that a reader of the source could look up
+            if problem.startswith(_NAMES):  # it names no line of the source
                 problem = f"{problem.partition('error: ')[2]}; what is launched is {' or '.join(names)}"
             raise KernelCompileError(f"kernel {stem} does not compile for {arch}: {problem}") from error
         lowered = {name: str(nvrtc.getLoweredName(program, name)) for name in names}
@@ -112,7 +112,7 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
 def compile_options(folders: Iterable[Path], arch: str) -> tuple[str, ...]:
     """All options of one compilation, which looks for headers in these folders in turn.
 
-    For sm_90 with what only Hopper has (wgmma): such code runs on every card of compute capability 9.0.
+    For sm_90 with Hopper's own operations (wgmma): such code runs on every card of compute capability 9.0.
     """
     target = f"{arch}a" if arch == "sm_90" else arch
     return (f"--gpu-architecture={target}", *OPTIONS, *(f"--include-path={folder}" for folder in folders))

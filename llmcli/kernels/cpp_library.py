@@ -1,7 +1,7 @@
-"""Compiles the C++ of `kernels/cpu` with the machine's own compiler at its first use, and keeps it beside the cubins.
+"""Compiles the C++ of `kernels/cpu` with the machine's own compiler on first use, and keeps it next to the cubins.
 
-A second start runs no compiler. A file may be deleted at any time; what is damaged is compiled again, and so is what
-others could have put there: a library runs as soon as it is loaded.
+A second start runs no compiler. A file may be deleted at any time. A file that is damaged, or that others could have
+written, is compiled again: a library runs as soon as it is loaded.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
 from llmcli.private_folder import private_folder, read_private, temporary_folder
 from llmcli.resources import kernel_cache_folder, resource_folder
 
-# Without contraction a product and its sum round each by itself, on every processor and by every compiler.
+# Without contraction a product and its sum are rounded separately, on every processor and by every compiler.
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 
-# Sets of instructions that the sources make use of.
+# Sets of instructions that the sources use.
 INSTRUCTIONS = {
     "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
     "avx512": ("-march=x86-64-v4",),
@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 def cpp_compiler() -> list[str]:
-    """The command of the C++ compiler: what the variable CXX says, else c++."""
+    """The command of the C++ compiler: the variable CXX, else c++."""
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
 def compiler_problem() -> str | None:
-    """Why the compiler cannot be used, None if it can: a program of one line is compiled, with OpenMP."""
+    """Why the compiler cannot be used, or None: compiles a program of one line, with OpenMP."""
     if shutil.which(cpp_compiler()[0]) is None:
         return f"{cpp_compiler()[0]} not found"
     try:
@@ -60,7 +60,7 @@ def source_folder() -> Path:
 
 
 def source_digest(stem: str) -> str:
-    """The SHA-256 of that source and of the headers beside it, in hexadecimal."""
+    """The SHA-256 of that source and of the headers next to it, in hexadecimal."""
     source = source_folder() / f"{stem}.cpp"
     digest = hashlib.sha256()
     for path in (source, *sorted(source.parent.glob("*.h"))):
@@ -70,10 +70,10 @@ def source_digest(stem: str) -> str:
 
 
 def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctypes.CDLL | None:
-    """All sources as one library for one of `INSTRUCTIONS`, compiled unless that was done before.
+    """Load all sources as one library for one of `INSTRUCTIONS`; compile it first if needed.
 
     `on_compile` is called before and after the compiler runs.
-    Returns: None where it cannot be compiled; the log says why
+    Returns: None if it cannot be compiled; the log says why
     """
     if shutil.which(cpp_compiler()[0]) is None:
         _log.debug("no library for the CPU: %s is not found", cpp_compiler()[0])
@@ -97,8 +97,8 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
         return None
 
 
-# A compiler has children of its own, so its whole group is killed once this process closes a pipe, or ends in any way,
-# which closes it too.
+# A compiler has children of its own. So its whole group is killed once this process closes a pipe, which also happens
+# when this process ends in any way.
 _GUARD = 'exec 3<&0; { cat <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 
 
@@ -117,7 +117,7 @@ def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
                 text=True,
                 timeout=_COMPILE_SECONDS,
                 check=False,
-                env={**os.environ, "TMPDIR": folder},  # where a compiler that is killed leaves its files
+                env={**os.environ, "TMPDIR": folder},  # a killed compiler leaves its files there
                 start_new_session=True,
             )
         finally:
@@ -129,7 +129,7 @@ def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
 
 
 def _find(name: str) -> Path | None:
-    """The library in the cache, if it was written to its end: to open half of one may end the process."""
+    """The cached library, if it was written completely: opening half of one may end the process."""
     try:
         path = private_folder(kernel_cache_folder(), make=False) / name
         content = read_private(path)
@@ -140,7 +140,7 @@ def _find(name: str) -> Path | None:
 
 
 def _keep(content: bytes, name: str) -> Path:
-    """Write the library to the cache, or where that cannot be, to a folder of this process. Raises: OSError"""
+    """Write the library to the cache, or if that fails, to a folder of this process. Raises: OSError"""
     try:
         return _written(private_folder(kernel_cache_folder()) / name, content)
     except OSError as error:
@@ -159,5 +159,5 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _with_digest(content: bytes) -> bytes:
-    """A loader reads what the file's head names, and nothing behind it."""
+    """Append the digest. A loader reads only what the file's head names, so nothing after it."""
     return content + hashlib.sha256(content).digest()

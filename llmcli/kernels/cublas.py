@@ -1,9 +1,9 @@
 """The matrix library of CUDA for prefill: out = x @ W.T with plain rows, accumulated and written in float32.
 
-cuBLASLt, whose algorithms we choose, and keep: none that adds up parts of a sum apart, since how many parts there are
-depends on the number of tokens. So it gets no workspace either. With one it seeks among algorithms that split sums,
-strikes them out, and may be left with one that is ten times slower than the best (docs/log/2026-11-24-prompts.md). CuPy
-has no binding for it, so the functions are called by themselves.
+cuBLASLt, whose algorithms we choose and keep: none that sums in separate parts, as their number depends on the number
+of tokens. So it gets no workspace either. With one it searches algorithms that split sums, rejects them, and may be
+left with one ten times slower than the best (docs/log/2026-11-24-prompts.md). CuPy has no binding for it, so the
+functions are called directly.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _TYPES: dict[np.dtype[Any], int] = {
 _FLOAT32, _INT8, _INT32 = 0, 3, 10
 _ITEMSIZES = {number: dtype.itemsize for dtype, number in _TYPES.items()}
 _COMPUTE_32F = 68  # float32 sums, and for float32 inputs no TF32
-_COMPUTE_32I = 72  # whole sums
+_COMPUTE_32I = 72  # int32 sums
 _DESC_TRANSA, _TRANSPOSED = 3, 1
 _PREF_MAX_WORKSPACE_BYTES, _PREF_REDUCTION_SCHEME_MASK = 1, 3
 _PREF_MIN_ALIGNMENT_BYTES = (5, 6, 8)  # of A, B and D
@@ -44,7 +44,7 @@ _Operands = tuple[tuple[int, int, int], ...]  # type, leading dimension and alig
 
 
 def is_independent_of_tokens(dtype: DTypeLike) -> bool:
-    """Whether a token's product of such inputs has the same bits among any number of other tokens."""
+    """Whether a token's product of such inputs has the same bits with any number of other tokens."""
     return np.dtype(dtype) == np.float16
 
 
@@ -73,7 +73,7 @@ class _Library:
         self._functions = functions
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call one.
+        """Call a function.
 
         Raises: DeviceError
         """
@@ -82,7 +82,7 @@ class _Library:
             raise DeviceError(f"the matrix library's {function} failed with status {status}")
 
     def succeeds(self, function: str, *arguments: Any) -> bool:
-        """Call one; whether it did what it was asked."""
+        """Call a function; return whether it succeeded."""
         return int(getattr(self._functions, function)(*arguments)) == 0
 
     def create(self, kind: str, owner: Any, *arguments: Any) -> ctypes.c_void_p:
@@ -92,7 +92,7 @@ class _Library:
         """
         made = ctypes.c_void_p()
         self.call(f"{kind}Create", ctypes.byref(made), *arguments)
-        # Not given back at the end of the process, where the driver takes everything back.
+        # Not destroyed when the process ends: the driver then frees everything.
         weakref.finalize(owner, getattr(self._functions, f"{kind}Destroy"), made).atexit = False
         return made
 
@@ -108,8 +108,8 @@ class Cublas:
     def __init__(self, device: Device, *, block_tokens: int = 1) -> None:
         """All numbers of tokens within a block of `block_tokens` run the same kernel.
 
-        That kernel may take a fifth longer than one chosen for the number itself. But a card stops all other work to
-        load a kernel that is new to it, 2 ms for each matrix.
+        That kernel may take a fifth longer than one chosen for the number itself. But to load a new kernel, a card
+        stops all other work, 2 ms for each matrix.
         Raises: DeviceError
         """
         self._device = device
@@ -127,7 +127,7 @@ class Cublas:
             self._set("cublasLtMatmulPreference", self._preference, attribute, value)
         self._algorithms: dict[tuple[_Sizes, _Operands], _Algorithm] = {}
         self._one, self._zero = self._factor(1), self._factor(0)
-        # All that is the same in every product.
+        # Everything that is the same in every product.
         self._one_address, self._zero_address = ctypes.byref(self._one), ctypes.byref(self._zero)
         self._workspace_and_stream = (None, ctypes.c_size_t(0), ctypes.c_void_p(device.stream.ptr))
 
@@ -180,7 +180,7 @@ class Cublas:
         return product
 
     def _algorithm(self, product: "_Product") -> _Algorithm:
-        """What is chosen for whole blocks of tokens; if that does not take this product, what is chosen for itself."""
+        """The algorithm chosen for whole blocks of tokens, or if it does not take this product, for the product."""
         num_rows, num_tokens, num_inputs = product.sizes
         whole = -(-num_tokens // self._block_tokens) * self._block_tokens
         algorithm = self._chosen((num_rows, whole, num_inputs), product.operands)
@@ -189,7 +189,7 @@ class Cublas:
         return self._chosen(product.sizes, product.operands)
 
     def _chosen(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
-        """What the library chooses for a product; asked once."""
+        """The library's choice for a product; asked once."""
         if (sizes, operands) not in self._algorithms:
             self._algorithms[sizes, operands] = self.propose(sizes, operands).algorithm
         return self._algorithms[sizes, operands]
@@ -202,7 +202,7 @@ class Cublas:
         return self._library.succeeds("cublasLtMatmulAlgoCheck", *arguments, ctypes.byref(found)) and found.state == 0
 
     def propose(self, sizes: _Sizes, operands: _Operands) -> _Heuristic:
-        """What the library proposes for a product. Raises: DeviceError"""
+        """The library's proposal for a product. Raises: DeviceError"""
         for attribute, (_, _, alignment) in zip(_PREF_MIN_ALIGNMENT_BYTES, operands, strict=True):
             self._set("cublasLtMatmulPreference", self._preference, attribute, ctypes.c_uint32(alignment))
         of_out = ctypes.c_uint32(operands[-1][2])
@@ -271,7 +271,7 @@ class DryCublas(Cublas):
 
 @dataclass(eq=False)
 class _Product:
-    """One product of which only addresses are missing."""
+    """One product that lacks only its addresses."""
 
     library: Cublas
     sizes: _Sizes
@@ -293,7 +293,7 @@ class _Product:
 
 
 def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: int) -> KernelCost:
-    """What a product moves at least, and what it computes."""
+    """The least that a product moves, and what it computes."""
     return KernelCost(
         read_bytes=(num_tokens + num_rows) * num_inputs * itemsize,
         written_bytes=4 * num_tokens * num_rows,

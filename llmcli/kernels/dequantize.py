@@ -1,4 +1,4 @@
-"""Some tiles of a matrix as plain rows in the type of prefill's activations, for the matrix library."""
+"""Writes some tiles of a matrix as plain rows in the type of prefill's activations, for the matrix library."""
 
 import ctypes
 from typing import Any
@@ -22,7 +22,7 @@ from llmcli.kernels.tiles import (
 
 BLOCK_SIZE = 256
 
-# What rows are written in and activations multiplied in.
+# The types of written rows and of the activations multiplied with them.
 ACTIVATION_DTYPES: dict[str, np.dtype[Any]] = {
     "int8": np.dtype(np.float16),
     "fp8": np.dtype(np.float16),

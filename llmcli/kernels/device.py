@@ -1,6 +1,6 @@
-"""One card: its compiled kernels, its stream, and launches on it. What fails there is told in one line.
+"""One card: its compiled kernels, its stream, and launches on it. Errors there become messages of one line.
 
-Nothing here imports CuPy before the driver has shown a card that can be used.
+Nothing here imports CuPy before the driver has shown a usable card.
 """
 
 import functools
@@ -28,14 +28,14 @@ class Device:
     """One card, ready for launches. Made by `Device.open`.
 
     All launches of a process on a card are on one non-blocking stream, also those of several devices, such as a model's
-    and its draft model's: kernels whose blocks wait for each other must find the whole card free.
+    and its draft model's: kernels whose blocks wait for each other need the whole card free.
 
-    `trace`, when a list, gets (stem, name) of every launch; `noted` gets all that is started, to be started again.
+    `trace`, when a list, gets (stem, name) of every launch; `noted` gets all starts, to be repeated.
     Attributes: own_sources: see KernelCache; uses_own: whether they are launched, which `engine_kernels` changes
     """
 
     def __init__(self, card: environment.Card, cache: KernelCache) -> None:
-        """For `open`, which checks first that the card can be used."""
+        """Call `open` instead, which checks first that the card can be used."""
         import cupy
 
         self.index = card.index
@@ -56,7 +56,7 @@ class Device:
             attribute = runtime.deviceGetAttribute
             # Cards have clusters and overlapping launches from sm_90, and graphs record the latter from CUDA 12.3.
             self.can_cluster = card.compute_capability >= (9, 0)
-            self.can_wgmma = card.compute_capability == (9, 0)  # later cards have another such operation
+            self.can_wgmma = card.compute_capability == (9, 0)  # later cards have a different operation
             self._can_overlap = self.can_cluster and runtime.driverGetVersion() >= 12030
             self.num_multiprocessors = int(attribute(runtime.cudaDevAttrMultiProcessorCount, card.index))
             self.clock_hertz = 1e3 * attribute(runtime.cudaDevAttrClockRate, card.index)  # the highest
@@ -116,9 +116,9 @@ class Device:
 
     @contextmanager
     def engine_kernels(self) -> Iterator[None]:
-        """Inside, own sources are left aside: what is launched are the engine's kernels.
+        """Inside the block launch the engine's kernels instead of own sources.
 
-        A graph that was captured before keeps the kernels that it has.
+        A graph that was captured before keeps its kernels.
         """
         before, self.uses_own = self.uses_own, False
         try:
@@ -144,15 +144,15 @@ class Device:
         """Start kernel `name` of `stem` on the stream. `shared_bytes` is dynamic shared memory.
 
         Arguments are arrays on the card, NumPy scalars, or None for a null pointer. With `overlaps` the kernel may
-        start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself. `cost` is for
-        devices of a dry run; here nobody calls it.
+        start before the previous one ends, on cards that can (sm_90); it must then wait by itself. `cost` is for dry
+        runs; a real device does not call it.
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """
         launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)
         self.start(self._bind(launch), addresses_of(arguments))
 
     def start(self, starter: Starter, addresses: Sequence[int]) -> None:
-        """Start a launch that is ready but for its addresses; `record` takes notice of it.
+        """Start a launch that lacks only its addresses; `record` notes it.
 
         Raises: DeviceError
         """
@@ -165,7 +165,7 @@ class Device:
             self.trace.append(starter.label)
 
     def record(self, run: Callable[[], None], arrays: Sequence[Array | None]) -> Replay:
-        """Run `run`, and return what it has started, to be started again with other arrays in the place of `arrays`.
+        """Run `run`, and return its starts as a `Replay`, to be started again with other arrays in place of `arrays`.
 
         `run` may start anything but another recording.
         Raises: what `run` raises
@@ -187,7 +187,7 @@ class Device:
         with device_errors():
             kernel.allow_shared(launch.shared_bytes)
         overlaps = launch.overlaps and self._can_overlap
-        # The one place that chooses: the driver for what CuPy lacks (driver.py says what), CuPy for all else.
+        # The only place that chooses: the driver for what CuPy lacks (see driver.py), CuPy for all else.
         if overlaps or self._started is not None:
             return self._driver.bind(launch, kernel.function, self.stream.ptr, overlaps)
         return RawLaunch(launch, kernel, self.stream)
@@ -215,7 +215,7 @@ class Moment:
         self._event = event
 
     def seconds_until(self, later: "Moment") -> float:
-        """The time from this moment to a later one of the same card. Waits for it.
+        """The time from this moment to a later one of the same card. Waits for the later one.
 
         Raises: DeviceError if a kernel failed
         """
@@ -233,7 +233,7 @@ def _stream_of(cupy: Any, card: int) -> Any:
 
 
 class _DeviceErrors:
-    """What `device_errors` returns. It has no state, and is one for all."""
+    """The result of `device_errors`. It has no state; one object serves all calls."""
 
     def __enter__(self) -> None: ...
 
@@ -242,7 +242,7 @@ class _DeviceErrors:
     ) -> None:
         if not isinstance(error, MemoryError | RuntimeError):
             return
-        # By name, since importing these classes loads CuPy and, for cuBLAS, a library that may not be there.
+        # By name, since importing these classes loads CuPy and, for cuBLAS, a library that may be missing.
         library = type(error).__module__.partition(".")[0]
         if library not in ("cupy", "cupy_backends"):
             return
@@ -260,7 +260,7 @@ def device_errors() -> _DeviceErrors:
 
 
 def find_problem(index: int = 0) -> str | None:
-    """Why card `index` cannot be used, in one line, or None. Compilers are not asked: a warm start needs none."""
+    """Why card `index` cannot be used, in one line, or None. Compilers are not checked: a warm start needs none."""
     return _problem(environment.find_driver(), index)
 
 

@@ -1,4 +1,4 @@
-"""Launches through the driver, for two things that CuPy lacks: overlap with the kernel in front, and fast replays.
+"""Launches through the driver, for two things that CuPy lacks: overlap with the previous kernel, and fast replays.
 
 A RawKernel's call takes no launch attributes. It also makes an object of every argument at each start. For ten
 arguments that takes about 3 times as long as packing their addresses, and replays start thousands of kernels.
@@ -18,7 +18,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
 # CUlaunchConfig: grid and block, bytes of shared memory, stream, attributes and their number.
 _CONFIG = struct.Struct("@6II4xPPI4x")
 
-# CUlaunchAttribute: an id, and a union of 64 bytes of which this id uses an int.
+# CUlaunchAttribute: an id, and a union of 64 bytes, in which this id uses an int.
 _OVERLAP = ctypes.create_string_buffer(struct.pack("@i4xi60x", _PROGRAMMATIC_STREAM_SERIALIZATION, 1), 72)
 
 _ALIGNMENT = 8  # the largest alignment of a scalar or of a structure's field
@@ -37,7 +37,7 @@ class BoundLaunch:
         self._config = config
         count = sum(argument is None for argument in arguments)
         self._packing = struct.Struct(f"{count}P")
-        # Addresses come first, side by side; the constant arguments follow.
+        # Addresses come first, in one array; the constant arguments follow.
         offsets, next_address, memory = [], 0, bytes(count * POINTER_BYTES)
         for argument in arguments:
             if argument is None:

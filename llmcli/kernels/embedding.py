@@ -1,4 +1,4 @@
-"""Launcher of kernels/embedding.cu: the vectors of tokens, widened to the residual stream's float32."""
+"""Launcher of kernels/embedding.cu: looks up the vectors of tokens, widened to the residual stream's float32."""
 
 import numpy as np
 
@@ -20,10 +20,10 @@ def embedding(device: Device, *, table: Array, token_ids: Array, rows: Array | N
     """Write the vectors of tokens to `out`. Ids are checked by the caller; one not in the table gives a row of NaN.
 
     With `rows` the id of token t is token_ids[rows[t]], which the caller checks too, and row -1 gives zeros.
-    This launch must not overlap: it starts when everything in front has ended. Kernels behind it read rows, positions
-    and cached tokens before they wait, and the step before wrote these (kernels/common/launch.cuh).
-    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32, with rows [num_tokens]
-    int32 any number of them; out [num_tokens, hidden_size] float32
+    This launch must not overlap: it starts when all work before it has ended. Later kernels read rows, positions and
+    cached tokens before they wait, and the step before wrote these (kernels/common/launch.cuh).
+    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32, or of any size with rows
+            [num_tokens] int32; out [num_tokens, hidden_size] float32
     Raises: ValueError for arrays that do not fit
     """
     check("embedding", "table", table, dtype=tuple(C_TYPES), shape=(None, None))

@@ -1,6 +1,6 @@
 """What this machine offers to CUDA kernels: driver, cards, CuPy, compiler, headers.
 
-All but `prepare_cupy` only ask. The driver is asked through its own library, so that a card is seen even where CuPy is
+All but `prepare_cupy` only look. They ask the driver through its own library, so that a card is found even if CuPy is
 missing or broken.
 """
 
@@ -31,7 +31,7 @@ _CUBLAS_NAMES = {12: "nvidia-cublas-cu12", 13: "nvidia-cublas"}
 _CCCL_PARTS = ("cub", "libcudacxx", "thrust")
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
-# Where NVIDIA's packages for CUDA 12 keep what CuPy loads, in the order of their dependence.
+# Where NVIDIA's packages for CUDA 12 keep the libraries that CuPy loads, dependencies first.
 _CUDA12_LIBRARIES = (
     "cuda_nvrtc/lib/libnvrtc.so.12",
     "cublas/lib/libcublasLt.so.12",
@@ -94,7 +94,7 @@ def _describe(driver: ctypes.CDLL, index: int) -> Card:
 
 
 def pci_bus_id(index: int) -> str | None:
-    """Where card `index` of the driver's order sits, such as 0000:1b:00.0; None if the driver does not say."""
+    """The bus address of card `index` in the driver's order, such as 0000:1b:00.0; None if the driver does not say."""
     try:
         driver = ctypes.CDLL(DRIVER_LIBRARY)
     except OSError:
@@ -106,7 +106,7 @@ def pci_bus_id(index: int) -> str | None:
 
 
 def cupy_distributions() -> dict[str, str]:
-    """The installed CuPy packages and their versions; more than one shadow each other and must not be."""
+    """The installed CuPy packages and their versions; there must be at most one, as they shadow each other."""
     found = {}
     for name in _CUPY_NAMES:
         try:
@@ -125,15 +125,15 @@ def cupy_cuda_major() -> int:
 def prepare_cupy() -> None:
     """Do what CuPy needs before it is imported.
 
-    It gets a cache folder of ours, since importing it fails where its own cannot be made; none of our kernels is in it.
-    A CuPy for CUDA 12 gets the libraries of CUDA 12: where those of 13 are installed too, it would take these, and
+    It gets a cache folder of ours, as its import fails where its own cannot be made; none of our kernels is in it.
+    A CuPy for CUDA 12 gets the libraries of CUDA 12: it would prefer those of 13 if these are installed too, and
     torch's packages for Linux bring them.
     """
     if not os.environ.get("CUPY_CACHE_DIR"):
         try:
             folder = private_folder(kernel_cache_folder() / "cupy")
         except OSError:
-            # CuPy asks for a folder that exists, and leaves it alone then.
+            # CuPy requires a folder that exists, and then does not touch it.
             os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
             folder = Path(tempfile.gettempdir())
         os.environ["CUPY_CACHE_DIR"] = str(folder)
@@ -150,7 +150,7 @@ def nvrtc_version() -> tuple[int, int] | str:
     """The version of the compiler library that CuPy finds, or why there is none."""
     try:
         prepare_cupy()
-        # Not at module level: without CuPy, this module still says what is missing.
+        # Not at module level: without CuPy, this module still reports what is missing.
         nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
         major, minor = nvrtc.getVersion()
     except Exception as error:  # CuPy raises RuntimeError, ImportError or its own errors, by version and cause
@@ -159,7 +159,7 @@ def nvrtc_version() -> tuple[int, int] | str:
 
 
 def compiler_identity() -> str:
-    """The compiler's version to the last digit where a package brought it, else as it says; "" without one.
+    """The compiler's full version if a package brought it, else the version it reports; "" without a compiler.
 
     The package is asked first, since loading the library takes ten times as long.
     """
@@ -171,7 +171,7 @@ def compiler_identity() -> str:
 
 
 def card_libraries() -> dict[str, str]:
-    """Versions, by name, of what computes on a card: CuPy, the kernels' compiler, and cuBLAS where a package has it."""
+    """Versions, by name, of CuPy, the kernels' compiler, and cuBLAS if it is a package."""
     versions = {**cupy_distributions(), "NVRTC": compiler_identity()}
     try:
         versions["cuBLAS"] = metadata.version(_CUBLAS_NAMES[cupy_cuda_major()])
@@ -181,7 +181,7 @@ def card_libraries() -> dict[str, str]:
 
 
 def driver_version() -> str | None:
-    """The driver's own version, such as 580.159.03, where the system tells it."""
+    """The driver's own version, such as 580.159.03, if the system shows it."""
     try:
         return _DRIVER_VERSION.read_text().strip()
     except OSError:
@@ -203,7 +203,7 @@ def header_folder() -> Path | None:
 
 @functools.cache
 def cub_folders() -> tuple[Path, ...]:
-    """The folders with the headers of CUB and of what it includes, which come with CuPy; none without CuPy."""
+    """The folders with the headers of CUB and its dependencies, which come with CuPy; none without CuPy."""
     spec = importlib.util.find_spec("cupy")  # does not import it
     places = (spec and spec.submodule_search_locations) or ()
     parts = (Path(place) / "_core/include/cupy/_cccl" / part for place in places for part in _CCCL_PARTS)

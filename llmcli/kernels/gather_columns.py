@@ -1,4 +1,4 @@
-"""Launcher of kernels/gather_columns.cu: rows with their columns in another order."""
+"""Launcher of kernels/gather_columns.cu: puts the columns of rows into another order."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ SPEC = KernelSpec("gather_columns", "rows with their columns in another order", 
 
 
 def gather_columns(device: Device, *, x: Any, order: Any, out: Any) -> None:
-    """Write column order[i] of x to column i of `out`. May start before the kernel in front has ended.
+    """Write column order[i] of x to column i of `out`. May start before the previous kernel has ended.
 
     Shapes: x [num_rows, num_columns] float32 or float16, rows any stride apart; order int32 [num_columns], columns of
             x; out [num_rows, num_columns] in x's type

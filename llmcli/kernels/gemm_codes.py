@@ -22,13 +22,13 @@ from llmcli.kernels.tiles import (
 
 BLOCK_TILES, SPLITS = 8, 4  # tiles of a block; blocks that share their inputs, each a quarter of gemv's chunks
 _CONSUMERS = 32 * BLOCK_TILES  # threads that multiply, a warp for each tile
-BLOCK_SIZE = _CONSUMERS + 32  # and a warp that copies
+BLOCK_SIZE = _CONSUMERS + 32  # one more warp copies
 _MAX_STAGES = 6
 STATIC_SHARED_BYTES = 128
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes in groups of whole spans, or with one scale a row."""
+    """Whether the kernel takes such a matrix: codes in groups of whole spans, or with one scale a row."""
     return layout.has_codes and (layout.group_size is None or layout.group_size >= layout.span_inputs)
 
 
@@ -42,9 +42,9 @@ def gemm_codes(
     bias: Any | None = None,
     epilogue: Epilogue = "store",
 ) -> None:
-    """Multiply what stage_digits has written; `out`, `bias` and `epilogue` as in gemv, and each bit as gemv gives it.
+    """Multiply the digits that stage_digits wrote; `out`, `bias`, `epilogue` and all bits as in gemv.
 
-    May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
+    May start before the previous kernel has ended, and then reads the matrix at once: that kernel must not write it.
     Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs];
             bias float32 [16 * num_tiles]
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
@@ -78,7 +78,7 @@ def gemm_codes(
 
 
 def choose_stages(layout: TileLayout, tokens: int, shared_bytes_per_block: int) -> int:
-    """Spans under way, so that two blocks fit on a multiprocessor."""
+    """Spans being copied at once, such that two blocks fit on a multiprocessor."""
     room = (shared_bytes_per_block + 1024) // 2 - 1024 - STATIC_SHARED_BYTES
     fixed = _shared_bytes(layout, tokens, 0)
     return max(2, min((room - fixed) // _stage_bytes(layout, tokens), _MAX_STAGES))
@@ -100,7 +100,7 @@ def kernel_name(layout: TileLayout, tokens: int, stages: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CodesCost(KernelCost):
-    """The same of one call, with what decides how long the tensor cores take."""
+    """The cost of one call, and what decides how long the tensor cores take."""
 
     layout: TileLayout
     num_rows: int
@@ -138,7 +138,7 @@ def _stage_bytes(layout: TileLayout, tokens: int) -> int:
 
 
 def _lines(num_bytes: int) -> int:
-    """Rounded up to lines of 128 bytes."""
+    """Round up to lines of 128 bytes."""
     return -(-num_bytes // 128) * 128
 
 

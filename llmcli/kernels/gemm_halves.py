@@ -31,14 +31,14 @@ STATIC_SHARED_BYTES = 256
 # A unit of 8-bit floats has as many bytes and twice the inputs, and each span's products become floats.
 _BLOCK_CLOCKS, _ROW_SUM_CLOCKS = 5000, 40
 _TILE_CLOCKS, _ROW_CLOCKS, _QUARTERS_SHARE = 67, {"float16": 1.49, "bfloat16": 0.91, "fp8": 2.1}, 0.87
-_CLUSTERED = 0.92  # of the multiprocessors have room for clusters of four: some groups of them leave a rest
+_CLUSTERED = 0.92  # of the multiprocessors have room for clusters of four: not every group of them is a multiple
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled for, beside the weights' type and the rows of an image.
+    """What a kernel is compiled for, besides the weights' type and the rows of an image.
 
     A block multiplies `tiles` tiles with these rows; with `quarters` 4 four blocks share their inputs. `sharers` blocks
-    with other tiles fetch the rows together.
+    with different tiles fetch the rows together.
     """
 
     quarters: int
@@ -65,7 +65,7 @@ class HalvesPlan:
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: floats of 8 and 16 bits."""
+    """Whether the kernel takes such a matrix: floats of 8 and 16 bits."""
     return layout.weight_type in _ROW_CLOCKS
 
 
@@ -79,9 +79,9 @@ def gemm_halves(
     bias: Any | None = None,
     epilogue: Epilogue = "store",
 ) -> None:
-    """Multiply what stage_halves has written; `out`, `bias` and `epilogue` as in gemv, and each bit as gemv gives it.
+    """Multiply the pairs that stage_halves wrote; `out`, `bias`, `epilogue` and all bits as in gemv.
 
-    May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
+    May start before the previous kernel has ended, and then reads the matrix at once: that kernel must not write it.
     Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs];
             bias float32 [16 * num_tiles]
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
@@ -116,9 +116,10 @@ def gemm_halves(
 
 @cache
 def plan_halves(layout: TileLayout, num_rows: int, num_multiprocessors: int) -> HalvesPlan:
-    """The launch of the form that takes the fewest clocks on a card of so many multiprocessors.
+    """The launch of the form that takes the fewest clocks on a card of `num_multiprocessors`.
 
-    One form for all that have as many rows in an image, and one for more rows: few kernels serve any number of rows.
+    Products whose rows fit one image have one form for each size of image, those with more rows another: few kernels
+    serve any number of rows.
     """
     tokens = tokens_of(layout, num_rows)
     typical = tokens if num_rows <= tokens else TOKENS[-1]
@@ -134,13 +135,13 @@ def _plan(layout: TileLayout, num_rows: int, tokens: int, form: Form, num_multip
 
 
 def forms_of(layout: TileLayout, tokens: int) -> tuple[Form, ...]:
-    """The forms that exist for so many rows an image: for many outputs and for few."""
-    most_tokens = 32 if layout.weight_type == "fp8" else 64  # with more rows registers are left for no more tiles
+    """The forms that exist for `tokens` rows an image: for many outputs and for few."""
+    most_tokens = 32 if layout.weight_type == "fp8" else 64  # with more rows registers hold no more tiles
     return Form(1, 2, 16 if tokens <= most_tokens else 8), Form(4, 1, 8)
 
 
 def plan_clocks(layout: TileLayout, plan: HalvesPlan, num_multiprocessors: int) -> float:
-    """About how long a launch takes on a card of so many multiprocessors; fitted to an H200."""
+    """About how long a launch takes on a card of `num_multiprocessors`; fitted to an H200."""
     form, row_clocks = plan.form, _ROW_CLOCKS[layout.weight_type] * plan.tokens
     if form.quarters == 1:
         waves = -(-plan.num_items // (num_multiprocessors // form.cluster))
@@ -151,7 +152,7 @@ def plan_clocks(layout: TileLayout, plan: HalvesPlan, num_multiprocessors: int) 
 
 
 def choose_stages(layout: TileLayout, plan: HalvesPlan, shared_bytes_per_block: int) -> int:
-    """Units under way."""
+    """Units being copied at once."""
     room = shared_bytes_per_block - STATIC_SHARED_BYTES - _shared_bytes(layout, plan, 0)
     return min(room // _stage_bytes(layout, plan), _MAX_STAGES)
 
@@ -165,7 +166,7 @@ def kernel_name(layout: TileLayout, plan: HalvesPlan, stages: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HalvesCost(KernelCost):
-    """The same of one call, with what decides how long the tensor cores take."""
+    """The cost of one call, and what decides how long the tensor cores take."""
 
     layout: TileLayout
     num_rows: int

@@ -1,4 +1,4 @@
-"""The forms of kernels/gemm_narrow.cu, which does what gemm_wide does for few tokens, and is launched there."""
+"""The forms of kernels/gemm_narrow.cu. gemm_wide launches it for few tokens, with the same results."""
 
 from llmcli.kernels.spec import KernelSpec
 from llmcli.kernels.tiles import (
@@ -18,9 +18,9 @@ from llmcli.kernels.wide_plan import (
 )
 
 STATIC_SHARED_BYTES = 1024
-_SHARED_BYTES = 228 * 1024  # of a multiprocessor, of which the driver takes some for each block
+_SHARED_BYTES = 228 * 1024  # of a multiprocessor; the driver takes some for each block
 _RESERVED_BYTES = 1024
-_LEAST_STAGES, _MAX_STAGES, _MAX_SLOTS = 2, 4, 8  # spans of tokens, and of a warp's weights, under way
+_LEAST_STAGES, _MAX_STAGES, _MAX_SLOTS = 2, 4, 8  # spans of tokens, and of a warp's weights, being copied at once
 _LEAST_RING_BYTES = 6240  # of a warp's weights: three slots of int8
 _MOST_GROUPS = 8  # of a span
 
@@ -43,7 +43,7 @@ def shared_bytes(layout: TileLayout, form: NarrowForm) -> int:
 
 
 def _slot_bytes(layout: TileLayout) -> int:
-    """Bytes of a tile's span of weights, with room for as many scales and zero points as it may have."""
+    """Bytes of a tile's span of weights, with room for the most scales and zero points that it may have."""
     num_bytes = TILE_ROWS * SPAN_INPUTS * WEIGHT_BITS[layout.weight_type] // 8
     if layout.scale_type is None:
         return num_bytes
@@ -55,7 +55,7 @@ def _rings(layout: TileLayout, form: NarrowForm) -> tuple[int, int, int]:
     """Stages of tokens, slots of weights, and the bytes of both."""
     room = _SHARED_BYTES // form.blocks - _RESERVED_BYTES - STATIC_SHARED_BYTES
     stage_bytes, slot_bytes = 2 * SPAN_INPUTS * form.tokens, form.tiles * _slot_bytes(layout)
-    # Weights need two slots, so that some are on their way, and more if these are small.
+    # Weights need two slots, so that some are being copied, and more if these are small.
     stages = (room - max(2 * slot_bytes, form.tiles * _LEAST_RING_BYTES)) // stage_bytes
     stages = max(_LEAST_STAGES, min(stages, _MAX_STAGES))
     slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)

@@ -37,7 +37,7 @@ class GemmShape(ctypes.Structure):
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes in groups of whole units or in one, rows of whole vectors."""
+    """Whether the kernel takes such a matrix: codes in groups of whole units or in one, rows of whole vectors."""
     has_whole_units = layout.group_size is None or layout.group_size >= layout.unit_inputs
     return layout.has_codes and has_whole_units and layout.num_inputs % 8 == 0
 
@@ -102,9 +102,9 @@ def kernel_name(layout: TileLayout, token_tiles: int, stages: int) -> str:
 
 
 def choose_tiling(layout: TileLayout, num_tokens: int, shared_bytes_per_block: int) -> tuple[int, int]:
-    """Tiles of 8 tokens a block, and steps under way: two blocks a multiprocessor where registers and memory allow it.
+    """Tiles of 8 tokens a block, and steps being copied: two blocks a multiprocessor if registers and memory allow it.
 
-    64 tokens go as two blocks of 32: the codes come twice, but from L2, and twice the blocks read them.
+    64 tokens go as two blocks of 32: the codes are read twice, but from L2, and by twice the blocks.
     """
     token_tiles = next((tiles for tiles, most in ((2, 16), (4, 64)) if num_tokens <= most), _TOKEN_TILES[-1])
     step_bytes = _step_bytes(layout, token_tiles)

@@ -30,7 +30,7 @@ from llmcli.kernels.wide_plan import (
 
 BLOCK_SIZE = 384
 STATIC_SHARED_BYTES = 3 * 1024
-_STAGES = {128: 12, 256: 6}  # steps of tokens under way
+_STAGES = {128: 12, 256: 6}  # steps of tokens being copied at once
 _ONE_GROUP = 31  # a shift that takes every input to group 0
 
 
@@ -65,8 +65,8 @@ def gemm_wide(
     """Write what stage_wide has staged, times the matrix, times `row_scales`, plus the bias; or add it to `out`.
 
     Few tokens are multiplied by gemm_narrow, which gives the same bits.
-    With `others` the inputs are cut into as many parts and one: `out` gets the first one's product, with the bias, and
-    these get the rest. Their sum has other bits than the product in one.
+    With `others` the inputs are cut into one part more than these: `out` gets the first part's product, with the bias,
+    and `others` get the rest. Their sum has other bits than the uncut product.
     Shapes: image uint8 [at least image_bytes]; row_scales float32 [num_tokens]; out float32 [num_tokens, num_rows],
             rows may be further apart; bias float32 [16 * num_tiles]; others float32 [parts - 1, num_tokens, num_rows]
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
@@ -99,7 +99,7 @@ def gemm_wide_swiglu(
 ) -> None:
     """Write silu(gate) * up over `out_scales` as the image that is multiplied with a matrix of the layout `down`.
 
-    `out_scales` become as swiglu writes them. `matrix` has gate in the first halves of its tiles and up in the others.
+    `out_scales` are those that swiglu writes. `matrix` has gate in the first halves of its tiles and up in the others.
     Shapes: image as in gemm_wide; out uint8 [at least image_bytes of down's inputs], not `image`; row_scales,
             out_scales float32 [num_tokens]; largest uint32 [num_tokens], zeros; bias float32 [16 * num_tiles]
     Raises: ValueError, as gemm_wide
@@ -184,7 +184,7 @@ def kernel_name(layout: TileLayout, tokens: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WideCost(KernelCost):
-    """The same of one call, with what decides how long the tensor cores take."""
+    """The cost of one call, and what decides how long the tensor cores take."""
 
     layout: TileLayout
     num_tokens: int
@@ -211,7 +211,7 @@ def gemm_wide_cost(layout: TileLayout, num_tokens: int, epilogue: Epilogue, num_
 
 
 def repeat_cost(num_tokens: int) -> KernelCost:
-    """The second launch of SwiGLU, where no result needs a scale."""
+    """The second launch of SwiGLU, if no result needs a scale."""
     return KernelCost(4 * num_tokens, 4 * num_tokens, 0)
 
 

@@ -52,8 +52,8 @@ class GemvShape(ctypes.Structure):
 class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
-    `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores; `chunk_spans` of x stand
-    in shared memory, fetched by `cluster` blocks together.
+    `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores. `chunk_spans` spans of x
+    are in shared memory at a time; `cluster` blocks fetch them together.
     """
 
     name: str
@@ -74,7 +74,7 @@ def plan_gemv(
     shared_bytes_per_block: int,
     can_cluster: bool,
 ) -> GemvPlan:
-    """The launch for up to 8 rows, on a card of so many multiprocessors and so much shared memory a block.
+    """The launch for up to 8 rows, on a card with these multiprocessors and this shared memory a block.
 
     One block a multiprocessor; x whole or in as few chunks as fit, then the deepest ring, then fewer rows.
     Raises: ValueError for a card with too little shared memory for one row
@@ -82,10 +82,10 @@ def plan_gemv(
     room = shared_bytes_per_block - STATIC_SHARED_BYTES
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         kernel_rows = next(one for one in _ROWS if one >= rows)
-        # As many blocks as can run at once, though some then have a tile less: idle multiprocessors read nothing.
+        # As many blocks as can run at once, even if some have a tile less: idle multiprocessors read nothing.
         cluster = 2 if can_cluster and kernel_rows > 2 else 1
         most = max(min(layout.num_tiles, num_multiprocessors // cluster), 1)
-        # Between chunks a warp keeps the sums of all its tiles; with a cluster for each tile it has the fewest.
+        # Between chunks a warp keeps the sums of all its tiles; with a cluster for each tile they are fewest.
         for num_clusters in (most, layout.num_tiles):
             rings = _rings(layout, kernel_rows, cluster, num_clusters, room)
             if rings:
@@ -110,7 +110,7 @@ def plan_passes(
     shared_bytes_per_block: int,
     can_cluster: bool,
 ) -> Iterator[GemvPlan]:
-    """The launches for any number of rows: each takes as many of those left as `plan_gemv` gives it.
+    """The launches for any number of rows: each takes as many of the remaining rows as `plan_gemv` allows.
 
     Raises: as `plan_gemv`
     """
@@ -134,10 +134,10 @@ class _Ring:
 
 
 def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int, room: int) -> list[_Ring]:
-    """What fits into `room` bytes of each of so many blocks: rings of copies, each with the largest chunk of x."""
-    tile_warps = _TILE_WARPS[layout.weight_type]  # all their units stand together, in equal parts in every block
+    """The rings of copies that fit into `room` bytes of each block, each with the largest chunk of x."""
+    tile_warps = _TILE_WARPS[layout.weight_type]  # all their units are held at once, in equal parts in every block
     round_bytes = tile_warps // cluster * _span_bytes(layout, kernel_rows)
-    num_buffers = _num_buffers(kernel_rows) + (cluster > 1)  # and one for what goes to the other block
+    num_buffers = _num_buffers(kernel_rows) + (cluster > 1)  # one more for what goes to the other block
     buffers_bytes = num_buffers * NUM_WARPS * kernel_rows * TILE_ROWS * 4
     tiles_at_once = num_clusters * cluster * NUM_WARPS // tile_warps
     lane_sums_bytes = -(-layout.num_tiles // tiles_at_once) * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
@@ -169,7 +169,7 @@ def gemv_name(layout: TileLayout, kernel_rows: int, stages: int) -> str:
 
 
 def _host_sizes(layout: TileLayout, kernel_rows: int) -> str:
-    """What this file assumes of the kernel's shared memory, for the compiler to compare: HostSizes of gemv.cu."""
+    """The sizes of shared memory that this file assumes, for the compiler to compare: HostSizes of gemv.cu."""
     sizes = (
         _slot_bytes(layout),
         _span_bytes(layout, kernel_rows),
@@ -193,7 +193,7 @@ def gemv(
 ) -> None:
     """Multiply; `out` is written ("store"), added to ("add"), or gets silu(gate) * up of each tile's halves ("swiglu").
 
-    May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
+    May start before the previous kernel has ended, and then reads the matrix at once: that kernel must not write it.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; out float32 [num_rows, num_outputs], alike, where
             num_outputs ends in the last tile, each of 16 outputs or, for "swiglu", 8; norm_weight float32 [num_inputs];
             bias float32 [16 * num_tiles]
@@ -247,7 +247,7 @@ def gemv(
 
 @dataclass(frozen=True, kw_only=True)
 class GemvCost(KernelCost):
-    """The same of one launch, with how its work is shared out: what it waits for beside memory follows from that."""
+    """The cost of one launch, and how its work is shared out, which decides its waits other than for memory."""
 
     plan: GemvPlan
     layout: TileLayout
@@ -286,7 +286,7 @@ def _num_buffers(kernel_rows: int) -> int:
 
 
 def _span_bytes(layout: TileLayout, kernel_rows: int) -> int:
-    """SPAN_VECTORS of common/product_*.cuh: the inputs of one span as they stand in shared memory."""
+    """SPAN_VECTORS of common/product_*.cuh: bytes of one span's inputs in shared memory."""
     if layout.has_codes:
         scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_span(layout))
         return kernel_rows * 2 * layout.span_inputs + scales_bytes
@@ -303,7 +303,7 @@ def _column_tiles(layout: TileLayout, kernel_rows: int) -> int:
 
 
 def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
-    """NUM_SUMS of common/product_*.cuh: what a lane sums of one tile."""
+    """NUM_SUMS of common/product_*.cuh: the sums of one tile in a lane."""
     if layout.weight_type == "float32":
         return 2 * kernel_rows
     return (4 if layout.weight_type == "bfloat16" else 2) * _column_tiles(layout, kernel_rows)

@@ -29,7 +29,7 @@ class Launch:
     """Kernel `name` of `stem` with its arguments: arrays on the card, Offsets, NumPy scalars, ctypes structures, None.
 
     `block` is threads, or threads by dimension. `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may
-    start before the one in front ends, from sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only
+    start before the previous one ends, from sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only
     predictions of times read `cost`.
     """
 
@@ -94,7 +94,7 @@ def _bytes_of(stem: str, position: int, argument: Any) -> bytes | None:
         return bytes(argument)
     if is_address(argument):
         return None
-    # A Python number has no size of its own, and CUDA would read whatever the kernel declares.
+    # A Python number has no size, and CUDA would read whatever the kernel declares.
     raise TypeError(
         f"{stem}: argument {position} is {type(argument).__name__}; kernels take arrays on the card, NumPy scalars of "
         "32 or 64 bits, ctypes structures, and None"

@@ -1,7 +1,7 @@
 """Theoretical occupancy: how many blocks of a kernel one multiprocessor holds at a time, and what limits it.
 
 Source: CUDA C++ Programming Guide, "Compute Capabilities", technical specifications; cuda_occupancy.h, which the CUDA
-toolkit ships, for how registers and shared memory are handed out.
+toolkit ships, for how registers and shared memory are allocated.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ WARP = 32
 _MAX_BLOCK = 1024
 _MAX_REGISTERS = 255
 _REGISTERS = 65536  # of a multiprocessor, and the most for one block
-_REGISTER_UNIT = 256  # registers are handed out to warps by so many
+_REGISTER_UNIT = 256  # a warp's registers are allocated in multiples of this
 _PARTITIONS = 4  # a multiprocessor's quarters, each with a quarter of the registers and its own warps
 _SHARED_UNIT = 128  # bytes
 _RESERVED_SHARED = 1024  # bytes of every block that CUDA keeps for itself, from sm_80 on
@@ -46,9 +46,9 @@ MULTIPROCESSORS = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks and warps that one multiprocessor holds, as a share of the warps it could hold, and what allows no more.
+    """Blocks and warps that one multiprocessor holds, the share of its warps, and what limits them.
 
-    `limits` are "warps", "blocks", "registers" and "shared memory": those at which one block more would fail.
+    `limits` are "warps", "blocks", "registers" and "shared memory": those at which one more block would fail.
     """
 
     blocks: int
@@ -61,7 +61,7 @@ def occupancy(arch: str, *, block: int, registers: int, shared_bytes: int) -> Oc
     """The occupancy of a kernel on an architecture such as `sm_86`; 0 blocks if not even one fits.
 
     Units: block in threads; registers a thread; shared_bytes of a block, static and dynamic together
-    Raises: ValueError for an architecture whose limits are not known here, or a block of no size
+    Raises: ValueError for an architecture with unknown limits, or a block of no size
     """
     limits = MULTIPROCESSORS.get(arch)
     if limits is None:
@@ -86,7 +86,7 @@ def occupancy(arch: str, *, block: int, registers: int, shared_bytes: int) -> Oc
 
 def _blocks_by_registers(warps: int, registers: int) -> int:
     warp_registers = _round_up(max(registers, 1) * WARP, _REGISTER_UNIT)
-    # A launch is checked as if every quarter had as many warps as the fullest.
+    # CUDA checks a launch as if every quarter had as many warps as the fullest.
     if registers > _MAX_REGISTERS or warp_registers * _round_up(warps, _PARTITIONS) > _REGISTERS:
         return 0
     return _REGISTERS // _PARTITIONS // warp_registers * _PARTITIONS // warps

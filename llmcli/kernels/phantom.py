@@ -75,7 +75,7 @@ class Phantom:
         return Phantom(tuple(shape), self.dtype, address, tuple(strides), assumed)
 
     def reshape(self, *shape: int) -> "Phantom":
-        """The same elements in another shape; one size may be -1, which is then worked out.
+        """The same elements in another shape; one size may be -1, which is then computed.
 
         Raises: ValueError, also for an array that is not C-contiguous, which NumPy would copy
         """
@@ -91,7 +91,7 @@ class Phantom:
         return Phantom(wanted, self.dtype, self.data.ptr, assumed=assumed)
 
     def view(self, dtype: DTypeLike) -> "Phantom":
-        """The same bytes as another type, whose values nobody assumes.
+        """The same bytes as another type, with no assumed values.
 
         Raises: ValueError where the last axis does not hold whole elements
         """
@@ -113,7 +113,7 @@ class Phantom:
 
 
 def assumed_values(array: Any) -> list[int]:
-    """What the elements of a phantom are taken to be, in the order of its axes.
+    """The values assumed for a phantom's elements, in the order of its axes.
 
     Raises: TypeError for any other array, and where nothing is assumed
     """

@@ -109,7 +109,7 @@ def check_cache(
 ) -> None:
     """Check one layer's keys and values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim].
 
-    Codes have scales [num_pages, num_key_value_heads, PAGE_TOKENS] beside them.
+    Codes come with scales [num_pages, num_key_value_heads, PAGE_TOKENS].
     Raises: ValueError
     """
     is_coded = has_scales(keys.dtype.itemsize)
@@ -125,7 +125,7 @@ def check_cache(
 
 
 def check_lanes(kernel: str, num_lanes: int, rows: Array, positions: Array, page_table: Array) -> int:
-    """Check what says where the token of each lane lies; returns the tokens that a row of the page table has room for.
+    """Check the place of each lane's token; return how many tokens a row of the page table has room for.
 
     Shapes: rows, positions [num_lanes] int32; page_table [num_rows, pages_per_row] int32
     Raises: ValueError
@@ -137,7 +137,7 @@ def check_lanes(kernel: str, num_lanes: int, rows: Array, positions: Array, page
 
 
 def check_rotary(kernel: str, cos_sin: Array | None, head_dim: int, room: int) -> None:
-    """Check the table of angles [max_seq_len, head_dim / 2, 2], if a layer has one; `room` tokens must be as many.
+    """Check the table of angles [max_seq_len, head_dim / 2, 2], if a layer has one; it must hold `room` tokens or more.
 
     Raises: ValueError
     """

@@ -1,4 +1,4 @@
-"""Launcher of kernels/quantize_rows.cu: rows of float weights become packed codes with scales and zero points."""
+"""Launcher of kernels/quantize_rows.cu: packs rows of float weights as codes with scales and zero points."""
 
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ SPEC = KernelSpec(
 
 @dataclass(frozen=True)
 class CodeForm:
-    """The codes of `num_bits` bits: from `lowest` to the highest there is, symmetric around `offset` or not.
+    """Codes of `num_bits` bits: from `lowest` to the highest that fits, symmetric around `offset` or not.
 
-    A symmetric scale is the larger of a group's highest weight / steps_above and -lowest weight / steps_below; an
-    asymmetric one, where the codes lie around a zero point of each group, is the group's width / steps_above.
+    A symmetric scale is the larger of a group's highest weight / steps_above and -lowest weight / steps_below. An
+    asymmetric one is the group's width / steps_above; each group has a zero point.
     """
 
     num_bits: int
@@ -49,7 +49,7 @@ def quantize_rows(
     squares: Array,
     num_saturated: Array,
 ) -> None:
-    """Quantize rows; scales that are not finite mark groups that cannot be. `zero_points` makes it asymmetric.
+    """Quantize rows; scales that are not finite mark groups that cannot be. With `zero_points` it is asymmetric.
 
     Shapes: weights [num_rows, num_inputs], any storage type; scales float32 and zero_points uint8 [num_rows, groups],
             where groups divides num_inputs; packed uint32 [num_rows, ceil(num_inputs * bits / 32)]; squares float64

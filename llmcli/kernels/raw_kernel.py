@@ -8,11 +8,11 @@ import numpy as np
 from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch, bytes_of
 
-_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; for more the driver needs a permit
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; the driver must permit more
 
 
 class LoadedKernel:
-    """A RawKernel for the current card, and the shared memory that it may have. It keeps its module loaded."""
+    """A RawKernel for the current card, and the shared memory it is allowed. It keeps its module loaded."""
 
     def __init__(self, raw: Any, static_shared_bytes: int) -> None:
         """`raw` is the RawKernel."""

@@ -1,4 +1,4 @@
-"""A kernel that reads memory and does nothing else: what its rate is, no other kernel can beat."""
+"""A kernel that only reads memory: no other kernel can beat its rate."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SPEC = KernelSpec("read_bandwidth", "reads memory at full speed", ("read_bandwid
 
 
 def num_blocks(device: Device) -> int:
-    """Blocks that read at full speed."""
+    """Number of blocks that reads at full speed."""
     return device.num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR
 
 

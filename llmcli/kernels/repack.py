@@ -1,4 +1,4 @@
-"""Weights, scales and zero points as a checkpoint stores them, copied on the card into the tiles of a matrix."""
+"""Copies weights, scales and zero points from a checkpoint's form into the tiles of a matrix, on the card."""
 
 import ctypes
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ SPEC = KernelSpec(
 
 @dataclass(frozen=True)
 class Segment:
-    """The half tiles that a tensor's rows go to: rows 8i .. 8i+7 to half `first_half` + i * `half_step` of the matrix.
+    """The half tiles of a tensor's rows: rows 8i .. 8i+7 go to half `first_half` + i * `half_step` of the matrix.
 
     A tile has two halves. With a step of 2 another tensor has the other half of each tile.
     """
@@ -55,7 +55,7 @@ class Segment:
 
     @property
     def num_halves(self) -> int:
-        """Halves that the rows fill, the last one padded; a tensor alone in its tiles pads its last tile."""
+        """Halves that the rows fill, the last one padded; a tensor with no other in its tiles pads its last tile."""
         whole = TILE_ROWS if self.half_step == 1 else HALF_ROWS
         return -(-self.num_rows // whole) * (whole // HALF_ROWS)
 
@@ -115,8 +115,8 @@ def repack(
 ) -> None:
     """Put the rows of one weight or weight_packed tensor into their tiles, converted to the matrix's type.
 
-    Shapes: source uint8 [num_rows * row_bytes], the tensor's bytes as on disk, aligned to its elements (codes: to
-            nothing); flags int32 [1], to which NOT_FINITE and OUT_OF_RANGE are added
+    Shapes: source uint8 [num_rows * row_bytes], the tensor's bytes as on disk, aligned to its elements (codes need no
+            alignment); flags int32 [1], to which NOT_FINITE and OUT_OF_RANGE are added
     Raises: ValueError
     """
     layout = matrix.layout

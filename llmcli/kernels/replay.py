@@ -1,7 +1,7 @@
 """Replays one layer's launches with another layer's addresses.
 
-Types, shapes, strides and alignment decide a launch's checks, grid, name and scalars. Working them out takes the host
-longer than a short kernel takes the card, and equal layers give the same answer.
+Types, shapes, strides and alignment decide a launch's checks, grid, name and scalars. Computing these takes the host
+longer than a short kernel takes the card, and equal layers give equal results.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ _ALIGNMENT = 16
 
 
 class Starter(Protocol):
-    """Work for the card, complete but for its addresses."""
+    """Work for the card that lacks only its addresses."""
 
     @property
     def label(self) -> tuple[str, str] | None:
@@ -47,7 +47,7 @@ class Replay:
     """Recorded launches, to be started with other arrays of the same likeness. It holds no array."""
 
     def __init__(self, start: Start, started: Sequence[tuple[Starter, Sequence[int]]], arrays: Sequence[Array | None]):
-        """`start` starts one launch. Only addresses inside `arrays` will be replaced; all others stay."""
+        """`start` starts one launch. Only addresses inside `arrays` are replaced; all others stay."""
         self._start = start
         begins = [(int(array.data.ptr), array.nbytes, index) for index, array in enumerate(arrays) if array is not None]
         self._started = [
@@ -65,15 +65,15 @@ class Replay:
 
 
 class RecentReplays:
-    """The replays of the passes that ran last: for each, one by the kind of layer."""
+    """The replays of the latest passes; each pass has one for each kind of layer."""
 
     def __init__(self, most: int):
-        """`most` passes have theirs kept; then those asked for longest ago are forgotten."""
+        """Keep those of `most` passes; drop the ones asked for longest ago."""
         self._most = most
         self._replays: OrderedDict[Hashable, dict[Hashable, Replay]] = OrderedDict()
 
     def of(self, key: Hashable) -> dict[Hashable, Replay]:
-        """The replays of a pass, to be started and added to. `key` is all that decides its launches."""
+        """The replays of a pass, to start and to extend. `key` is everything that decides its launches."""
         replays = self._replays.setdefault(key, {})
         self._replays.move_to_end(key)
         if len(self._replays) > self._most:

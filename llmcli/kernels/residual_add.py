@@ -1,4 +1,4 @@
-"""Launcher of kernels/residual_add.cu: what attention or MLP gave, added to the residual stream."""
+"""Launcher of kernels/residual_add.cu: adds the outputs of attention or MLP to the residual stream."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def residual_add(device: Device, *, x: Array, row_scale: Array | None, bias: Array | None, hidden: Array) -> None:
-    """Add x * row_scale + bias to `hidden`; None stands for ones and for zeros.
+    """Add x * row_scale + bias to `hidden`; None means ones or zeros.
 
     Shapes: x [num_rows, hidden_size or more] float32, rows any stride apart; row_scale [num_rows] float32; bias
     [hidden_size] float32; hidden [num_rows, hidden_size] float32

@@ -1,4 +1,4 @@
-"""Launcher of kernels/rms_norm.cu: the norm in front of attention, MLP and output, rounded for the matrix product."""
+"""Launcher of kernels/rms_norm.cu: the norm before attention, MLP and output, rounded for the matrix product."""
 
 import numpy as np
 

@@ -14,7 +14,7 @@ _BLOCK_SIZE = 128
 
 
 def rotary(device: Device, *, x: Array, positions: Array, cos_sin: Array) -> None:
-    """Rotate heads where they lie, in Hugging Face's half-split form.
+    """Rotate heads in place, in Hugging Face's half-split form.
 
     Shapes: x [n, num_heads * head_dim] float32, in-out, rows may be further apart; positions [n] int32;
             cos_sin [max_seq_len, head_dim / 2, 2] float32

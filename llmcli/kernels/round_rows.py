@@ -1,4 +1,4 @@
-"""Launcher of kernels/round_rows.cu: float32 activations rounded for the matrix product."""
+"""Launcher of kernels/round_rows.cu: rounds float32 activations for the matrix product."""
 
 import numpy as np
 

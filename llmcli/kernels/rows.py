@@ -34,7 +34,7 @@ class RowForm:
         return f"{self.threads}, {self.steps}, {self.vector}"
 
     def grid(self, num_rows: int) -> tuple[int]:
-        """Blocks for so many rows."""
+        """Blocks for `num_rows` rows."""
         return (-(-num_rows * self.threads // self.block),)
 
 

@@ -1,4 +1,4 @@
-"""Launches sample_token.cu, the sampler chain on the card, and says how the state it keeps for each row is laid out."""
+"""Launches sample_token.cu, the sampler chain on the card, and defines the layout of each row's state."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ SPEC = KernelSpec("sample_token", "sampler chain, from logits to the next token"
 
 BLOCK_SIZE = 512
 MAX_BLOCKS = 32  # of a row; more wait longer for each other than they save
-TOKENS_PER_BLOCK = 2048  # with fewer a block has nothing to do but wait
+TOKENS_PER_BLOCK = 2048  # with fewer a block only waits
 MAX_VOCAB_SIZE = 2**19  # the sums of probabilities have 64 bits
 
 NUM_DRY_AMOUNTS = 65
@@ -24,8 +24,8 @@ IS_PROBLEM = 1 << 31  # in the low half of a result: the rest is the number of a
 
 IS_END, IS_BREAKER, IS_SUPPRESSED, IS_FORCED = 1, 2, 4, 8  # in a token's mark
 
-# Token ids of all sequences with a bias. 8,192 are a list of two thousand phrases of four tokens; their tables are
-# 160 KiB of a row's state, which a vocabulary of 128,256 makes 3.1 MiB, and all of them are looked at in each step.
+# Token ids of all sequences with a bias. 8,192 are a list of two thousand phrases of four tokens; their tables take
+# 160 KiB of a row's state (3.1 MiB at a vocabulary of 128,256), and each step looks at all of them.
 MAX_SEQUENCE_IDS = 8192
 
 # enum Step of kernels/common/sample_state.cuh, from 1: how the header names the steps at a temperature above 0.
@@ -83,9 +83,9 @@ ROW_SAMPLER = np.dtype(
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where things lie in the state of one row, as struct Row of kernels/common/sample_state.cuh has it.
+    """The layout of one row's state, as struct Row of kernels/common/sample_state.cuh has it.
 
-    The state starts with a ROW_SAMPLER; all that the host does not write is zero before the first run.
+    The state starts with a ROW_SAMPLER. Everything that the host does not write is zero before the first run.
     Units: bytes
 
     Attributes:
@@ -129,8 +129,8 @@ class RowLayout:
 def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -> int:
     """How many blocks share a row in a launch of `num_tokens` lanes.
 
-    They wait for each other, so each must find a multiprocessor of its own. A block that has a row to itself waits for
-    nobody, so there may be more of these than multiprocessors.
+    They wait for each other, so each must have a multiprocessor of its own. A block that has a row to itself waits for
+    none, so there may be more of these than multiprocessors.
     """
     return max(1, min(MAX_BLOCKS, num_multiprocessors // num_tokens, -(-vocab_size // TOKENS_PER_BLOCK)))
 
@@ -148,15 +148,15 @@ def sample_token(
     next_row: Array | None = None,
     draft: Array | None = None,
 ) -> None:
-    """Choose the token that follows each lane's row, append it to `history`, and move `positions` and `token_ids` on.
+    """Choose the token that follows each lane's row, append it to `history`, and advance `positions` and `token_ids`.
 
-    A row whose logits or bans leave no token stays as it is. Row -1 marks a lane that nobody uses. `results` gets
+    A row whose logits or bans leave no token stays as it is. Row -1 marks an unused lane. `results` gets
     step << 32 | token id (or IS_PROBLEM | problem) at [row, 0, step % NUM_RESULTS]; the step is one more than the
-    header's, which moves on too. Before that, where mirostat is on, the bits of its next mu come to [row, 1, step %
+    header's, which advances too. Before that, with mirostat, the bits of its next mu go to [row, 1, step %
     NUM_RESULTS].
 
     With `next_row` and `draft` there is one lane, and the next one of its row runs a draft: `next_row` becomes -1
-    unless the draft is chosen. So a chain of calls chooses behind drafts as long as they are right, and no further.
+    unless the draft is chosen. So a chain of calls chooses after each draft until one is wrong.
 
     Shapes: logits [num_tokens, vocab_size] float32; rows, positions [num_tokens] int32, rows all different but for -1;
     token_ids [num_rows] int32; history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see

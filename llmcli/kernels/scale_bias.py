@@ -1,4 +1,4 @@
-"""Launcher of kernels/scale_bias.cu: row scales and bias after a matrix product, in place."""
+"""Launcher of kernels/scale_bias.cu: applies row scales and bias after a matrix product, in place."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def scale_bias(device: Device, *, x: Array, row_scale: Array | None, bias: Array | None) -> None:
-    """Replace `x` by x * row_scale + bias; None stands for ones and for zeros.
+    """Replace `x` by x * row_scale + bias; None means ones or zeros.
 
     Shapes: x [num_rows, num_columns] float32, rows any stride apart; row_scale [num_rows] float32; bias [num_columns]
     float32

@@ -1,4 +1,4 @@
-"""CUDA sources as one text each: the compiler gets no folder to search, and equal texts mean equal kernels.
+"""Makes one text of each CUDA source: the compiler gets no folder to search, and equal texts mean equal kernels.
 
 Every `#include "..."` is replaced by the file once, with `#line` so that messages name the original place.
 """
@@ -44,7 +44,7 @@ def flatten(stem: str, folder: Path | None = None) -> str:
 
 
 def flatten_text(text: str, shown: str, folder: Path | None = None) -> str:
-    """A text that is not among the kernels, flattened; it may include what lies there. Messages name it `shown`.
+    """Flatten a text that is not among the kernels; it may include their headers. Messages name it `shown`.
 
     Raises: ValueError for an included file that is missing
     """

@@ -1,4 +1,4 @@
-"""What a launcher module says about its kernel: its name, its variants, and what a call moves and computes."""
+"""What a launcher module declares about its kernel: its name, its variants, and what a call moves and computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,5 +38,5 @@ class KernelCost:
     element_bits: int = 0
 
 
-# The cost of a launch, worked out when somebody asks: the running path makes the function and never calls it.
+# The cost of a launch, computed on demand: the running path makes the function and never calls it.
 Cost = Callable[[], KernelCost]

@@ -1,4 +1,4 @@
-"""Activations as two 8-bit digits, times a norm's weights: what gemm_codes multiplies."""
+"""Activations as two 8-bit digits, times a norm's weights: the input of gemm_codes."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _INPUT_BYTES = 2  # of an image
 
 def tokens_of(layout: TileLayout, num_rows: int) -> int:
     """Rows of one image where there are `num_rows` in all."""
-    # With zero points the product has no registers for 64.
+    # With zero points the product has too few registers for 64.
     possible = TOKENS if layout.is_symmetric else TOKENS[:-1]
     return next((tokens for tokens in possible if num_rows <= tokens), possible[-1])
 
@@ -39,9 +39,9 @@ def stage_digits(
     norm_weight: Any | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Write the digits of x, times the norm's weights, as a matrix of `layout` wants them, and each row's norm factor.
+    """Write the digits of x times the norm's weights, for a matrix of `layout`, and each row's norm factor.
 
-    May start before the kernel in front has ended.
+    May start before the previous kernel has ended.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; image uint8 [at least image_bytes]; factors
             float32 [num_rows]; norm_weight float32 [num_inputs]
     Raises: ValueError

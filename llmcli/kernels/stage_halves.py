@@ -1,4 +1,4 @@
-"""Activations as pairs of 16-bit numbers, times a norm's weights: what gemm_halves multiplies."""
+"""Activations as pairs of 16-bit numbers, times a norm's weights: the input of gemm_halves."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.staged_rows import stage_cost, stage_rows
 from llmcli.kernels.tiles import WEIGHT_C_TYPES, TileLayout
 
-TOKENS = (16, 32, 64, 128)  # rows of one image; of 8-bit floats, which are widened in registers, at most 64
+TOKENS = (16, 32, 64, 128)  # rows of one image; at most 64 for 8-bit floats, which are widened in registers
 _INPUT_BYTES = 4  # of an image
 
 
@@ -45,7 +45,7 @@ def stage_halves(
 ) -> None:
     """Write x, times the norm's weights, as pairs of the weights' type (8 bits: fp16), and each row's norm factor.
 
-    May start before the kernel in front has ended.
+    May start before the previous kernel has ended.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; image uint8 [at least image_bytes]; factors
             float32 [num_rows]; norm_weight float32 [num_inputs]
     Raises: ValueError

@@ -1,4 +1,4 @@
-"""Activations of many tokens rounded to fp16, times a norm's weights or not, in the order of gemm_wide's products."""
+"""Rounds activations of many tokens to fp16, times a norm's weights or not, in the order of gemm_wide's products."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +36,12 @@ class ImageRows:
 
 
 def num_steps(num_inputs: int) -> int:
-    """Steps of so many inputs: those of whole spans."""
+    """Steps of the whole spans that hold `num_inputs` inputs."""
     return 2 * -(-num_inputs // (2 * STEP_INPUTS))
 
 
 def image_bytes(num_inputs: int, num_tokens: int) -> int:
-    """Bytes of the image of so many tokens: of the fewest that one block of gemm_wide has, or of whole large blocks."""
+    """Bytes of the image of `num_tokens` tokens: of gemm_wide's smallest block, or of whole large blocks."""
     tokens = IMAGE_TOKENS if num_tokens <= IMAGE_TOKENS else WIDE_TOKENS[-1]
     return -(-num_tokens // tokens) * tokens * num_steps(num_inputs) * STEP_INPUTS * 2
 
@@ -69,7 +69,7 @@ def stage_wide(
     largest: Any | None = None,
     parts: Any | None = None,
 ) -> None:
-    """Write x, normed or as it is, over the power of two of each row; and that power. Set `largest` to zeros.
+    """Write x, normed or not, over the power of two of each row; and that power. Set `largest` to zeros.
 
     `unit_inputs` is that of the matrix that will be multiplied with the image. First `parts` are added to x, in order.
     Shapes: x float32 [num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];

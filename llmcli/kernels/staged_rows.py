@@ -1,4 +1,4 @@
-"""What launchers share that stage rows first, as digits or as pairs, and then multiply them with a tiled matrix."""
+"""Shared by launchers that first stage rows, as digits or as pairs, and then multiply them with a tiled matrix."""
 
 import ctypes
 from functools import partial
@@ -52,7 +52,7 @@ def stage_rows(
     eps: float,
     input_bytes: int,
 ) -> None:
-    """Start `name` of `kernel`, whose image needs `image_bytes` and has `input_bytes` an input; else as stage_digits.
+    """Start `name` of `kernel`; its image takes `image_bytes`, with `input_bytes` an input. Otherwise as stage_digits.
 
     Raises: ValueError
     """
@@ -75,7 +75,7 @@ def stage_rows(
 
 
 def stage_cost(layout: TileLayout, num_rows: int, *, input_bytes: int, has_norm: bool) -> KernelCost:
-    """What staging so many rows moves."""
+    """What staging `num_rows` rows moves."""
     return KernelCost(
         read_bytes=4 * layout.num_inputs * (num_rows + has_norm),
         written_bytes=input_bytes * layout.num_inputs * num_rows,
@@ -97,7 +97,7 @@ def check_product(
     bias: Any | None,
     epilogue: Epilogue,
 ) -> ProductShape:
-    """The shape of a product of staged rows, whose arrays are checked first.
+    """Check the arrays of a product of staged rows, and return its shape.
 
     Raises: ValueError, also for a matrix that the kernel does not take, and on a card without wgmma
     """

@@ -1,6 +1,6 @@
 """Weight matrices on the card in tiles of 16 rows: their sizes, before a byte is allocated, and the arrays themselves.
 
-The layout is told in kernels/common/tile.cuh. Nothing here needs a card.
+kernels/common/tile.cuh describes the layout. Nothing here needs a card.
 """
 
 from collections.abc import Iterable
@@ -84,7 +84,7 @@ class TileLayout:
 
     @property
     def unit_inputs(self) -> int:
-        """Inputs of one unit: what 64 bytes of a row hold."""
+        """Inputs of one unit: those in 64 bytes of a row."""
         return _UNIT_ROW_BYTES * 8 // WEIGHT_BITS[self.weight_type]
 
     @property
@@ -146,16 +146,16 @@ class TileLayout:
 
     @property
     def num_bytes(self) -> int:
-        """What one pass over the matrix reads."""
+        """Bytes that one pass over the matrix reads."""
         return self.tiles_bytes + self.scales_bytes + self.zero_points_bytes
 
     @property
     def arena_bytes(self) -> int:
-        """What the matrix takes of an arena: every array rounded up to ALIGNMENT."""
+        """Bytes of the matrix in an arena: every array rounded up to ALIGNMENT."""
         return sum(map(aligned, (self.tiles_bytes, self.scales_bytes, self.zero_points_bytes)))
 
     def place(self, memory: Any) -> "TiledMatrix":
-        """The matrix over the first `arena_bytes` of `memory`, which is left as it is.
+        """The matrix over the first `arena_bytes` of `memory`, whose contents stay.
 
         Shapes: memory uint8 [at least arena_bytes], its address a multiple of ALIGNMENT; a CuPy or NumPy array
         Raises: ValueError if it is too small
@@ -191,21 +191,21 @@ class TiledMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """What one pass over the matrix reads."""
+        """Bytes that one pass over the matrix reads."""
         return self.layout.num_bytes
 
 
 def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int, has_row_scale: bool) -> int | None:
     """The group size that kernels see: a power of two that divides `group_size`, whose scales are then repeated.
 
-    None means one scale a row. Where a row has none (`has_row_scale`), one group a row becomes a group that holds it.
+    None means one scale a row. If a row has none (`has_row_scale`), one group a row becomes a group that holds it.
     Raises: ValueError for groups too small to lie in a unit
     """
     if group_size is None or group_size >= num_inputs:
         return None if has_row_scale else max(_power_of_two_from(num_inputs), _span_inputs(weight_type))
     power = group_size & -group_size
     smallest = _unit_inputs(weight_type) // _MAX_GROUPS_PER_UNIT
-    if weight_type == "fp8":  # whose groups are whole spans
+    if weight_type == "fp8":  # its groups are whole spans
         smallest = _span_inputs(weight_type)
     if power < smallest:
         raise ValueError(f"groups of {group_size} {weight_type} weights; a multiple of {smallest} is needed")
@@ -221,7 +221,7 @@ def tile_layout(
     scale_type: str | None = None,
     is_symmetric: bool = True,
 ) -> TileLayout:
-    """The layout of a matrix, from the group size as the checkpoint has it; matrices that are alike share one.
+    """The layout of a matrix, from the checkpoint's group size; equal matrices share one.
 
     Raises: ValueError for groups too small to lie in a unit
     """
@@ -232,7 +232,7 @@ def tile_layout(
 
 
 def _has_row_scale(is_symmetric: bool, scale_type: str | None) -> bool:
-    """Whether a row of one group can have its scale behind the product: not with zero points, or beside other rows."""
+    """Whether a row of one group can be scaled after the product: not with zero points, or where rows share a scale."""
     return is_symmetric and scale_type != BLOCK_SCALE
 
 
@@ -245,7 +245,7 @@ def segment_offsets(segment_rows: Iterable[int]) -> list[int]:
 
 
 def aligned(num_bytes: int) -> int:
-    """Rounded up to ALIGNMENT."""
+    """Round up to ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,4 +1,4 @@
-"""Starts driver and card before they are needed. Asks nothing and tells nothing: whoever opens the card does that."""
+"""Starts driver and card before they are needed. It reports no errors: opening the card does."""
 
 import ctypes
 import importlib.util
@@ -9,9 +9,9 @@ from llmcli.timeline import Timeline
 
 
 def start_card(index: int, timeline: Timeline) -> Thread | None:
-    """Make card `index` ready in a thread of its own, which takes CUDA some tenths of a second; None without CuPy.
+    """Prepare card `index` in its own thread, which takes CUDA some tenths of a second; None without CuPy.
 
-    In that time Python can import and read files. What fails here fails again, and is told, when the card is opened.
+    Meanwhile Python can import and read files. What fails here fails again, with a message, when the card is opened.
     """
     if importlib.util.find_spec("cupy") is None:
         return None
@@ -21,7 +21,7 @@ def start_card(index: int, timeline: Timeline) -> Thread | None:
 
 
 def _start(index: int, timeline: Timeline) -> None:
-    """Make the context that everything on the card shares. Calls by ctypes let Python go on meanwhile."""
+    """Make the context that everything on the card shares. Calls by ctypes let Python run meanwhile."""
     with timeline.beside("driver and context"):
         try:
             driver = ctypes.CDLL(environment.DRIVER_LIBRARY)

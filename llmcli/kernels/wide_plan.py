@@ -11,24 +11,24 @@ CLUSTER = 2  # blocks that share tokens
 BLOCK_TILES = 8  # of a block of gemm_wide
 SPAN_INPUTS = 2 * STEP_INPUTS
 
-# The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
-# much it is larger where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 256 rows of
+# The share of the rate of a large product of the matrix library at which blocks of each size compute, and how much
+# larger it is where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 256 rows of
 # Llama-3.1-8B on an H200 (docs/log/2026-11-27-wide.md).
 _SHARES = {128: 0.74, 256: 0.91}
 _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
-# Of more parts, writing and adding them takes longer than it saves (measured).
+# With more parts, writing and adding them takes longer than it saves (measured).
 _MAX_PARTS, _MAX_NARROW_PARTS = 4, 8
-# What a part costs where few tokens are multiplied, in spans of the largest blocks.
+# The cost of a part where few tokens are multiplied, in spans of the largest blocks.
 _SPANS_A_PART = 0.75
 _SCALED = ("int8", "int4", "fp8")
 _HALF_TYPES = ("float16", "bfloat16")
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernels are for such a matrix: codes and 8-bit floats, scaled by row, in groups a lane has whole.
+    """Whether the kernels take such a matrix: codes and 8-bit floats, scaled by row, in groups of 16 inputs or more.
 
-    Also weights of 16 bits, in whole spans: what lies behind a tile's last unit are other weights.
+    Also weights of 16 bits, in whole spans: other weights follow a tile's last unit.
     """
     if layout.weight_type in _HALF_TYPES:
         return layout.num_inputs % SPAN_INPUTS == 0
@@ -37,7 +37,7 @@ def takes(layout: TileLayout) -> bool:
 
 
 def is_plain(layout: TileLayout) -> bool:
-    """Whether the kernels may multiply codes as they lie, with one scale for all inputs of a span."""
+    """Whether the kernels may multiply codes unchanged, with one scale for all inputs of a span."""
     has_codes = layout.weight_type in ("int8", "int4") and layout.is_symmetric
     has_span_scales = layout.group_size is None or layout.group_size >= SPAN_INPUTS
     return has_codes and has_span_scales and layout.scale_type in _HALF_TYPES
@@ -50,9 +50,9 @@ def num_spans(layout: TileLayout) -> int:
 
 @dataclass(frozen=True)
 class NarrowForm:
-    """Blocks of gemm_narrow: `tiles` tiles times up to `tokens` tokens. So many `blocks` share a multiprocessor.
+    """Blocks of gemm_narrow: `tiles` tiles times up to `tokens` tokens. `blocks` of them share a multiprocessor.
 
-    `span_time`: how long a span takes in such blocks, where it takes 1 in the largest ones
+    `span_time`: how long a span takes in such blocks, relative to the largest ones
     """
 
     tokens: int
@@ -61,7 +61,7 @@ class NarrowForm:
     span_time: float = 1
 
 
-# Small blocks load the multiprocessors more evenly, if all of them run at once. Large ones take each token from L2 less
+# Small blocks load the multiprocessors more evenly, if all of them run at once. Large ones read each token from L2 less
 # often. The time is fitted to the products of Llama-3.1-8B with 64 tokens on an H200 (docs/log/2026-11-27-wide.md).
 NARROW_FORMS = (NarrowForm(16, 4, 4), NarrowForm(32, 8, 2), NarrowForm(64, 4, 3, 0.85), NarrowForm(64, 8, 2))
 NARROW_TOKENS = tuple(dict.fromkeys(form.tokens for form in NARROW_FORMS))
@@ -72,7 +72,7 @@ MAX_NARROW_TOKENS = max(NARROW_TOKENS)
 class NarrowPlan:
     """How gemm_narrow is launched: blocks of a form, in `num_clusters` clusters that take pieces in turn.
 
-    `spans`: those that the clusters with most to do multiply, one after the other
+    `spans`: those that the busiest clusters multiply, one after the other
     """
 
     form: NarrowForm
@@ -81,7 +81,7 @@ class NarrowPlan:
 
     @property
     def span_times(self) -> float:
-        """The time they take, in spans of the largest blocks."""
+        """The time of these spans, in spans of the largest blocks."""
         return self.spans * self.form.span_time
 
 
@@ -93,7 +93,7 @@ def plan_narrow(layout: TileLayout, num_tokens: int, num_multiprocessors: int, n
 
 
 def narrow_forms(num_tokens: int) -> list[NarrowForm]:
-    """The forms for so many tokens, from small blocks to large ones."""
+    """The forms for `num_tokens` tokens, from small blocks to large ones."""
     tokens = next(one for one in NARROW_TOKENS if one >= num_tokens)
     return [one for one in NARROW_FORMS if one.tokens == tokens]
 
@@ -110,7 +110,7 @@ def plan_form(layout: TileLayout, form: NarrowForm, num_multiprocessors: int, nu
 class WidePlan:
     """How gemm_wide is launched: blocks of `tokens` tokens, in `num_clusters` clusters that take pieces in turn.
 
-    `library_flops`: what the matrix library would compute in the time that it takes. No choice changes a bit.
+    `library_flops`: what the matrix library would compute in the same time. No choice changes a bit.
     """
 
     tokens: int
@@ -121,7 +121,7 @@ class WidePlan:
 
 @cache
 def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> WidePlan:
-    """The launch of the blocks that take the least time on a card of so many multiprocessors."""
+    """The launch whose blocks take the least time on a card of `num_multiprocessors`."""
     # An image of few tokens has no room for large blocks.
     possible = [IMAGE_TOKENS] if num_tokens <= IMAGE_TOKENS else WIDE_TOKENS
     plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in possible)
@@ -130,7 +130,7 @@ def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num
 
 def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int, num_parts: int = 1) -> WidePlan:
     num_items, most = num_parts * -(-num_tokens // tokens) * _items(layout), num_multiprocessors // CLUSTER
-    # All clusters take as long as those that have most to do.
+    # All clusters take as long as the busiest.
     waves, outputs = -(-num_items // most), most * CLUSTER * BLOCK_TILES * TILE_ROWS
     computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
     share = _SHARES[tokens] * (1 + _FASTER_ALONE * (1 - num_items / (waves * most)))
@@ -139,7 +139,7 @@ def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens:
 
 @cache
 def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
-    """The parts of a product: those of least time for few tokens, and for many those that fill the card."""
+    """The number of parts of a product: for few tokens the fastest, for many the one that fills the card."""
     if num_tokens > MAX_NARROW_TOKENS:
         fitting = num_multiprocessors // CLUSTER // _items(layout)
         return max(min(fitting, num_spans(layout), _MAX_PARTS), 1)
@@ -152,7 +152,7 @@ def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> i
 
 
 def all_layouts() -> Iterator[TileLayout]:
-    """A matrix for each of the variants of the kernels, but for the number of tokens."""
+    """A matrix for each variant of the kernels, except for the number of tokens."""
     for weight_type in _SCALED:
         for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
             for group_size in (64, 128) if weight_type != "fp8" else (128,):
@@ -162,5 +162,5 @@ def all_layouts() -> Iterator[TileLayout]:
 
 
 def _items(layout: TileLayout) -> int:
-    """How many clusters of gemm_wide it takes for all outputs, each with all tokens of a block."""
+    """How many clusters of gemm_wide cover all outputs, each with all tokens of a block."""
     return -(-layout.num_tiles // (CLUSTER * BLOCK_TILES))

@@ -11,19 +11,19 @@ from llmcli.lab.problem import Expected, Output, stored_values
 
 # Norm, rotary and attention in float64, and how far correct kernels may be from it.
 #
-# Every bound is an error of first order, from the roundings that a kernel's header states. Magnitudes come along with
-# the values: what a result would be if nothing cancelled.
+# Every bound is a first-order error, from the roundings that a kernel's header states. Each value has a magnitude: what
+# the result would be if nothing cancelled.
 
 U32 = 2.0**-24
 EXP2 = 2.0**-22  # relative error of the fast 2^x
-# What is left of a number that is split into two 16-bit parts, and of one that is rounded to 16 bits.
+# What splitting a number into two 16-bit parts loses, and what rounding one to 16 bits loses.
 # Codes (uint8) are multiplied in fp16.
 F32, F16, BF16, CODES = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16, np.uint8))
 SPLIT = {F32: 0.0, F16: 2.0**-22, BF16: 2.0**-16, CODES: 2.0**-22}
 ROUNDED = {F32: 0.0, F16: 2.0**-11, BF16: 2.0**-8, CODES: 2.0**-11}
-# Half the smallest step of fp16, the error of what is nearly zero.
+# Half the smallest step of fp16: the error of a number near zero.
 FLOOR = {F32: 0.0, F16: 2.0**-25, BF16: 0.0, CODES: 2.0**-25}
-# The same of a weight times the scale of its value, of which the largest weight is 2^6.
+# The same of a weight times the scale of its value; the largest such weight is 2^6.
 WEIGHT_FLOOR = 2.0**-31
 
 
@@ -36,7 +36,7 @@ class Estimate:
 
 
 def exact(value: np.ndarray) -> Estimate:
-    """Inputs are as given."""
+    """Take inputs as exact."""
     return Estimate(value.astype(np.float64), np.zeros(value.shape))
 
 
@@ -128,9 +128,9 @@ def attend(
 def carried_error(
     query: Estimate, keys: np.ndarray, values: np.ndarray, own_key: np.ndarray, own_value: np.ndarray
 ) -> np.ndarray:
-    """How far attention of one token moves, to first order, where its query, its key and its value are off.
+    """How far attention of one token moves, to first order, by errors of its query, key and value.
 
-    `own_key` and `own_value` are how far its own key and value may be, the last of `keys` and `values`.
+    `own_key` and `own_value` are the errors of its own key and value, the last of `keys` and `values`.
     Shapes: query [num_attention_heads, head_dim]; keys, values [num_key_value_heads, seq_len, head_dim] float64;
             own_key, own_value [num_key_value_heads, head_dim]; result [num_attention_heads * head_dim]
     """
@@ -169,7 +169,7 @@ Place = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Stored:
-    """Vectors as a cache holds them. Shapes: elements [..., head_dim]; scales float32 [...] beside codes, else None."""
+    """Vectors as a cache holds them. Shapes: elements [..., head_dim]; scales float32 [...] with codes, else None."""
 
     elements: np.ndarray
     scales: np.ndarray | None
@@ -181,7 +181,7 @@ class Stored:
 
     @property
     def values(self) -> np.ndarray:
-        """What is stood for, exactly, in float64."""
+        """The exact values that the elements represent, in float64."""
         if self.scales is None:
             return stored_values(self.elements)
         return (self.elements.astype(np.float64) - 128) * self.scales[..., None].astype(np.float64)
@@ -199,7 +199,7 @@ class Stored:
         return Stored(self.elements.copy(), None if self.scales is None else self.scales.copy())
 
     def poison(self, place: Place) -> None:
-        """Put NaN where nobody may look, of codes in the scales."""
+        """Put NaN where nothing may be read; with codes, in the scales."""
         self.elements[place].view(np.uint8)[...] = 0xFF
         if self.scales is not None:
             self.scales[place].view(np.uint8)[...] = 0xFF
@@ -220,7 +220,7 @@ def stored(x: np.ndarray, dtype: np.dtype) -> Stored:
 
 
 def page_table(num_rows: int, num_tokens: int, seed: int = 0) -> np.ndarray:
-    """Room for `num_tokens` a row, in no order and with holes. Shapes: result int32 [num_rows, pages_per_row]."""
+    """Room for `num_tokens` a row, in random order and with holes. Shapes: result int32 [num_rows, pages_per_row]."""
     pages_per_row = -(-num_tokens // PAGE_TOKENS)
     pages = np.random.default_rng(seed).permutation(num_rows * pages_per_row + 3)
     return pages[: num_rows * pages_per_row].reshape(num_rows, pages_per_row).astype(np.int32)
@@ -235,7 +235,7 @@ def share_pages(cache: Stored, table: np.ndarray, rows: list[int], num_pages: in
 
 
 def visible_table(table: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The same with no page where no token up to a row's last position lies."""
+    """The same table without the pages after a row's last position."""
     visible = np.full_like(table, NO_PAGE)
     for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
         if row >= 0:
@@ -245,7 +245,7 @@ def visible_table(table: np.ndarray, rows: np.ndarray, positions: np.ndarray) ->
 
 
 def paged(cache: Stored, table: np.ndarray) -> Stored:
-    """Rows [num_rows, num_key_value_heads, seq_len, head_dim] as pages; what holds no token is poisoned."""
+    """Rows [num_rows, num_key_value_heads, seq_len, head_dim] as pages; places without a token are poisoned."""
     _, num_heads, seq_len, head_dim = cache.elements.shape
     shape = (int(table.max()) + 4, num_heads, PAGE_TOKENS, head_dim)
     pages = Stored(np.zeros(shape, cache.dtype), None if cache.scales is None else np.zeros(shape[:3], np.float32))
@@ -257,7 +257,7 @@ def paged(cache: Stored, table: np.ndarray) -> Stored:
 
 
 def in_rows(pages: Stored, table: np.ndarray, seq_len: int) -> Stored:
-    """The inverse. Shapes: pages [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]."""
+    """The inverse of `paged`. Shapes: pages [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]."""
 
     def gather(array: np.ndarray) -> np.ndarray:
         by_row = np.moveaxis(array[table], 2, 1)  # [num_rows, num_key_value_heads, pages_per_row, PAGE_TOKENS, ...]
@@ -267,11 +267,11 @@ def in_rows(pages: Stored, table: np.ndarray, seq_len: int) -> Stored:
 
 
 def cache_name(dtype: np.dtype[Any]) -> str:
-    """What the type of a cache's elements is called."""
+    """The name of the type of a cache's elements."""
     return "codes" if dtype == CODES else storage_name(dtype)
 
 
-# New tokens in lanes, as append_tokens and attention_decode take them, and what must come out, in float64.
+# New tokens in lanes, as append_tokens and attention_decode take them, and the right results, in float64.
 
 EPS = 1e-5
 DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float16, np.uint16, np.uint8))
@@ -282,8 +282,8 @@ _NO_ROW = -1
 class NewTokens:
     """One call's inputs; lane i has the row `rows[i]`, whose tokens `keys` and `values` hold in order.
 
-    Row -1 marks a lane that nobody uses. With `is_cached` the cache holds the new tokens before attention_decode runs,
-    and several lanes may be of one row.
+    Row -1 marks an unused lane. With `is_cached` the cache holds the new tokens before attention_decode runs, and
+    several lanes may be of one row.
     Shapes: qkv float32 [num_lanes, layout.width]; keys, values [num_rows, num_key_value_heads, seq_len, head_dim]
     """
 
@@ -306,7 +306,7 @@ class NewTokens:
         return replace(self, qkv=self.qkv[lanes], rows=self.rows[lanes], positions=self.positions[lanes])
 
     def used(self) -> list[tuple[int, int, int]]:
-        """Lane, row and position of each lane that somebody uses."""
+        """Lane, row and position of each used lane."""
         lanes = enumerate(zip(self.rows.tolist(), self.positions.tolist(), strict=True))
         return [(lane, row, position) for lane, (row, position) in lanes if row >= 0]
 
@@ -326,7 +326,7 @@ class NewTokens:
     def attention(
         self, lane: int, query: Estimate, keys: Stored, values: Stored, key_error: np.ndarray | None = None
     ) -> Estimate:
-        """What one lane gives over its row's tokens, its own included.
+        """The result of one lane over its row's tokens, its own included.
 
         `key_error` is how far the cached keys may be from `keys`.
         Shapes: query as `query()`; keys, values and key_error [num_key_value_heads, seq_len, head_dim]; result
@@ -369,7 +369,7 @@ def new_tokens(
     magnitude: float = 1.0,
     shared_pages: int = 0,
 ) -> NewTokens:
-    """Normal values; whatever no token of a row may see yet is NaN. All rows begin with as many `shared_pages`."""
+    """Normal values; NaN for tokens that no row may see yet. All rows begin with the same `shared_pages` pages."""
     generator = np.random.default_rng(len(positions) + layout.head_dim)
     num_rows = len(positions) + 1
     max_seq_len = max_seq_len or max(positions) + 1
@@ -401,7 +401,7 @@ def new_tokens(
 
 
 def with_unused_lanes(tokens: NewTokens) -> NewTokens:
-    """The same with a lane in front and behind that nobody uses, full of NaN."""
+    """The same with an unused lane before and after, full of NaN."""
     lanes = slice(1, len(tokens.rows) + 1)
     qkv = np.full((lanes.stop + 1, tokens.layout.width), np.nan, np.float32)
     rows, positions = np.full(len(qkv), _NO_ROW, np.int32), np.full(len(qkv), 2**30, np.int32)
@@ -410,7 +410,7 @@ def with_unused_lanes(tokens: NewTokens) -> NewTokens:
 
 
 def spans_of(tokens: NewTokens, lengths: list[int]) -> NewTokens:
-    """Spans of the lanes' rows: so many tokens of each, one a lane, from its position on."""
+    """Spans of the lanes' rows: `lengths` tokens of each, one a lane, from its position on."""
     generator = np.random.default_rng(sum(lengths))
     positions = [start + np.arange(length) for start, length in zip(tokens.positions, lengths, strict=True)]
     return replace(
@@ -422,16 +422,16 @@ def spans_of(tokens: NewTokens, lengths: list[int]) -> NewTokens:
 
 
 def in_cache(tokens: NewTokens) -> NewTokens:
-    """The same once append_tokens has run."""
+    """The same after append_tokens has run."""
     after = append(tokens)
     return replace(tokens, keys=after.keys, values=after.values, is_cached=True)
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """Vectors as the cache stores them, and how far the right bits may be from that.
+    """Vectors as the cache stores them, and how far right bits may be from them.
 
-    Shapes: bound of each element, and error of each value stood for, as the vectors; scale_bound [..., 1] beside codes
+    Shapes: bound of each element, and error of each represented value, as the vectors; scale_bound [..., 1] with codes
     """
 
     vectors: Stored
@@ -441,14 +441,14 @@ class Rounded:
 
 
 def rounded(x: Estimate, dtype: np.dtype[Any]) -> Rounded:
-    """Round vectors that are known within an error. Bounds are 0 wherever all that x may be rounds alike."""
+    """Round vectors that are known within an error. Bounds are 0 where all possible x round alike."""
     vectors = stored(x.value, dtype)
     if vectors.scales is None:
-        # Rounding is monotone: what is stored lies between the two ends, rounded.
+        # Rounding is monotone: the stored value lies between the two ends, rounded.
         low, high = (stored(x.value + sign * x.error, dtype).values for sign in (-1, 1))
         bound = np.maximum(high - vectors.values, vectors.values - low)
         return Rounded(vectors, bound, None, bound)
-    # A scale, and what is divided by it, are each rounded twice.
+    # A scale, and the quotient by it, are each rounded twice.
     largest = np.abs(x.value).max(-1, keepdims=True)
     scale = largest / 127
     scale_error = x.error.max(-1, keepdims=True) / 127 + 4 * U32 * scale
@@ -462,7 +462,7 @@ def rounded(x: Estimate, dtype: np.dtype[Any]) -> Rounded:
 
 @dataclass(frozen=True)
 class Appended:
-    """The cache once the new tokens are in it, and how far right keys may be from that.
+    """The cache with the new tokens, and how far right keys may be from it.
 
     Shapes: key_bound float64 as the keys' elements and scales; key_error float64 as the keys' elements, of values
     """
@@ -489,7 +489,7 @@ def append(tokens: NewTokens) -> Appended:
 
 
 def inputs_of(tokens: NewTokens) -> dict[str, np.ndarray]:
-    """Arrays of a call that no kernel changes; rows of `qkv` are further apart than they are long."""
+    """Arrays of a call that no kernel changes; there is a gap between rows of `qkv`."""
     padded = np.full((len(tokens.qkv), tokens.layout.width + 16), np.nan, np.float32)
     padded[:, : tokens.layout.width] = tokens.qkv
     given = {
@@ -505,19 +505,19 @@ def inputs_of(tokens: NewTokens) -> dict[str, np.ndarray]:
 
 
 def cache_of(tokens: NewTokens) -> dict[str, np.ndarray]:
-    """Keys and values in pages as the second of two layers, so that codes need no alignment; scales beside codes."""
+    """Keys and values in pages as the second of two layers, so that codes need no alignment; scales with codes."""
     return _by_name(paged(tokens.keys, tokens.table), paged(tokens.values, tokens.table))
 
 
 def cache_outputs(tokens: NewTokens) -> tuple[dict[str, np.ndarray], dict[str, Output]]:
-    """The cache as inputs that hold what is there before, and as outputs that begin with it."""
+    """The cache as inputs with its first contents, and as outputs that begin with them."""
     before = cache_of(tokens)
     outputs = {name: Output(array.shape, array.dtype, initial=f"{name}_before") for name, array in before.items()}
     return {f"{name}_before": array for name, array in before.items()}, outputs
 
 
 def expected_cache(tokens: NewTokens, after: Appended) -> dict[str, Expected]:
-    """The cache afterwards: keys within their bounds, all else exact."""
+    """The cache after the call: keys within their bounds, all else exact."""
     expected = _by_name(paged(after.keys, tokens.table), paged(after.values, tokens.table))
     bound = paged(after.key_bound, tokens.table)
     bounds = {"keys": bound.elements, "key_scales": bound.scales}

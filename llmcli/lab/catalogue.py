@@ -59,7 +59,7 @@ PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in _KINDS}
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:
     """The problem of this name and these sizes.
 
-    Raises: UsageError for a name or sizes that it does not have
+    Raises: UsageError for an unknown name or wrong sizes
     """
     if name not in PROBLEMS:
         raise UsageError(f"there is no problem {name!r}; there are {', '.join(PROBLEMS)}")

@@ -22,7 +22,7 @@ class Codes:
 
     @property
     def layout(self) -> TileLayout:
-        """Its tiles on a card."""
+        """The layout of its tiles on a card."""
         return tile_layout("int8", *self.codes.shape, None, "float32")
 
     @property

@@ -1,6 +1,6 @@
-"""Compares the rungs of a study: are they right, how long do they take, what do they take of a multiprocessor.
+"""Compares the rungs of a study: are they right, how long do they take, what do they need of a multiprocessor.
 
-Its sentences are computed: a claim that does not hold on the card at hand is told as one that does not.
+Its sentences are computed: a claim that does not hold on this card is reported as one that does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a claim: how many times as fast, and whether that is what it says."""
+    """The result for a claim: the measured ratio, and whether the claim holds."""
 
     claim: Claim
     sizes: Mapping[str, int]
@@ -44,17 +44,17 @@ class Finding:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the rung is that should be faster."""
+        """How many times as fast as the slower rung the faster one is."""
         return self.slower_seconds / self.faster_seconds
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is there, and beyond what two measurements differ by."""
+        """Whether there is a difference beyond that of two measurements."""
         return self.ratio > 1 + _SAME
 
 
 def inspect_rungs(study: Study, sources: Mapping[str, Source], rungs: Sequence[Rung], arch: str) -> list[Measured]:
-    """What the rungs take of a multiprocessor of an architecture, at the study's last sizes. Needs no card.
+    """What the rungs need of a multiprocessor of an architecture, at the study's last sizes. Needs no card.
 
     Raises: UsageError, KernelCompileError
     """
@@ -86,9 +86,9 @@ def compare_rungs(
     rungs: Sequence[Rung],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Measured]:
-    """Check every rung, then measure all of them side by side, for each of the study's sizes.
+    """Check every rung, then measure all of them in turn, for each of the study's sizes.
 
-    `sources` are the rungs' files by the rungs' names; `on_progress` gets the sizes that are done, and all.
+    `sources` are the rungs' files by the rungs' names; `on_progress` gets how many sizes are done, and of how many.
     Raises: UsageError for a rung that is wrong; DeviceError, KernelCompileError
     """
     cache = KernelCache(own=own_sources(sources.values()))
@@ -112,7 +112,7 @@ def compare_rungs(
 
 
 def find_claims(study: Study, measured: Sequence[Measured]) -> list[Finding]:
-    """What became of each claim; at the largest sizes where a claim names none."""
+    """The result for each claim; at the largest sizes where a claim names none."""
     findings = []
     for claim in study.claims:
         seconds = {}
@@ -133,7 +133,7 @@ def _measured(rung: Rung, problem: Problem, uses: tuple[KernelUse, ...], times: 
 def _uses(
     rung: Rung, source: Source, problem: Problem, arch: str, cache: KernelCache, card: CardFacts
 ) -> tuple[KernelUse, ...]:
-    """The kernels that a rung launches, compiled for an architecture; launches that are alike are one."""
+    """The kernels that a rung launches, compiled for an architecture; equal launches count once."""
     notes = Notes(card)
     solve(notes, rung, source, problem, phantoms_of(problem))
     compiled = cache.get_all({(launch.stem, launch.name) for launch in notes.launches}, arch)

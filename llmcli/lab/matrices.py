@@ -1,4 +1,4 @@
-"""Matrices for cases of kernels: as a checkpoint stores them, as tiles by a NumPy reference, and exactly in float64."""
+"""Matrices for cases of kernels: as checkpoints store them, as tiles by a NumPy reference, and exactly in float64."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ def to_storage(values: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def storage_name(dtype: Any) -> str:
-    """What a storage type is called."""
+    """The name of a storage type."""
     return STORAGE_NAMES[np.dtype(dtype)]
 
 
@@ -155,7 +155,7 @@ def matrix_of(layout: TileLayout, arrays: Arrays) -> TiledMatrix:
 
 
 def aligned_zeros(num_bytes: int) -> np.ndarray:
-    """Host memory whose address is as aligned as an arena's."""
+    """Host memory whose address has an arena's alignment."""
     memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT
     return memory[begin : begin + num_bytes]
@@ -172,7 +172,7 @@ def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray, rows:
     return result.reshape(layout.num_tiles, TILE_ROWS // rows, layout.num_groups).transpose(0, 2, 1)
 
 
-# Weights in the engine's tiles, made on the host, so that a problem's inputs hold them.
+# Weights in the engine's tiles, made on the host, so that a problem's inputs include them.
 
 _ROW_BYTES = UNIT_BYTES // TILE_ROWS  # of a unit
 _LANE_BYTES = 16
@@ -180,7 +180,7 @@ _ZERO_CODE = 0x80  # of int8, where a tile has no weight
 
 
 def tile_rows(layout: TileLayout, weights: np.ndarray) -> np.ndarray:
-    """The tiles of a matrix of codes (as uint8) or of floats, as kernels/common/tile.cuh tells them.
+    """The tiles of a matrix of codes (as uint8) or of floats; see kernels/common/tile.cuh.
 
     Shapes: weights [num_rows, num_inputs]; the result uint8 [num_tiles, num_units, 1024]
     """

@@ -18,18 +18,18 @@ _ALIGNMENT = 4096  # of the addresses that phantoms pretend to have
 
 
 class Notes(DryRun):
-    """Stands in for a `Device`, as the dry run of a model does, for any card."""
+    """Replaces a `Device` for any card, as the dry run of a model does."""
 
     def __init__(self, card: CardFacts = TYPICAL_CARD) -> None:
         super().__init__(card)
 
     @property
     def launches(self) -> list[Launch]:
-        """What was asked for so far."""
+        """The launches noted so far."""
         return [started.launch for started in self._started]
 
     def start(self, product: Any, addresses: Sequence[int]) -> None:
-        """Leave out a product of the matrix library: what its kernels take is not known here."""
+        """Leave out a product of the matrix library: what its kernels need is not known here."""
 
 
 def phantoms_of(problem: Problem) -> dict[str, Phantom]:
@@ -47,7 +47,7 @@ def phantoms_of(problem: Problem) -> dict[str, Phantom]:
 
 
 def matmul(device: Device, *, x: Any, weight: Any, out: Any) -> None:
-    """out = x @ weight.T by the library, as the engine asks it: no algorithm that splits sums, no workspace.
+    """out = x @ weight.T by the library, called as the engine does: no algorithm that splits sums, no workspace.
 
     Shapes: x [num_tokens, num_inputs], weight [num_rows, num_inputs], alike; out float32 [num_tokens, num_rows]
     Raises: ValueError; DeviceError

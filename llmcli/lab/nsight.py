@@ -1,4 +1,4 @@
-"""Nsight Compute: runs its command line, reads what it counted of a kernel, and names what limits the kernel."""
+"""Nsight Compute: runs its command line, reads a kernel's counters, and names what limits the kernel."""
 
 import csv
 import math
@@ -17,10 +17,10 @@ from typing import Literal
 from llmcli.errors import DeviceError
 from llmcli.lab.walk import KernelUse
 
-# What Nsight Compute counts of a kernel: the metrics to ask for, and its CSV read into figures.
+# The counters of Nsight Compute: the metrics to ask for, and its CSV read into figures.
 #
-# Source: Nsight Compute, Kernel Profiling Guide, "Metrics Reference"; the sections SpeedOfLight, SchedulerStatistics
-# and WarpStateStatistics that it ships name the same metrics.
+# Source: Nsight Compute, Kernel Profiling Guide, "Metrics Reference"; its sections SpeedOfLight, SchedulerStatistics
+# and WarpStateStatistics name the same metrics.
 
 # Field of `Counters` -> metric.
 _METRICS = {
@@ -56,7 +56,7 @@ _STATES = (
     "tex_throttle",
     "wait",
 )
-# States that only some architectures have: the first and the last compute capability, as the profiler's sections say.
+# States that only some architectures have: the first and the last compute capability, from the profiler's sections.
 _STATES_WITHIN = {"gmma": (90, 90), "imc_miss": (80, 90)}
 _UNITS = {
     "%": 1e-2,
@@ -71,12 +71,12 @@ Launched = Mapping[str, tuple[str, str]]  # value and unit of each metric, as th
 
 @dataclass(frozen=True)
 class Counters:
-    """Medians over launches of a kernel. A figure is None where the profiler does not have it for this card.
+    """Medians over launches of a kernel. A figure is None if the profiler does not have it for this card.
 
-    `seconds` is the time of a launch; bytes are those of memory, not of caches. Shares are of 1: of the most that
-    memory, the L2 cache and the busiest unit of the multiprocessors can do; of what was asked of L1 and L2; of
-    the warps that multiprocessors could hold (`occupancy`) and of the cycles in which they issue. `stalls` is how warps
-    spend their time when they do not issue, as shares of all of it, the largest first.
+    `seconds` is the time of a launch; bytes are those of memory, not of caches. Shares are at most 1: shares of the
+    peak of memory, of the L2 cache and of the busiest unit of the multiprocessors; hits of L1 and of L2; the share of
+    the warps that multiprocessors could hold (`occupancy`), and of the cycles in which they issue. `stalls` are the
+    states of warps that do not issue, as shares of all their time, the largest first.
     """
 
     num_launches: int
@@ -113,7 +113,7 @@ def metrics_for(arch: str) -> list[str]:
 
 
 def read_launches(text: str) -> list[Launched]:
-    """The launches in what `ncu --csv --page raw` writes: a line of names, one of units, and one for each launch.
+    """Read the launches that `ncu --csv --page raw` writes: a line of names, one of units, and one for each launch.
 
     Other lines, of the profiler and of the program, are left out. Without a table there are no launches.
     """
@@ -130,9 +130,9 @@ def read_launches(text: str) -> list[Launched]:
 
 
 def counters_of(launches: Sequence[Launched]) -> Counters:
-    """The medians over launches, of which there is at least one."""
+    """The medians over launches; there must be at least one."""
     figures = {field: _median(launches, metric) for field, metric in _METRICS.items()}
-    # Warps in each state for an instruction that is issued: their sum is the time that it took.
+    # Warps in each state for each issued instruction: their sum is the time that it took.
     states = {
         state: warps
         for state in (*_STATES, *_STATES_WITHIN)
@@ -158,7 +158,7 @@ def _median(launches: Sequence[Launched], metric: str, *, has_unit: bool = True)
         text, unit = launch.get(metric, ("", ""))
         scale = _UNITS.get(unit) if has_unit else 1.0
         try:
-            value = float(text.replace(",", ""))  # of thousands: the profiler runs in the locale C
+            value = float(text.replace(",", ""))  # between thousands: the profiler runs in the locale C
         except ValueError:  # "n/a"
             return None
         if scale is None or not math.isfinite(value):
@@ -167,7 +167,7 @@ def _median(launches: Sequence[Launched], metric: str, *, has_unit: bool = True)
     return statistics.median(values)
 
 
-# Nsight Compute's command line, `ncu`: where it is, how it is run on a program of ours, and why it fails.
+# Nsight Compute's command line, `ncu`: where it is, how it runs a program of ours, and why it fails.
 
 _NAME = "ncu"
 # Where the installers of NVIDIA and of Linux distributions put it, below the root.
@@ -176,8 +176,8 @@ _FOLDERS = ("usr/local/cuda*/bin", "opt/nvidia/nsight-compute/*", "usr/local/NVI
 _OPTIONS = (
     *("--csv", "--page", "raw", "--print-units", "base"),
     *("--target-processes", "all"),  # on Windows a virtual environment's python starts another
-    *("--profile-from-start", "off"),  # the program says which launches are meant
-    *("--clock-control", "none"),  # the clocks of a real run, and no right to set them is needed
+    *("--profile-from-start", "off"),  # the program marks the launches to profile
+    *("--clock-control", "none"),  # the clocks of a real run; setting them would need a right
     *("--cache-control", "all"),  # empty caches: each launch is repeated for every few metrics, and would find its data
 )
 _UNKNOWN_METRIC = re.compile(r"Failed to find metric (.+)")  # a name, or regex:^NAME\.(sum|min|...)$
@@ -198,7 +198,7 @@ HOW_TO_PERMIT = (
 
 
 def find_ncu() -> Path:
-    """The profiler: that of PATH, of $CUDA_HOME, or the newest in the folders of its installers.
+    """Find the profiler: on PATH, in $CUDA_HOME, or the newest in the folders of its installers.
 
     Raises: DeviceError saying how to get it
     """
@@ -212,7 +212,7 @@ def find_ncu() -> Path:
 
 
 def count(ncu: Path, program: Sequence[str], arch: str) -> Counters:
-    """Run a program under the profiler, and give what it counts of the launches that the program marks.
+    """Run a program under the profiler, and return its counters for the launches that the program marks.
 
     Metrics that this profiler does not know are left out.
     Raises: DeviceError
@@ -232,14 +232,14 @@ def count(ncu: Path, program: Sequence[str], arch: str) -> Counters:
 
 
 def _unknown_metrics(output: str, metrics: Sequence[str]) -> set[str]:
-    """Those that the profiler says it does not find, by their names with or without what follows the first point."""
+    """The metrics that the profiler reports as unknown, named with or without what follows the first point."""
     lines = _UNKNOWN_METRIC.findall(output)
     words = {word.rstrip(".") for line in lines for word in re.findall(r"[\w.]+", line)}
     return {metric for metric in metrics if not words.isdisjoint((metric, metric.partition(".")[0]))}
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """The exit code and all that was written. A Ctrl-C ends the profiler and its program.
+    """Return the exit code and all output. A Ctrl-C ends the profiler and its program.
 
     Raises: DeviceError if it does not start
     """
@@ -284,7 +284,7 @@ def _version(folder: Path) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", str(folder))]
 
 
-# Names what limits a kernel from what was counted of it.
+# Names what limits a kernel, from its counters.
 
 Limit = Literal["memory", "L2", "multiprocessors", "blocks", "occupancy", "latency", "unknown"]
 
@@ -294,9 +294,9 @@ _LOW = 0.6  # of the warps that could be there
 
 
 def find_limit(counters: Counters, use: KernelUse | None, num_multiprocessors: int) -> Limit:
-    """The busiest of memory, L2 and multiprocessors; else what keeps all of them waiting.
+    """The busiest of memory, L2 and multiprocessors; else what makes all of them wait.
 
-    That is too few blocks, fewer warps than there could be, or latency, which the largest stall names.
+    That is too few blocks, too few warps, or latency, named by the largest stall.
     """
     peaks: tuple[tuple[Limit, float | None], ...] = (
         ("memory", counters.memory_share),

@@ -1,6 +1,6 @@
-"""A user's own source for a kernel of the engine: read, and held against what the launcher passes. Needs no CuPy.
+"""Reads a user's own source for a kernel of the engine, and compares it with what the launcher passes. Needs no CuPy.
 
-Refuses kernels without reference checks: nothing runs in a model that was not compared with a reference before.
+Refuses kernels without reference checks: no kernel runs in a model before it was compared with a reference.
 """
 
 import os
@@ -32,15 +32,15 @@ class OwnKernel:
 
     @property
     def num_cases(self) -> int:
-        """How many checks it has to pass."""
+        """How many checks it must pass."""
         return sum(1 for _ in CASES[self.stem].checks())
 
 
 def read_own_kernels(values: Iterable[str]) -> tuple[OwnKernel, ...]:
-    """The files that `NAME=FILE` name, each for the kernel NAME. Needs no card and no compiler.
+    """Read the files of `NAME=FILE`, each for the kernel NAME. Needs no card and no compiler.
 
     Raises: UsageError for an unknown kernel, one without checks or named twice; for a file that cannot be read, is not
-            ASCII, includes what is not there, or lacks a kernel that the launcher starts
+            ASCII, includes a missing file, or lacks a kernel that the launcher starts
     """
     found: dict[str, OwnKernel] = {}
     for value in values:

@@ -1,4 +1,4 @@
-"""`Problem`: something to compute, with inputs, what must come out, and what it takes at the least.
+"""`Problem`: a computation, with its inputs, its right results, and its least cost.
 
 Tests, `llmcli verify`, `llmcli kernels compare` and `--try` all check kernels against problems.
 """
@@ -16,7 +16,7 @@ from llmcli.kernels.spec import KernelCost
 # Unit roundoff by the type in which an output is stored; bfloat16 is kept as uint16.
 ROUNDOFF = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
 
-_EXACT = 2.0**-800  # stands for a bound of 0 where an error is divided by it
+_EXACT = 2.0**-800  # replaces a bound of 0 where an error is divided by it
 
 Arrays = Mapping[str, Any]  # arrays on the card by name: inputs and outputs of one problem
 Solver = Callable[[Device, Arrays], None]  # solves a problem with a kernel of the engine, or of a library
@@ -24,7 +24,7 @@ Solver = Callable[[Device, Arrays], None]  # solves a problem with a kernel of t
 
 @dataclass(frozen=True)
 class Expected:
-    """What must come out: values, and how far a right answer may lie from each. NaN is where NaN must be.
+    """The right result: values, and how far a right answer may be from each. NaN where NaN must be.
 
     Shapes: values float64 of any shape; bound as values, or one number for all
     """
@@ -37,7 +37,7 @@ class Expected:
 class Output:
     """The shape and the storage type of an output, which is full of NaN at first.
 
-    `holds_zeros` where kernels add to what is there; `initial` names the input whose values are there instead.
+    `holds_zeros` for kernels that add to the output; `initial` names the input with its first values.
     """
 
     shape: tuple[int, ...]
@@ -48,12 +48,12 @@ class Output:
 
 @dataclass(frozen=True)
 class Problem:
-    """One computation of certain sizes. `label` tells apart what sizes do not: a type, a form, an option.
+    """One computation of certain sizes. `label` names what sizes do not show: a type, a form, an option.
 
-    A study's kernel takes what it needs of `inputs`, `outputs`, `scratch`, `sizes` and `scalars` by the names of its
-    parameters; `scratch` is memory between the launches of a rung.
-    `reference` computes what must come out, in float64, when somebody asks; `cost` counts every byte once. `solvers`
-    are kernels that are launched by Python: of the engine, of a library.
+    A study's kernel takes `inputs`, `outputs`, `scratch`, `sizes` and `scalars` by the names of its parameters;
+    `scratch` is memory between the launches of a rung.
+    `reference` computes the right results on demand, in float64; `cost` counts every byte once. `solvers` are kernels
+    that Python launches: of the engine, of a library.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Problem:
 
     @cached_property
     def expected(self) -> Mapping[str, Expected]:
-        """What must come out, by output. Worked out once."""
+        """The right results by output, computed once."""
         return self.reference()
 
     @property
@@ -104,7 +104,7 @@ class KernelCases:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The worst element of an output that is wrong.
+    """The worst element of a wrong output.
 
     `actual` is NaN where the kernel wrote nothing. Shapes: index as the output's
     """
@@ -126,7 +126,7 @@ class Mismatch:
 
 
 def find_mismatch(problem: Problem, results: Mapping[str, np.ndarray]) -> Mismatch | None:
-    """The worst wrong element of these results, given as the card stored them; None if all are right."""
+    """The worst wrong element of these results, in the form that the card stored; None if all are right."""
     worst, worst_ratio = None, 0.0
     for name, expected in problem.expected.items():
         actual = stored_values(results[name])
@@ -161,7 +161,7 @@ def largest_error(problem: Problem, results: Mapping[str, np.ndarray]) -> float:
 
 
 def _errors(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """How far each element is from what must come out; 0 for the same infinity, and for NaN where NaN must be."""
+    """How far each element is from the right one; 0 for the same infinity, and for NaN where NaN must be."""
     is_same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore"):  # of two infinities
         return np.where(is_same, 0.0, np.abs(actual - expected))

@@ -1,7 +1,7 @@
 """What can be profiled: launches of a model's step, or a rung of a study; and the process that makes them for ncu.
 
-For a step the process loads the model, runs the step once, notes what was launched, and makes the launches of one call
-again: each layer has its own weights, as in `roofline`. A rung runs on rotating copies of its arrays, as in `trial`.
+For a step the process loads the model, runs the step once, notes its launches, and repeats the launches of one call:
+each layer has its own weights, as in `roofline`. A rung runs on rotating copies of its arrays, as in `trial`.
 """
 
 import json
@@ -23,7 +23,7 @@ from llmcli.lab.study import Study, find_rung, load_study, solve
 from llmcli.lab.walk import Call, Lengths, Walk, use_of
 from llmcli.runners.cuda.dry_run import PRODUCT
 
-# CuPy is imported, with the worker, after `find_problem` has found it a folder.
+# CuPy is imported later, with the worker: `find_problem` first gives it a folder.
 _BOOTSTRAP = child_program(
     "llmcli.lab.profile_worker", before="from llmcli.kernels.device import find_problem; find_problem(); "
 )
@@ -66,7 +66,7 @@ class Chosen:
 def choose_call(walks: Sequence[Walk], stem: str, matrix: str | None) -> Chosen:
     """The call of a kernel whose launches move most bytes, or of those that read the weights of layer `matrix`.
 
-    Raises: UsageError for a kernel or a layer that is not there, naming those that are
+    Raises: UsageError for an unknown kernel or layer, naming the known ones
     """
     calls = [
         Chosen(step, index, walk, call)
@@ -87,9 +87,9 @@ def choose_call(walks: Sequence[Walk], stem: str, matrix: str | None) -> Chosen:
 
 
 def rung_call(name: str, rung_name: str, card: CardFacts, arch: str) -> tuple[Study, Problem, Call]:
-    """The launch of a rung, its study, and the problem that it solves, of the study's last sizes.
+    """The study, its problem of the last sizes, and the launch of a rung.
 
-    Raises: UsageError for a study or a rung that is not there, or a rung of several launches; KernelCompileError
+    Raises: UsageError for an unknown study or rung, or a rung of several launches; KernelCompileError
     """
     study, source = load_study(name)
     rung = find_rung(study, rung_name)
@@ -109,7 +109,7 @@ def rung_call(name: str, rung_name: str, card: CardFacts, arch: str) -> tuple[St
 
 
 def profile(ncu: Path, request: ProfileRequest, arch: str) -> Counters:
-    """What Nsight Compute counts of the launches that are asked for.
+    """Profile the requested launches with Nsight Compute.
 
     Raises: DeviceError
     """

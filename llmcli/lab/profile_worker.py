@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def make_launches(device: Device, request: ProfileRequest) -> None:
-    """Make the launches that are asked for, and mark them.
+    """Make the requested launches, and mark them.
 
     Raises: LLMCliError and its subclasses
     """

@@ -19,21 +19,21 @@ from llmcli.sampling.params import Sampler, SamplingParams
 
 # Times every kernel of a model alone, with the arrays that a step of the loaded model gives it.
 #
-# A step runs once, and the device notes all that it starts. Then the launches of one call take turns in a graph: each
-# layer has its own weights, so they are the rotating copies.
+# A step runs once, and the device notes all its starts. Then the launches of one call take turns in a graph: each layer
+# has its own weights, so these are the rotating copies.
 
 Noted = Sequence[tuple[Starter, Sequence[int]]]
 OnProgress = Callable[[int, int], None]  # done so far, all
 
 _STEPS_OF_A_GRAPH = 4
-# Every run of the sampler moves its rows on by a token: those of timed steps, and as many as the context has room for.
+# Every run of the sampler advances its rows by a token: those of timed steps, and as many as the context has room for.
 _ROUNDS = 7
 _STEP_RUNS = 3 + (1 + _ROUNDS) * _STEPS_OF_A_GRAPH
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A step that was timed: as a whole, and a launch of each of the walk's calls. Units: seconds"""
+    """A timed step: as a whole, and a launch of each of the walk's calls. Units: seconds"""
 
     walk: Walk
     whole: Times
@@ -41,7 +41,7 @@ class StepTimes:
 
     @property
     def alone_seconds(self) -> float:
-        """The sum of all launches, each timed beside its like alone."""
+        """The sum of all launches, each kind timed on its own."""
         return sum(times.median * len(call.places) for call, times in zip(self.walk.calls, self.calls, strict=True))
 
 
@@ -58,7 +58,7 @@ def measure_steps(
 ) -> tuple[StepTimes, StepTimes]:
     """Load a model, and time the launches of a step of decoding and of a prompt.
 
-    Raises: LLMCliError and its subclasses; DeviceError if the card launches something else than the walks say
+    Raises: LLMCliError and its subclasses; DeviceError if the card's launches differ from the walks'
     """
     runner = load_to_note(device, model, lengths, on_compile=on_compile, on_load=on_load)
     total, done = len(decode.calls) + len(prefill.calls), 0
@@ -77,7 +77,7 @@ def measure_steps(
 def load_to_note(
     device: Device, model: Model, lengths: Lengths, *, on_compile: OnCompile, on_load: OnProgress
 ) -> Runner:
-    """Load a model whose steps are to be noted.
+    """Load a model to note its steps.
 
     Raises: LLMCliError and its subclasses
     """
@@ -94,7 +94,7 @@ def load_to_note(
 
 
 def note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
-    """What a step of all rows starts. The rows keep no page, but the card still has their tables."""
+    """The starts of a step of all rows. The rows keep no page, but the card still has their tables."""
     sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
     rows = []
     for number in range(lengths.rows):
@@ -111,7 +111,7 @@ def note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
 
 
 def note_prompt(device: Device, runner: Runner, lengths: Lengths) -> Noted:
-    """What a prompt starts."""
+    """The starts of a prompt."""
     prompt = _prompt(runner, lengths.prompt, seed=lengths.rows)
     row = runner.open(prompt)
     noted = _note(device, lambda: runner.queue([next(spans_of_prompt(runner, row, prompt))]).choices())
@@ -134,7 +134,7 @@ def _note(device: Device, run: Callable[[], object]) -> Noted:
 
 
 def starts_of(walk: Walk, noted: Noted) -> list[Callable[[], None]]:
-    """Every launch of a step that was noted, to be made again.
+    """Every launch of a noted step, to be repeated.
 
     Raises: DeviceError if they are not those of the walk
     """
@@ -165,7 +165,7 @@ def _time(device: Device, walk: Walk, noted: Noted, lengths: Lengths, count: Cal
     return StepTimes(walk, whole, tuple(times))
 
 
-# The roofline of a card: how fast a kernel could be by its bytes and its operations, and how near it comes.
+# The roofline of a card: how fast a kernel could be by its bytes and its operations, and how close it comes.
 #
 # Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009)
 
@@ -174,7 +174,7 @@ _FLOAT_BITS = 32
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a card was measured to reach: bytes a second that it reads, operations a second of large products.
+    """The measured limits of a card: bytes a second that it reads, operations a second of large products.
 
     `flops` are by the type of the factors, and hold at least float32 and float16.
     """
@@ -183,7 +183,7 @@ class Ceilings:
     flops: Mapping[str, float]
 
     def flops_of(self, call: Call) -> float:
-        """The rate of products for a kernel: of its floats, or of 16 bits, to which codes are widened."""
+        """The rate of products for a kernel: of its floats, or of the 16 bits to which codes are widened."""
         return self.flops["float32" if call.cost.element_bits == _FLOAT_BITS else "float16"]
 
     def least_seconds(self, call: Call) -> float:
@@ -195,7 +195,7 @@ class Ceilings:
 class Point:
     """A call on the roofline. `intensity` is operations a byte; `reached` and `ceiling` are operations a second.
 
-    Without operations (`intensity` 0) it has no place there, and only `share` of its ceiling, which its bytes set.
+    Without operations (`intensity` 0) only `share` applies: its share of the ceiling that its bytes set.
     """
 
     call: Call
@@ -209,9 +209,9 @@ class Point:
 class Gap:
     """What a step loses against its ceilings. Units: seconds
 
-    `least` is what the ceilings allow, `whole` what the step took. `lost` is what each kernel loses in all its
-    launches, each timed beside its like, the largest first. A kernel that is faster than its ceiling, since what it
-    reads lies in L2, counts as one at its ceiling.
+    `least` is the time at the ceilings, `whole` the step's time. `lost` is what each kernel loses in all its launches,
+    timed on their own, the largest first. A kernel faster than its ceiling, as it reads from L2, counts as one at its
+    ceiling.
     """
 
     title: str
@@ -230,7 +230,7 @@ def place_calls(step: StepTimes, ceilings: Ceilings) -> list[Point]:
 
 
 def find_gap(step: StepTimes, ceilings: Ceilings) -> Gap:
-    """Where the time goes that a step takes beyond its ceilings."""
+    """Where a step spends its time beyond its ceilings."""
     least, lost = 0.0, dict[str, float]()
     for call, times in zip(step.walk.calls, step.calls, strict=True):
         bound, count = min(ceilings.least_seconds(call), times.median), len(call.places)

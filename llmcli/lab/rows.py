@@ -1,4 +1,4 @@
-"""Rows for kernels that work on rows: their images as kernels stage them, what must come out, and bounds of errors."""
+"""Rows for kernels that work on rows: their staged images, the right results, and bounds of errors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,11 @@ from llmcli.kernels.tiles import TileLayout
 from llmcli.lab.matrices import DTYPES, to_storage
 from llmcli.lab.problem import ROUNDOFF, Expected, stored_values
 
-# Rows for kernels that work on rows, and what must come out of those that round them.
+# Rows for kernels that work on rows, and the right results of those that round them.
 
 # Both sides of every form's limit, widths of real models, and widths whose rows are not 16-byte aligned.
 COLUMNS = (1, 7, 8, 40, 64, 172, 256, 1023, 1024, 1028, 4096, 4099, 5120, 8192, 11008, 14336, 16388, 9001)
-# Half of float16's smallest subnormal, 2^-24: what rounding to it may lose beside the relative error.
+# Half of float16's smallest subnormal, 2^-24: what rounding to it may lose besides the relative error.
 HALF_SUBNORMAL = {np.dtype(np.float16): 2.0**-25, np.dtype(np.float32): 2.0**-150, np.dtype(np.uint16): 2.0**-134}
 
 
@@ -34,7 +34,7 @@ def make_rows(num_rows: int, num_columns: int, seed: int = 0) -> np.ndarray:
 
 
 def widened(x: np.ndarray, extra: int) -> np.ndarray:
-    """Rows with so many columns of NaN behind each."""
+    """Rows with `extra` columns of NaN after each."""
     return np.concatenate([x, np.full((len(x), extra), np.nan, x.dtype)], axis=1)
 
 
@@ -46,10 +46,10 @@ def powers_of_two(num_rows: int) -> np.ndarray:
 def rounded_rows(
     reference: np.ndarray, dtype: Any, relative: float | np.ndarray, absolute: float | np.ndarray = 0.0
 ) -> tuple[Expected, Expected]:
-    """What must come out of a kernel that computes rows with these errors, and stores them with a scale each.
+    """The right results of a kernel that computes rows with these errors, and stores them with a scale each.
 
     A row whose largest element is beyond 2^15 in float16 is divided by the power of two that leaves it in [2^14, 2^15).
-    Raises: ValueError for a row so near to a power of two that its scale may be either
+    Raises: ValueError for a row so close to a power of two that its scale may be either
     """
     dtype = np.dtype(dtype)
     largest = np.abs(reference).max(axis=1)
@@ -70,7 +70,7 @@ _SMALLEST_HALF = 2.0**-14  # of the normal numbers of fp16
 
 
 def sum_bound(reference: np.ndarray, magnitude: np.ndarray, num_terms: int, dtype: Any) -> np.ndarray:
-    """How far a correct fp32 sum of `num_terms` products, rounded once to `dtype`, may lie from `reference`.
+    """How far a correct fp32 sum of `num_terms` products, rounded once to `dtype`, may be from `reference`.
 
     `magnitude` is the sum of the products' absolute values.
     """
@@ -78,11 +78,11 @@ def sum_bound(reference: np.ndarray, magnitude: np.ndarray, num_terms: int, dtyp
 
 
 def truncated_sum_bound(x: np.ndarray, weights: np.ndarray, span: int) -> np.ndarray:
-    """How far sums of Hopper's tensor cores may lie from x @ weights.T: factors of fp16, one chain of fp32.
+    """How far sums of Hopper's tensor cores may be from x @ weights.T: factors of fp16, one chain of fp32.
 
-    They line up 16 products and the sum so far by the largest exponent, cut each of them off at 2^-25 of it, and then
-    their sum at 2^-23 of itself. So what counts is the sum on its way: behind an outlier all that follows is added to a
-    large one. A product's exponent is that of its factors, and that of a subnormal factor is -14, however small it is.
+    They align 16 products and the sum so far by the largest exponent, cut each at 2^-25 of it, and then their sum at
+    2^-23 of itself. So the running sum decides: after an outlier everything is added to a large number. A product's
+    exponent is that of its factors; that of a subnormal factor is -14, however small it is.
     The bound takes one cut at 2^-23 of all that has been added up: signs differ, so cuts cancel. Inputs may come in any
     order within `span` of them. Source: an H200's values; tests/lab/test_lab_bounds.py has a model that gives them
     Shapes: x [num_tokens, num_inputs]; weights [num_outputs, num_inputs]; result [num_tokens, num_outputs]; all float64
@@ -97,18 +97,18 @@ def truncated_sum_bound(x: np.ndarray, weights: np.ndarray, span: int) -> np.nda
 
 
 def _lined_up(factors: np.ndarray) -> np.ndarray:
-    """Magnitudes as their exponents in fp16 say: subnormal ones as the smallest normal one."""
+    """Magnitudes by their exponents in fp16: subnormal ones as the smallest normal one."""
     return np.where(factors == 0, 0.0, np.maximum(np.abs(factors), _SMALLEST_HALF))
 
 
 # Activations as two 8-bit digits by NumPy, in the order of kernels/common/digit_image.cuh.
 
-MOST = 32639  # 127 * 256 + 127: what the largest magnitude in a span becomes
+MOST = 32639  # 127 * 256 + 127: the integer of the largest magnitude in a span
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Rows as integers. A number is its integer times the scale of its span, as the kernels' float32 arithmetic has it.
+    """Rows as integers. A number is its integer times the scale of its span, in the kernels' float32 arithmetic.
 
     Shapes: integers int64 [num_rows, num_spans, span_inputs], padded with zeros; scales float32 [num_rows, num_spans]
     """
@@ -119,7 +119,7 @@ class Digits:
 
     @property
     def values(self) -> np.ndarray:
-        """What the rows have become, float64 [num_rows, num_inputs]."""
+        """The values that the integers represent, float64 [num_rows, num_inputs]."""
         values = self.integers * (self.scales.astype(np.float64) / _code_unit(self.layout))[:, :, None]
         return np.asarray(values.reshape(len(values), -1)[:, : self.layout.num_inputs])
 
@@ -171,7 +171,7 @@ def _units(layout: TileLayout, values: np.ndarray) -> np.ndarray:
 
 
 def _bounds(units: np.ndarray) -> np.ndarray:
-    """The largest magnitude of each span, or what stands for zero."""
+    """The largest magnitude of each span, or the number used in place of zero."""
     return np.asarray(np.maximum(np.abs(units).max(axis=2), np.float32(2.0**-100)))
 
 
@@ -185,7 +185,7 @@ def _input_order(layout: TileLayout) -> np.ndarray:
     if layout.weight_type == "int8":
         units = [64 * unit + 4 * piece for unit in range(2) for piece in range(4)]
         return np.array([begin + 16 * t + i for begin in units for t in range(4) for i in range(4)])
-    # A byte of codes has an even input and the odd one behind it; even ones are multiplied first.
+    # A byte of codes has an even input and the odd one after it; even ones are multiplied first.
     pieces = [(pair, half, eighth) for pair in range(2) for half in range(2) for eighth in range(2)]
     return np.array(
         [
@@ -218,7 +218,7 @@ class Halves:
 
     @property
     def values(self) -> np.ndarray:
-        """What the rows have become, float64 [num_rows, num_inputs]."""
+        """The values that the pairs represent, float64 [num_rows, num_inputs]."""
         both = stored_values(self.hi) + stored_values(self.lo)
         values = both * self.inverses.astype(np.float64)[:, :, None]
         return np.asarray(values.reshape(len(values), -1)[:, : self.layout.num_inputs])
@@ -273,8 +273,8 @@ def image_of(values: np.ndarray, unit_inputs: int, dtype: DTypeLike = np.float16
     blocks = image_bytes(num_inputs, num_tokens) // (2 * IMAGE_TOKENS * STEP_INPUTS * steps)
     padded = np.zeros((blocks * IMAGE_TOKENS, steps * STEP_INPUTS), dtype)
     padded[:num_tokens, :num_inputs] = values
-    # A unit has a run of so many neighbours for each of four lanes. A k-step takes four inputs of each lane: two pairs,
-    # which are the same word of two pieces. Four k-steps are a step.
+    # A unit has a run of neighbours for each of four lanes. A k-step takes four inputs of each lane: two pairs, which
+    # are the same word of two pieces. Four k-steps are a step.
     column = np.arange(steps * STEP_INPUTS)
     unit, lane, place = column // unit_inputs, column % unit_inputs // (unit_inputs // 4), column % (unit_inputs // 4)
     k_step = unit * (unit_inputs // 16) + place // 4

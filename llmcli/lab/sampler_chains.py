@@ -1,4 +1,4 @@
-"""Sampler chains, and logits and prompts in which they all have something to do."""
+"""Sampler chains, and logits and prompts on which all of their filters act."""
 
 from collections.abc import Mapping
 from itertools import repeat
@@ -10,7 +10,7 @@ from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 NUM_PROMPT_TOKENS = 40
 OFF = {"top_p": 1.0, "temperature": 1.0}
-# Texts of low ids go on as these say: the same last id several times, one bias alone, one that reaches far back.
+# Texts of low ids continue these: the same last id several times, one bias alone, one that reaches far back.
 SEQUENCES = (
     ((1, 2), 3.0), ((2,), -0.5), ((4, 1, 2), -1.25), ((0, 3), -np.inf), ((3, 5, 0), 0.1), ((5, 0), 0.2),
     ((2, 5, 0), 0.7), ((1, 1, 4), 2.5), ((1, 4), -np.inf), (tuple([3] * 100), 4.0), ((10**9, 1), 9.0),
@@ -92,7 +92,7 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_sampler(settings: Mapping[str, Any], seed: int, sample_index: int = 0) -> Sampler:
-    """A sampler with everything off but for the parameters and fields that are named."""
+    """A sampler with everything off except the named parameters and fields."""
     settings = {"num_prompt_tokens": NUM_PROMPT_TOKENS} | dict(settings)
     params = {name: value for name, value in settings.items() if name in SPECS}
     others = {name: value for name, value in settings.items() if name not in SPECS}
@@ -128,7 +128,7 @@ def make_prompts(num_rows: int, vocab_size: int, seed: int) -> list[np.ndarray]:
     return [rng.integers(0, min(vocab_size, 6), NUM_PROMPT_TOKENS).astype(np.int32) for rng in rngs]
 
 
-# Fields of which a chain may leave nothing of a small vocabulary.
+# Fields with which a chain may leave no token of a small vocabulary.
 _BANS = {"eos_token_ids", "logit_bias", "sequence_bias", "begin_suppress_token_ids", "forced_eos_token_ids"}
 
 

@@ -1,4 +1,4 @@
-"""Studies: a `.cu` file is read, its rungs are bound to a problem, and cut out to be shown. Needs no card."""
+"""Studies: reads a `.cu` file, binds its rungs to a problem, and cuts them out to be shown. Needs no card."""
 
 import ast
 import itertools
@@ -19,7 +19,7 @@ from llmcli.reading import CUDA_SOURCE
 
 # Reads a study: a `.cu` file whose comments say what it computes, which kernels are its rungs, and what they show.
 #
-# The format is described in kernels/studies/README.md. A reader's own kernel has the form of one rung.
+# kernels/studies/README.md describes the format. A reader's own kernel has the form of one rung.
 
 _FIELD = re.compile(r"(Shapes|Problem|Sizes|Check|Claim|Note): *(.*)")
 _RUNG = re.compile(r"rung ([a-z][a-z0-9_]*): *(.*)")
@@ -34,7 +34,7 @@ _CLAIM = re.compile(r"(\w+) < (\w+)(?: at ([^:]+))?: (.+)")
 class KernelCall:
     """One launch as CUDA writes it, `name<<<grid, block, shared>>>`: the numbers are expressions over the sizes.
 
-    With `overlaps` it may start before the one in front ends, on cards that can.
+    With `overlaps` it may start before the previous one ends, on cards that can.
     """
 
     name: str
@@ -48,7 +48,7 @@ class KernelCall:
 class Rung:
     """One way to solve the problem: launches in turn, or the name of a solver (`llmcli`, `cublas`).
 
-    `by_stream`: the host starts every launch by itself when it is timed; else a CUDA graph holds them.
+    `by_stream`: the host starts every launch when it is timed; otherwise a CUDA graph holds them.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its file tells it. `sizes` are those to measure, `check_sizes` those to check results with."""
+    """A study as its file describes it. `sizes` are those to measure, `check_sizes` those to check results with."""
 
     name: str
     title: str
@@ -163,7 +163,7 @@ def _fields(head: Sequence[str], path: str) -> tuple[str, dict[str, list[str]]]:
             last[-1] += f" {line}"
     if not first:
         raise UsageError(f"{path}: the first line is a comment `// NAME: what it computes`")
-    # Two blanks part the title from its source, so only line ends become one blank.
+    # Two blanks separate the title from its source, so only line ends become one blank.
     return " ".join(first), fields
 
 
@@ -216,7 +216,7 @@ def _dimensions(text: str) -> tuple[str, ...]:
 
 
 def _split_commas(text: str) -> list[str]:
-    """Parts between commas that stand in no parentheses."""
+    """Split at commas outside parentheses."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -271,7 +271,7 @@ def _value(node: ast.expr, names: Mapping[str, int]) -> int:
     raise ValueError(f"{ast.unparse(node)!r} is neither a number, a known size nor + - * / %")
 
 
-# The parameters of a source's kernels, so that arguments are found by their names.
+# The parameters of a source's kernels, so that arguments are found by name.
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _KERNEL = re.compile(r"__global__[^;{]*?(\w+)\s*\(([^(){};]*)\)\s*\{")
@@ -291,7 +291,7 @@ _SCALARS: dict[str, Any] = {
     "float": np.float32,
     "double": np.float64,
 }
-# Elements that a pointer of this type may read; other types (float4, a template's T) read what they like.
+# Elements that a pointer of this type may read; other types (float4, a template's T) may read any.
 _ELEMENTS = {
     "float": "float32",
     "double": "float64",
@@ -317,7 +317,7 @@ class Parameter:
     is_pointer: bool
 
     def argument(self, values: Mapping[str, Any], kernel: str) -> Any:
-        """The value of this name, as the kernel takes it.
+        """The value of this name, in the form that the kernel takes.
 
         Raises: UsageError if there is none, or if it has another type
         """
@@ -338,7 +338,7 @@ class Parameter:
         return _SCALARS[self.type](value)
 
     def takes_as(self, other: "Parameter") -> bool:
-        """Whether it takes what is passed to the other: of the same name, both addresses or numbers of one type.
+        """Whether it takes the other's argument: the same name, both addresses or both numbers of one type.
 
         What an address points to is not compared.
         """
@@ -388,14 +388,14 @@ class Source:
 
 
 def study_names() -> list[str]:
-    """The studies that there are."""
+    """The names of all studies."""
     return sorted(path.stem for path in _folder().glob("*.cu"))
 
 
 def find_studies(name: str) -> list[str]:
     """The study of this name, whose words may be joined by `-`; else those whose names begin with its words.
 
-    So `decode` is decode_attention, decode_cache and decode_mlp.
+    So `decode` means decode_attention, decode_cache and decode_mlp.
     Raises: UsageError
     """
     name, known = name.replace("-", "_"), study_names()
@@ -406,7 +406,7 @@ def find_studies(name: str) -> list[str]:
 
 
 def load_study(name: str) -> tuple[Study, Source]:
-    """A study, of which `find_studies` gave the name, and its source.
+    """Load a study by a name from `find_studies`, and its source.
 
     Raises: UsageError for a file of another form
     """
@@ -436,7 +436,7 @@ def read_rung(path: Path) -> tuple[Rung, Source]:
 
 
 def own_sources(sources: Iterable[Source]) -> dict[str, str]:
-    """Those sources that do not lie among the kernels, flattened, for a device to compile.
+    """The sources that are not among the kernels, flattened, for a device to compile.
 
     Raises: UsageError for an included file that is missing
     """
@@ -447,7 +447,7 @@ def own_sources(sources: Iterable[Source]) -> dict[str, str]:
 
 
 def kernel_names(rung: Rung) -> list[str]:
-    """The name expressions that a rung launches, as a compiler wants them."""
+    """The name expressions that a rung launches, in the compiler's form."""
     return list(dict.fromkeys(call.name for call in rung.calls if isinstance(call, KernelCall)))
 
 
@@ -490,11 +490,11 @@ def _folder() -> Path:
     return kernels_folder() / _FOLDER
 
 
-# Cuts out of a source what one rung is made of: its comment, its kernels, and the functions that these call.
+# Cuts out of a source the parts of one rung: its comment, its kernels, and the functions that these call.
 #
-# What comes out is a file for `--try`, where a reader may begin.
+# The result is a file for `--try`, for a reader to start from.
 
-_CODE = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*')  # braces in strings and comments are none
+_CODE = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*')  # braces in strings and comments do not count
 _INNERMOST_BODY = re.compile(r"\{[^{}]*\}")
 
 
@@ -516,7 +516,7 @@ def excerpt(rung: Rung, source: Source) -> str:
 
 
 def _blocks(text: str) -> list[str]:
-    """The parts between blank lines that stand in no braces."""
+    """Split at blank lines outside braces."""
     blocks: list[list[str]] = [[]]
     depth = 0
     for line in text.splitlines():
@@ -530,7 +530,7 @@ def _blocks(text: str) -> list[str]:
 
 
 def _defined(block: str) -> set[str]:
-    """The names that a block defines at its top: functions, structures, constants, macros."""
+    """The names that a block defines at its top level: functions, structures, constants, macros."""
     head, bodies = _LAUNCH_BOUNDS.sub("", _CODE.sub("", block)), 1
     while bodies:
         head, bodies = _INNERMOST_BODY.subn("", head)
@@ -545,7 +545,7 @@ def _comment(lines: list[str]) -> list[str]:
 
 
 def _without_rungs(block: str) -> str:
-    """A block without a rung's comment at its beginning, which may be another rung's."""
+    """A block without a rung's comment at its start, which may be another rung's."""
     lines = block.splitlines()
     comment = _comment(lines)
     return "\n".join(lines[len(comment) :] if comment and comment[0].startswith("// rung ") else lines)

@@ -1,6 +1,6 @@
 """Runs kernels on a card for the lab: outputs between canaries, then times over rotating copies of the arrays.
 
-Launches are timed inside a CUDA graph, where no host is in the way; or by stream, each started by the host.
+Launches are timed inside a CUDA graph, without the host; or by stream, each started by the host.
 """
 
 import math
@@ -21,7 +21,7 @@ FENCE_BYTES = 512  # on each side of an output; a multiple of every vector's wid
 _CANARY = 0xA5
 _POISON = 0xFF  # NaN in every floating-point type, -1 in whole numbers
 _RING_BYTES = 400 * 10**6  # several times the L2 of any card
-_MAX_COPIES = 64  # beyond it copies only cost memory: so small an array is in L2 in a real model, too
+_MAX_COPIES = 64  # more copies only cost memory: an array this small is in L2 in a real model, too
 _GRAPH_SECONDS = 2e-3
 MAX_LAUNCHES = 400  # of a graph
 
@@ -38,7 +38,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a problem: the largest error as a part of its bound, and what is wrong, empty if nothing is."""
+    """The result for a problem: the largest error as a share of its bound, and what is wrong, empty if nothing is."""
 
     largest: float
     fault: str = ""
@@ -47,7 +47,7 @@ class Judgement:
 def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.ndarray]:
     """Solve a problem once, and return its outputs.
 
-    Raises: DeviceError for a kernel that fails, or that writes beside its outputs
+    Raises: DeviceError for a kernel that fails, or that writes next to its outputs
     """
     run = _run(device, problem, start)
     if run.beside:
@@ -56,10 +56,10 @@ def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.nda
 
 
 def judge(device: Device, problem: Problem, start: Start) -> Judgement:
-    """Solve a problem twice, and look at all that must hold.
+    """Solve a problem twice, and check everything that must hold.
 
-    Outputs are within their bounds and have the same bits both times, nothing beside them is written, and inputs stay
-    as they are.
+    Outputs are within their bounds and have the same bits both times, nothing next to them is written, and inputs do
+    not change.
     Raises: DeviceError for a kernel that fails
     """
     first, second = (_run(device, problem, start) for _ in range(2))
@@ -79,7 +79,7 @@ def measure(
     num_rounds: int = 7,
     by_stream: Collection[str] = (),
 ) -> dict[str, Times]:
-    """The times of several ways to solve a problem; rounds alternate between them.
+    """Time several ways to solve a problem; rounds alternate between them.
 
     Raises: DeviceError
     """
@@ -100,7 +100,7 @@ def measure(
 def time_launches(
     device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES, num_rounds: int = 7
 ) -> Times:
-    """The time of one of these launches; they take turns. A graph holds `most` of them, or as many as there are.
+    """The time of one of these launches; they take turns. A graph holds `most` of them, or all if they are fewer.
 
     In all 3 + (1 + num_rounds) * the launches of a graph are made.
     Raises: DeviceError
@@ -112,7 +112,7 @@ def time_launches(
 
 
 def run_marked(device: Device, starts: Sequence[Callable[[], None]], count: int) -> None:
-    """Make one of these launches, which compiles, then `count` in turn, and mark those for a profiler that waits.
+    """Make one of these launches, which compiles, then `count` in turn, marked for a waiting profiler.
 
     Raises: DeviceError
     """
@@ -129,7 +129,7 @@ def run_marked(device: Device, starts: Sequence[Callable[[], None]], count: int)
 
 
 def upload_copies(device: Device, problem: Problem) -> Sequence[Arrays]:
-    """Copies of all arrays of a problem, so many that they do not fit in L2 together, as far as that makes sense.
+    """Copy all arrays of a problem until they do not fit in L2 together, up to a limit.
 
     Raises: DeviceError
     """
@@ -140,7 +140,7 @@ def upload_copies(device: Device, problem: Problem) -> Sequence[Arrays]:
 
 
 def release_memory() -> None:
-    """Give the card back the memory of arrays that nobody holds: CuPy keeps it, and plans count what is free."""
+    """Free the card's memory of arrays without a reference: CuPy keeps it, and plans count what is free."""
     import cupy
 
     with device_errors():
@@ -149,7 +149,7 @@ def release_memory() -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """Outputs, and a sentence on bytes written beside them and one on inputs that changed, empty if there is none."""
+    """Outputs; a sentence on bytes written next to them, and one on changed inputs, each empty if there are none."""
 
     results: dict[str, np.ndarray]
     beside: str
@@ -161,7 +161,7 @@ def _run(device: Device, problem: Problem, start: Start) -> _Run:
         inputs = _upload(problem)
         outputs = {**problem.outputs, **problem.scratch}
         fences = {name: _fenced(output, inputs) for name, output in outputs.items()}
-        device.synchronize()  # some kernels read weights before what is in front of them has ended
+        device.synchronize()  # some kernels read weights before the previous work has ended
         start({**inputs, **{name: array for name, (array, _) in fences.items()}})
         device.synchronize()
         written = {name: _bytes_beside(array, memory) for name, (array, memory) in fences.items()}
@@ -178,7 +178,7 @@ def _upload(problem: Problem) -> dict[str, Any]:
 
 
 def _fenced(output: Output, inputs: Arrays) -> tuple[Any, Any]:
-    """An output full of NaN, or of what it holds at first, and the memory around it."""
+    """An output full of NaN, or of its first values, and the memory around it."""
     import cupy
 
     dtype = np.dtype(output.dtype)
@@ -199,7 +199,7 @@ def _bytes_beside(array: Any, memory: Any) -> int:
 
 
 def _copies(problem: Problem) -> list[dict[str, Any]]:
-    """Enough copies of all arrays that they do not fit in L2 together, as far as that makes sense."""
+    """Copies of all arrays until they do not fit in L2 together, up to a limit."""
     import cupy
 
     outputs = {**problem.outputs, **problem.scratch}
@@ -215,7 +215,7 @@ def _copies(problem: Problem) -> list[dict[str, Any]]:
 def _capture(
     device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES
 ) -> tuple[Callable[[], None], int]:
-    """A graph of so many starts in turn that a clock can measure it, and their number."""
+    """A graph of enough starts in turn for a clock to measure, and their number."""
     count = _count(device, starts, most)
     device.stream.begin_capture()
     for number in range(count):
@@ -227,7 +227,7 @@ def _capture(
 
 
 def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
-    """As many solutions, each launch started by the host as the engine does outside of graphs."""
+    """Enough starts for a clock to measure, each by the host as the engine does outside of graphs, and their number."""
     count = _count(device, [partial(start, one) for one in copies], MAX_LAUNCHES)
     recorded = []
     for arrays in copies:
@@ -244,7 +244,7 @@ def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Cal
 
 
 def _count(device: Device, starts: Sequence[Callable[[], None]], most: int) -> int:
-    """Start one to three times, which compiles and finds whether it runs at all, and say how often to repeat it."""
+    """Start one to three times, which compiles and shows whether it runs at all; return how often to repeat it."""
     starts[0]()
     begin, few = device.now(), starts[:2]
     for start in few:

@@ -1,4 +1,4 @@
-"""Kernels on a card, against their cases: every kernel of the engine, and those of a user."""
+"""Checks kernels on a card against their cases: every kernel of the engine, and those of a user."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from llmcli.runners.cuda.stored import StoredModel
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """How a kernel did: its cases, how many of them are wrong, and what is wrong with the first of these.
+    """A kernel's result: its cases, how many of them are wrong, and what is wrong with the first wrong one.
 
-    `largest` is the largest error of all cases as a part of its bound: at most 1 if all are right, else infinite.
+    `largest` is the largest error of all cases as a share of its bound: at most 1 if all are right, else infinite.
     """
 
     kernel: str
@@ -37,7 +37,7 @@ class KernelVerdict:
 
 
 def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Iterator[KernelVerdict]:
-    """Run the cases of every kernel that the card can run; what the cache lacks of all of them is compiled first.
+    """Run the cases of every kernel that the card can run; first compile all that the cache lacks.
 
     `on_compile` as in `Device.prepare_all`.
 
@@ -79,12 +79,12 @@ def describe_problem(problem: Problem) -> str:
     return f"{problem.label}, {sizes}" if problem.label else sizes
 
 
-# A user's kernels on a card: compiled, run through all checks of the kernels that they replace, timed beside these.
+# A user's kernels on a card: compiled, run through all checks of the kernels that they replace, timed along with these.
 
 
 @dataclass(frozen=True)
 class TimesAlone:
-    """A kernel outside of any model: the user's and the engine's, in turns. `problem` says its form and its sizes."""
+    """Times of a kernel outside of any model: the user's and the engine's, in turns. `problem`: its form and sizes."""
 
     problem: str
     own: Times
@@ -139,7 +139,7 @@ def check_own_kernel(device: Device, kernel: OwnKernel) -> None:
 
 
 def time_own_kernel(device: Device, kernel: OwnKernel) -> TimesAlone:
-    """Time the user's kernel and the engine's on the kernel's typical problem. Afterwards its memory is free again.
+    """Time the user's kernel and the engine's on the kernel's typical problem, then free its memory.
 
     Raises: DeviceError
     """

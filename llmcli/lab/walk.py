@@ -1,4 +1,4 @@
-"""The kernels that a model launches in a step of decoding and for a prompt, and what each takes. Needs no card.
+"""The kernels that a model launches in a step of decoding and for a prompt, and what each needs. Needs no card.
 
 The launches are those of a dry run. Launches of one kernel that move and compute the same are one `Call`.
 """
@@ -23,12 +23,12 @@ from llmcli.runners.cuda.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weight_layout import Projection
 
-# What one launch of a kernel takes of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
+# What one launch of a kernel needs of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
 
 
 @dataclass(frozen=True)
 class KernelUse:
-    """What one launch of a kernel takes of a multiprocessor. `shared_bytes` of a block are static and dynamic ones."""
+    """What one launch of a kernel needs of a multiprocessor. `shared_bytes` of a block are static and dynamic ones."""
 
     name: str
     num_blocks: int
@@ -53,7 +53,7 @@ def require_architecture(arch: str) -> None:
 
 
 def use_of(launch: Launch, kernels: CachedKernels, arch: str) -> KernelUse:
-    """What a launch takes of a multiprocessor, as compiled for an architecture."""
+    """What a launch needs of a multiprocessor, as compiled for an architecture."""
     resources, block = kernels.resources[launch.name], math.prod(launch.block_shape)
     shared_bytes = resources.shared_bytes + launch.shared_bytes
     return KernelUse(
@@ -68,7 +68,7 @@ def use_of(launch: Launch, kernels: CachedKernels, arch: str) -> KernelUse:
 
 MAX_PROMPT = PREFILL_CHUNKS[0]  # tokens that run together
 DEFAULT_LENGTH = 512
-# Tokens that the context has beyond the depth: timing the sampler moves its row on. So many at least, and at best.
+# Tokens that the context has beyond the depth: timing the sampler advances its row. The least, and the best.
 LEAST_ROOM, BEST_ROOM = 128, 2048
 
 _CLUSTERS_FROM = 90  # sm_90
@@ -86,7 +86,7 @@ class Lengths:
 
     @classmethod
     def within(cls, maximum: int, prompt: int | None, depth: int | None, rows: int) -> "Lengths":
-        """What is asked for, or usual lengths, in a model whose context limit is `maximum` tokens.
+        """The requested or usual lengths, in a model whose context limit is `maximum` tokens.
 
         Raises: UsageError
         """
@@ -107,7 +107,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Call:
-    """Launches of one kernel that move and compute the same. `places` are theirs among all launches of the walk.
+    """Launches of one kernel that move and compute the same. `places` are their indices in the launches of the walk.
 
     `launch` is the first of them. `matrix` names the linear layers whose weights it reads, such as `gate_proj up_proj`,
     or empty. `use` is None for the matrix library's kernels.
@@ -137,7 +137,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Walk:
-    """All calls of a step of decoding or of a prompt; `labels` are stem and name of every launch in its order."""
+    """All calls of a step of decoding or of a prompt; `labels` are stem and name of every launch in order."""
 
     title: str
     labels: tuple[tuple[str, str], ...]
@@ -145,7 +145,7 @@ class Walk:
 
 
 def card_of(arch: str) -> CardFacts:
-    """A card of an architecture that is not here, with as many multiprocessors as the typical one.
+    """A card of an architecture that is not in this machine, with the multiprocessors of the typical card.
 
     Raises: UsageError
     """
@@ -170,7 +170,7 @@ def plan_walk(model: Model, lengths: Lengths, card: CardFacts) -> MemoryPlan:
 def walk_model(
     model: Model, lengths: Lengths, card: CardFacts, arch: str, on_compile: OnCompile = say_nothing
 ) -> tuple[Walk, Walk]:
-    """What a model launches in a step of decoding, and for a prompt without its logits, compiled for an architecture.
+    """The launches of a step of decoding, and of a prompt without its logits, compiled for an architecture.
 
     Raises: as `plan_walk`; UsageError, KernelCompileError
     """
@@ -210,7 +210,7 @@ def _walk(
 
 
 def _costs(launches: Sequence[Launch]) -> list[KernelCost]:
-    """The cost of each; equal layers share a launch, whose cost is worked out once."""
+    """The cost of each; equal layers share a launch, whose cost is computed once."""
     known: dict[int, KernelCost] = {}
     for launch in launches:
         if id(launch) not in known:
@@ -220,7 +220,7 @@ def _costs(launches: Sequence[Launch]) -> list[KernelCost]:
 
 
 def _matrices_read(launches: Sequence[Launch], matrices: Mapping[int, str]) -> list[str]:
-    """The matrix that each launch reads. A product of the library reads what the kernel in front of it has widened."""
+    """The matrix that each launch reads. A product of the library reads what the kernel before it has widened."""
     read: list[str] = []
     for launch in launches:
         if launch.stem == PRODUCT:

@@ -1,1 +1,1 @@
-"""Runners: the model on one kind of device behind one protocol (`base.Runner`)."""
+"""Runners: the model on one kind of device, each with the protocol `base.Runner`."""

@@ -1,10 +1,10 @@
 """The seam between the engine and a loaded model: steps over the spans of rows.
 
 A row is a sequence of token ids whose keys and values lie in pages of the KV cache. A step runs some tokens of some
-rows, and chooses the tokens behind them. Between steps rows join, leave, fork and roll back; no other row notices. The
-bits of a row's logits depend only on its tokens and on where its prompt ends. They depend neither on the rows beside
-it, nor on its pages, nor on how its tokens were cut into spans. Only with more rows than
-`Arithmetic.most_exact_rows` they also depend on how many rows choose in a step.
+rows and chooses the next tokens. Between steps rows join, leave, fork and roll back; no other row notices. The bits of
+a row's logits depend only on its tokens and on where its prompt ends: not on other rows, nor on its pages, nor on how
+its tokens were cut into spans. Only with more rows than `Arithmetic.most_exact_rows` they also depend on how many rows
+choose in a step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from llmcli.sampling.params import Sampler
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
 # What a text held to a schema may go on with: a mask for each choice of a span, uint32 [num_choices, words], see
-# `llmcli.sampling.candidates`. A runner calls it once for a step, as late as it can: masks are made while it works.
+# `llmcli.sampling.candidates`. A runner calls it once a step, as late as it can: masks are made while it works.
 Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
-MAX_ROWS = 256  # rows that choose tokens side by side
+MAX_ROWS = 256  # rows that choose tokens in one step
 MOST_EXACT_ROWS = 8  # `Arithmetic.most_exact_rows` is never less
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
 BLOCK_TOKENS = 128  # while rows wait, run whole blocks of a prompt: runners have prepared these sizes
@@ -41,13 +41,12 @@ def pages_of(num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a runner computes: what the bits of its logits depend on beside the model's files and the machine.
+    """How a runner computes: what its logits' bits depend on besides the model's files and the machine.
 
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
-    on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
-    of the user's that runs in place of ours, by its name; `cpu_sources` that of each C++ source that computes in place
-    of a library, by its name. A step of more rows than `most_exact_rows` rounds them otherwise than a step of
-    fewer. It is None if no step does.
+    on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each of the
+    user's kernels that replaces one of ours, by name; `cpu_sources` that of each C++ source that computes in place of a
+    library. A step of more than `most_exact_rows` rows rounds differently from a smaller one (None: no step does).
     """
 
     dtype: str
@@ -65,12 +64,12 @@ Chosen = tuple[Choice, ...] | LLMCliError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a runner has room for, and what it takes: `weight_bytes` and `cache_bytes` of the device's memory.
+    """What a runner has room for and accepts. `weight_bytes` and `cache_bytes` are bytes of the device's memory.
 
-    `num_rows` rows with a sampler can be open at the same time; rows without one cost pages only. With `works_ahead`
-    the method `queue` returns while the device still works: queue the next step before you read this one. A span may
-    have up to `max_drafts` drafts; 0 where the runner cannot verify them. With `takes_masks` a span may have masks.
-    With `joins_prompts` the prompts of a step share passes over the weights: run several in a step.
+    `num_rows` rows with a sampler can be open at once; rows without one cost pages only. With `works_ahead`, `queue`
+    returns while the device still works: queue the next step before you read this one. A span may have up to
+    `max_drafts` drafts; 0 where the runner cannot verify them. With `takes_masks` a span may have masks. With
+    `joins_prompts` the prompts of a step share passes over the weights: run several in a step.
     """
 
     num_rows: int
@@ -85,18 +84,18 @@ class Limits:
 
 
 class Span(NamedTuple):
-    """One row's part of a step. A plain tuple: a step has as many as rows, and a frozen dataclass is made slowly.
+    """One row's part of a step. A NamedTuple, as a frozen dataclass is slow to make and each row needs one a step.
 
-    The tokens run behind those that the row holds. () means the token that the row chose last; the host need not know
-    it yet. `choose` says where tokens are chosen: behind the last one, behind every one, or nowhere. With `logits`
-    nothing runs; the token is chosen from them.
+    The tokens follow those that the row holds. () means the token that the row chose last; the host need not know it
+    yet. `choose` says where tokens are chosen: after the last token, after each, or nowhere. With `logits` nothing
+    runs; the token is chosen from them.
 
-    `drafts` are guesses of what follows the token that the row chose last, whose choice has been read. They run behind
-    it. A token is chosen behind it, and behind each draft as long as the draft before equals the choice made there:
-    the row keeps those drafts, and the last choice is its latest. A choice that fails behind a kept draft is left to
-    the row's next span. Read the choices before the row has another span.
+    `drafts` are guesses of what follows the token that the row chose last, whose choice has been read. They run after
+    it. A token is chosen after it, and after each draft while the drafts so far equal the choices: the row keeps those
+    drafts, and the last choice is its latest token. If the choice after a kept draft fails, the row's next span makes
+    it. Read the choices before you queue another span of the row.
 
-    With `masks` only what they allow is chosen; what they raise, if it is an error of ours, is the span's.
+    With `masks` only what they allow is chosen. An error of ours that they raise becomes the span's error.
 
     `Step.logits` may be asked for the span's tokens from `logits_from` on. A runner may leave out work that only the
     logits of earlier tokens need.
@@ -124,7 +123,7 @@ class Step(Protocol):
         """
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
-        """The logits behind a span's tokens, from token `first` on. Read them before the next step is queued.
+        """The logits after each of a span's tokens, from token `first` on. Read them before you queue the next step.
 
         Drafts that were not kept have some too.
         Raises: ValueError for a `first` before the span's `logits_from`
@@ -166,8 +165,8 @@ class Runner(Protocol):
     def open(self, prompt: Sequence[int], sampler: Sampler | None = None, said: Sequence[int] = ()) -> int:
         """Open a row for a prompt, and return its number. A row without a sampler cannot choose tokens.
 
-        `said` are tokens that will be run behind the prompt. The row shares a beginning of both that is still held from
-        another prompt, or from a row that was offered; `num_tokens` says how much. At least the last token remains to
+        `said` are tokens that will run after the prompt. The row shares the longest beginning of both that is still
+        held from another prompt or an offered row; `num_tokens` returns its length. At least the last token remains to
         be run.
         Raises: ValueError if the prompt is empty, longer than max_seq_len, or has an id outside the vocabulary, and
                 if no row is left; UsageError for a sampler that the device cannot hold
@@ -196,7 +195,7 @@ class Runner(Protocol):
         """Keep the row's full pages until room is needed, for rows that `open` with the same prompt and `said`."""
 
     def close(self, row: int) -> None:
-        """Give the row's pages and its slot back. A queued step may still work on it."""
+        """Free the row's pages and its slot. A queued step may still work on it."""
 
     def token_ids(self, row: int) -> Sequence[int]:
         """The row's tokens, without those at the end whose choice has not been read yet."""
@@ -226,16 +225,16 @@ class Runner(Protocol):
     def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
         """Run one span as `queue` does, and return the embeddings of its tokens and the output of every layer.
 
-        With `inputs`, the states of another runner, every layer is given what the layer before gave there. `verify`
-        compares layers so, each by itself. The span names its tokens and chooses nothing; every layer is waited for.
+        With `inputs`, the states of another runner, each layer gets that runner's output of the layer before. So
+        `verify` compares each layer alone. The span names its tokens and chooses nothing; every layer is waited for.
         Raises: as `queue`
         """
 
 
 def spans_of_prompt(runner: Runner, row: int, prompt: Sequence[int], *, chooses: bool = False) -> Iterator[Span]:
-    """The spans of what the row has not run of its prompt. Queue each before you ask for the next one.
+    """The spans of the part of a row's prompt that has not run. Queue each before you ask for the next one.
 
-    Logits can be read behind the last token alone. With `chooses` a token is chosen there.
+    Only the last token has logits to read. With `chooses` a token is chosen there.
     """
     while (begin := runner.num_tokens(row)) < len(prompt):
         end = runner.span_end(row, len(prompt))

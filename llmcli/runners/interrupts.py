@@ -1,7 +1,7 @@
-"""Ctrl-C held back for a moment, while several values change together.
+"""Holds Ctrl-C back for a moment, while several values change together.
 
-A step does so some six times. `signal` looks each handler up in an enumeration, which takes 10 us in all; the module
-below it, which has the same functions, takes 2. A class takes 1 us less than a generator in `contextmanager`.
+A step does so some six times. `signal` looks each handler up in an enumeration, which takes 10 us in all; `_signal`,
+which has the same functions, takes 2. A class takes 1 us less than a generator in `contextmanager`.
 """
 
 import _signal
@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 
 
 def interrupts_held_back() -> "_HeldBack":
-    """Let a Ctrl-C that comes inside strike at the end. In other threads, which get none, nothing changes."""
+    """Delay a Ctrl-C until the end of the block. Other threads get none, so there nothing changes."""
     return _HeldBack()
 
 

@@ -1,4 +1,4 @@
-"""The pages of a KV cache: who holds each page, and which pages hold the beginning of a known prompt.
+"""The pages of a KV cache: the holders of each page, and the pages with the beginning of a known prompt.
 
 Nothing here knows a device. A page is a number; it names the keys and values of PAGE_TOKENS tokens in all layers.
 """
@@ -12,7 +12,7 @@ from llmcli.runners.base import PAGE_TOKENS
 
 
 class PagePool:
-    """Counts who holds each page. A page with several holders must not be written.
+    """Counts the holders of each page. A page with several holders must not be written.
 
     Attributes: num_idle: pages that are kept and have no other holder
     """
@@ -25,7 +25,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without a holder."""
         return len(self._free)
 
     def take(self) -> int:
@@ -47,12 +47,12 @@ class PagePool:
             heapq.heappush(self._free, page)
 
     def keep(self, page: int) -> None:
-        """Hold a page that is held already until it is given up, for whoever may find it."""
+        """Hold a page that is held already, for rows that may find it, until it is given up."""
         self.hold(page)
         self._kept[page] = True
 
     def give_up(self, page: int) -> None:
-        """End what `keep` began."""
+        """Undo `keep`."""
         self.num_idle -= self._is_idle(page)
         self._kept[page] = False
         self.release(page)
@@ -76,9 +76,9 @@ class _Node:
 
 
 class PromptIndex:
-    """Finds the pages of known prompts by their tokens. It holds these pages until somebody needs room.
+    """Finds the pages of known prompts by their tokens. It holds these pages until room is needed.
 
-    A stamp stands for a token: its id and the method that computed it. So a page that is found has the right bits.
+    A stamp identifies a token: its id and the method that computed it. So a page that is found has the right bits.
     """
 
     def __init__(self, pool: PagePool):
@@ -122,7 +122,7 @@ class PromptIndex:
                     node.parent.num_children -= 1
                 self._pool.give_up(node.page)
                 return True
-            self._nodes.move_to_end(node.key)  # a row or a later page needs it: look at it again last
+            self._nodes.move_to_end(node.key)  # a row or a later page needs it: try it again last
         return False
 
     def _path(self, stamps: Sequence[int]) -> list[_Node]:
@@ -136,6 +136,6 @@ class PromptIndex:
 
 
 def _key(parent: _Node | None, stamps: Sequence[int], index: int) -> tuple[int, tuple[int, ...]]:
-    # The parent's page number stands for all tokens before: a node's parent exists as long as the node does.
+    # The parent's page number represents all earlier tokens: a node's parent exists as long as the node does.
     tokens = tuple(stamps[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS])
     return (-1 if parent is None else parent.page), tokens

@@ -1,4 +1,4 @@
-"""`StepDevice`: what a device does for `SteppingRunner`, and `Work`, a span as it gets it."""
+"""`StepDevice`: what a device does for `SteppingRunner`; `Work`: a span in the form a device gets."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Masks, Step
 from llmcli.sampling.params import Sampler
 
-# The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
+# The method of every token outside a prompt: it has the bits of a step of its own, however long its span is.
 SINGLE = 0
 
 
@@ -19,7 +19,7 @@ class Work(NamedTuple):
     - `position`: the position of the first new token.
     - `token_ids`: the new tokens; () means the one token that the slot chose last.
     - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
-    - `drafts`: tokens that run behind the slot's last one, each kept while it equals the choice before it; see `Span`.
+    - `drafts`: tokens that run after the slot's last one, each kept while it equals the choice before it; see `Span`.
     - `masks`: of each choice; only devices with `Limits.takes_masks` get any.
     - `logits_from`: the first token of the span whose logits may be read.
     - `latest`: the token that runs first, if the host knows it and `token_ids` does not name it.
@@ -58,15 +58,15 @@ class StepDevice(Protocol):
     def method(self, position: int, prompt_len: int) -> int:
         """The method that computes a prompt's token at `position`: SINGLE, or another number.
 
-        All tokens of a page have the same method. Equal tokens behind equal tokens, all computed by the same methods,
-        have equal keys and values.
+        All tokens of a page have the same method. Equal tokens that follow equal tokens, all computed by the same
+        methods, have equal keys and values.
         """
 
     def cut(self, position: int, prompt_len: int) -> int:
-        """The last place, `position` at most, where the prompt can be cut without changing a bit."""
+        """The last position, `position` at most, where the prompt can be cut without changing a bit."""
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        """Where a span of the prompt that begins at `position` may end: beyond it, by about `most` tokens."""
+        """Where a prompt's span from `position` on may end: about `most` tokens further, at least one."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""

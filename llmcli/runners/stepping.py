@@ -24,14 +24,14 @@ class _Row:
     prompt: list[int]
     num_tokens: int = 0
     pages: list[int] = field(default_factory=list)
-    # Its first tokens, as far as the host has seen them. Behind all of them comes what the last span chose, once seen.
+    # Its first tokens, as far as the host has seen them. The last span's choice follows them all, once seen.
     seen_token_ids: list[int] = field(default_factory=list)
-    chosen_behind: dict[int, int] = field(default_factory=dict)  # by place: read before the choices in front of them
+    chosen_behind: dict[int, int] = field(default_factory=dict)  # by index: read before the choices ahead of them
     num_writable: int = 0  # tokens up to which it may write: it has the pages, alone from its end on; 0 if not known
     num_indexed: int = 0  # pages that were offered to the prompt index
-    is_mixed: bool = False  # a new row would compute its prompt otherwise, so its pages are not offered
-    num_changes: int = 0  # counts roll-backs, to tell steps that were queued before them
-    has_unread_drafts: bool = False  # a queued span has drafts, and nobody knows yet how many are kept
+    is_mixed: bool = False  # a new row would compute its prompt with other bits, so its pages are not offered
+    num_changes: int = 0  # counts roll-backs, to recognize steps that were queued before them
+    has_unread_drafts: bool = False  # a queued span has drafts; how many are kept is not known yet
 
     def take(self, work: Work) -> None:
         """Add the tokens of a queued span, without its drafts."""
@@ -47,7 +47,7 @@ class _Row:
         self.num_tokens += len(token_ids)
 
     def learn(self, token_id: int, place: int) -> None:
-        """Note the token that was chosen behind the first `place` tokens. The row may hold it already.
+        """Note the token that was chosen after the first `place` tokens. The row may hold it already.
 
         Steps may be read in another order than they ran.
         """
@@ -136,7 +136,7 @@ class SteppingRunner:
             return self._add(new)
 
     def change_prompt(self, row: int, prompt: Sequence[int], sampler: Sampler | None = None) -> None:
-        """Let the row go on with another prompt; see `Runner.change_prompt`."""
+        """Give the row another prompt and continue with it; see `Runner.change_prompt`."""
         self._check_prompt(prompt)
         with interrupts_held_back():
             this = self._rows[row]
@@ -171,7 +171,7 @@ class SteppingRunner:
             self._offer_pages(this, min(this.num_tokens, len(this.seen_token_ids)))
 
     def close(self, row: int) -> None:
-        """Give the row's pages and its place back."""
+        """Free the row's pages and its slot."""
         with interrupts_held_back():
             this = self._rows.pop(row)
             self._shorten(this, 0)
@@ -192,7 +192,7 @@ class SteppingRunner:
         return self._device.span_end(this.num_tokens, most, len(this.prompt))
 
     def reserve(self, row: int, num_tokens: int) -> bool:
-        """Make room for so many tokens in all; see `Runner.reserve`."""
+        """Make room for `num_tokens` tokens in all; see `Runner.reserve`."""
         this = self._rows[row]
         if num_tokens <= this.num_writable or num_tokens <= this.num_tokens:
             return True
@@ -299,7 +299,7 @@ class SteppingRunner:
     def _stamps(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:
         vocab_size = self.config.vocab_size
         stamps: list[int] = []
-        for begin in range(0, min(len(token_ids), prompt_len), PAGE_TOKENS):  # a page of a prompt is computed alike
+        for begin in range(0, min(len(token_ids), prompt_len), PAGE_TOKENS):  # a page of a prompt has one method
             method = vocab_size * self._device.method(begin, prompt_len)
             stamps += [token_id + method for token_id in token_ids[begin : min(begin + PAGE_TOKENS, prompt_len)]]
         return [*stamps, *(token_id + vocab_size * SINGLE for token_id in token_ids[prompt_len:])]
@@ -349,7 +349,7 @@ class SteppingRunner:
 
 
 class _SteppingStep:
-    """A step that tells its rows the chosen tokens when they are read."""
+    """A step that gives its rows the chosen tokens when they are read."""
 
     def __init__(self, step: Step, ran: Sequence[_Ran]):
         self._step = step
@@ -380,7 +380,7 @@ class _SteppingStep:
 
 
 def _learn(ran: _Ran, chosen: Chosen) -> None:
-    """Tell a row what its span has chosen."""
+    """Give a row what its span has chosen."""
     choices = chosen if isinstance(chosen, tuple) else ()
     num_kept = max(len(choices) - 1, 0) if ran.has_drafts else 0
     if ran.has_drafts:

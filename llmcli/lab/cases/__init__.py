@@ -1,1 +1,1 @@
-"""Cases of the engine's kernels, one module a kernel; those of rms_norm stand with its problem."""
+"""Cases of the engine's kernels, one module a kernel; those of rms_norm are next to its problem."""

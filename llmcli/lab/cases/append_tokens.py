@@ -24,7 +24,7 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 
 
 def problem_of(tokens: NewTokens, num_parts: int = 0) -> Problem:
-    """Append these tokens, to which some parts come first; what else the cache holds stays."""
+    """Append these tokens after adding some parts to them; the cache's other contents stay."""
     layout, dtype = tokens.layout, tokens.keys.dtype
     first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
     given, of_cache = {**inputs_of(tokens), **before}, list(outputs)

@@ -38,9 +38,9 @@ _LLAMA = QkvLayout(8, 2, 64)
 
 
 def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int | None = None) -> Problem:
-    """Attend from these tokens. Counters must be zeros again; what nobody asked for stays NaN.
+    """Attend from these tokens. Counters must be zeros again; outputs of unused lanes stay NaN.
 
-    With `num_blocks` this is a problem of attention_rows, on as many blocks at most; with `num_spans` of
+    With `num_blocks` this is a problem of attention_rows, on at most that many blocks; with `num_spans` one of
     attention_span.
     """
     layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)

@@ -35,7 +35,7 @@ FP16 = np.dtype(np.float16)
 
 
 class Case:
-    """Queries of `num_tokens` tokens from `start` on; the cache is NaN wherever none of them may look."""
+    """Queries of `num_tokens` tokens from `start` on; the cache is NaN where none of them may look."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Case:
         return part
 
     def expected(self, chosen: np.ndarray) -> Estimate:
-        """What must come out for some of the tokens. Shapes: chosen [n]"""
+        """The right result for some of the tokens. Shapes: chosen [n]"""
         layout = self.layout
         query = exact(self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim))
         if self.cos_sin is not None:

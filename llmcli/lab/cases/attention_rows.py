@@ -1,4 +1,4 @@
-"""attention_decode's work for many lanes, spread over a few blocks and over all of a card."""
+"""attention_decode's work for many lanes, spread over a few blocks and over a whole card."""
 
 from collections.abc import Iterator
 

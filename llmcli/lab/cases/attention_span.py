@@ -1,4 +1,4 @@
-"""attention_decode's work for lanes of which several belong to one row."""
+"""attention_decode's work where several lanes belong to one row."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def _checks() -> Iterator[Problem]:
         for group_size in (1, 7):
             tokens = new_tokens(QkvLayout(group_size, 1, 64), dtype, [125], rotary=False, max_seq_len=140)
             yield problem_of(spans_of(tokens, [8]), num_spans=1)
-        for num_splits, start in ((1, 200), (5, 636), (2, 508)):  # behind 511 two splits grow
+        for num_splits, start in ((1, 200), (5, 636), (2, 508)):  # after 511 two splits grow
             tokens = new_tokens(_LLAMA, dtype, [start], num_splits=num_splits, max_seq_len=start + 8)
             yield problem_of(spans_of(tokens, [8]), num_spans=1)
         tokens = new_tokens(_LLAMA, dtype, [22, 200], window=23, max_seq_len=208)

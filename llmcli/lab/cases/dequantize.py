@@ -29,7 +29,7 @@ FORMATS: list[dict[str, Any]] = [
 
 
 def case(form: dict[str, Any], num_rows: int, num_inputs: int, dtype: Any = None) -> Problem:
-    """All tiles; `dtype` None is what activations of such weights have. Padded rows become zeros."""
+    """All tiles; without `dtype`, in the type of activations for such weights. Padded rows become zeros."""
     stored = random_matrix(1, num_rows=num_rows, num_inputs=num_inputs, **form)
     layout = stored.layout
     dtype = np.dtype(ACTIVATION_DTYPES[stored.weight_type] if dtype is None else dtype)
@@ -53,7 +53,7 @@ def case(form: dict[str, Any], num_rows: int, num_inputs: int, dtype: Any = None
 def _expected(stored: StoredMatrix, dtype: np.dtype[Any]) -> Expected:
     values = stored.weights
     if stored.scales is not None:
-        # Half an ulp, also below the smallest normal number; then the rounding to float32 in front of it.
+        # Half an ulp, also below the smallest normal number; before that the rounding to float32.
         bound = (2.0**-11 + 2.0**-23) * np.abs(values) + 2.0**-25
     elif stored.weight_type == "bfloat16" and dtype == np.float16:
         # The 8 bits of bfloat16 fit into float16, but below its smallest normal number they become fewer.

@@ -24,7 +24,7 @@ def case(num_tokens: int, hidden_size: int, dtype: Any, vocab_size: int = _VOCAB
 
 
 def unknown_ids_case(hidden_size: int) -> Problem:
-    """Ids that are in no table give NaN, and read nothing."""
+    """Ids outside the table give NaN, and read nothing."""
     table = np.arange(3 * hidden_size, dtype=np.float32).reshape(3, hidden_size)
     ids = np.array([2, -1, 3, 2**31 - 1, -(2**31), 0], np.int32)
 

@@ -14,7 +14,7 @@ from llmcli.lab.rows import COLUMNS, make_rows, widened
 
 
 def case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
-    """Rows at a distance, whose columns come in a random order: bits do not change."""
+    """Rows with gaps between them, whose columns come in a random order: bits do not change."""
     x = np.clip(make_rows(num_rows, num_columns), -6e4, 6e4).astype(dtype)
     order = np.random.default_rng(num_columns).permutation(num_columns).astype(np.int32)
 

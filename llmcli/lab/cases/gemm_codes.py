@@ -35,7 +35,7 @@ def problem_of(
     num_outputs: int | None = None,
     has_bias: bool = False,
 ) -> Problem:
-    """The product of so many rows, whose digits are given."""
+    """The product of `num_rows` rows with given digits."""
     layout = stored.layout
     rng = np.random.default_rng([num_rows, layout.num_inputs])
     x = make_rows(num_rows, layout.num_inputs)

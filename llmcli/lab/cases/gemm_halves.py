@@ -32,7 +32,7 @@ def problem_of(
     num_outputs: int | None = None,
     has_bias: bool = False,
 ) -> Problem:
-    """The product of so many rows, whose pairs are given."""
+    """The product of `num_rows` rows with given pairs."""
     layout = stored.layout
     rng = np.random.default_rng([num_rows, layout.num_inputs])
     x = make_rows(num_rows, layout.num_inputs)
@@ -97,7 +97,7 @@ def _checks() -> Iterator[Problem]:
             yield problem_of(stored, num_rows, has_bias=True)
         yield problem_of(stored, 24, "add", has_bias=True)
         yield problem_of(stored, 40, "swiglu", 44, has_bias=True)
-        # So many outputs that blocks stay and take one piece of work after the other.
+        # With this many outputs blocks stay and take one piece of work after the other.
         yield problem_of(_matrix(form, 40000, 104), 70, has_bias=True)
     yield problem_of(_matrix(FORMATS[1], 64, 11008), 16)
 

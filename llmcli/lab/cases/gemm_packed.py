@@ -33,7 +33,7 @@ def activations(num_tokens: int, num_inputs: int) -> np.ndarray:
 
 
 def problem_of(stored: StoredMatrix, num_tokens: int) -> Problem:
-    """So many tokens times a matrix; what lies beside a token's inputs is NaN, and is not read."""
+    """`num_tokens` tokens times a matrix; the gap after a token's inputs is NaN, and is not read."""
     num_rows, num_inputs = stored.values.shape
     layout = stored.layout
     x = activations(num_tokens, num_inputs)

@@ -29,7 +29,7 @@ FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 32},
 )
 HALF_FORMATS: tuple[dict[str, Any], ...] = ({"weight_type": "float16"}, {"weight_type": "bfloat16"})
-_TOP = 2.0**15  # what needs a scale in fp16 is larger
+_TOP = 2.0**15  # larger numbers need a scale in fp16
 
 
 def activations(num_tokens: int, num_inputs: int) -> np.ndarray:
@@ -50,9 +50,9 @@ def problem_of(
     down: TileLayout | None = None,
     num_parts: int = 1,
 ) -> Problem:
-    """The product of so many tokens. Where their image has more tokens, those are zeros; SwiGLU goes into `down`.
+    """The product of `num_tokens` tokens. Tokens that only their image has are zeros; SwiGLU goes into `down`.
 
-    The sums of all parts of the inputs but the first are results of their own.
+    The sums of all parts of the inputs after the first are results of their own.
     """
     layout = stored.layout
     x, scales = activations(num_tokens, layout.num_inputs), powers_of_two(num_tokens)
@@ -91,7 +91,7 @@ def problem_of(
         y, bound = swiglu_of_tiles(*products(), down.num_inputs)
         largest = np.abs(y).max(axis=1)
         out_scales = np.where(largest > _TOP, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0)
-        # The fast exponential and quotient, then the rounding to fp16, below its smallest normal number, too.
+        # The fast exponential and quotient, then the rounding to fp16, also below its smallest normal number.
         bound = (bound + (2.0**-11 + 2.0**-16) * np.abs(y)) / out_scales[:, None] + HALF_SUBNORMAL[np.dtype(np.float16)]
         images = [image_of(one, down.unit_inputs, np.float64) for one in (y / out_scales[:, None], bound)]
         return {
@@ -141,7 +141,7 @@ def with_small_scales(stored: StoredMatrix) -> StoredMatrix:
 
 
 def with_model_scales(stored: StoredMatrix) -> StoredMatrix:
-    """The same with scales as models have them, 2^-15 to 2^-9, so that the kernels multiply some codes as they lie."""
+    """The same with the scales of models, 2^-15 to 2^-9, so that the kernels multiply some codes unchanged."""
     return _times_powers(stored, np.full(stored.layout.num_rows, -6))
 
 
@@ -153,7 +153,7 @@ def _times_powers(stored: StoredMatrix, exponents: np.ndarray) -> StoredMatrix:
 
 
 def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_inputs: int, down_type: str) -> Problem:
-    """Gate and up of so many outputs, for a matrix of `down_type`. One token's results need a scale."""
+    """Gate and up of `num_outputs` outputs, for a matrix of `down_type`. One token's results need a scale."""
     num_rows = 2 * HALF_ROWS * -(-num_outputs // HALF_ROWS)
     stored = random_matrix(num_inputs, num_rows=num_rows, num_inputs=num_inputs, **form)
     has_scales = down_type != "bfloat16"
@@ -162,7 +162,7 @@ def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_
 
 
 def checks_of(few: int, some: int, many: int) -> Iterator[Problem]:
-    """Products of so many tokens in all formats: tails, parts, epilogues, small scales."""
+    """Products of these numbers of tokens in all formats: tails, parts, epilogues, small scales."""
     for form in FORMATS:
         for num_outputs, num_inputs, num_tokens in ((35, 72, few), (300, 1000, many), (528, 264, some)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)

@@ -38,8 +38,8 @@ FORMATS: list[dict[str, Any]] = [
     {"weight_type": "fp8", "scale_type": "block", "group_size": 128},
     {"weight_type": "fp8", "scale_type": "block", "group_size": 256},
 ]
-# What x loses as hi + lo, of itself and of the largest in its span; with codes that becomes 32639, give or take 2 ulp
-# of a quotient, and the rest integers.
+# What x loses as hi + lo: relative to itself and to the largest in its span. With codes the latter becomes 32639,
+# within 2 ulp of a quotient, and the others integers.
 _SPLIT_ERROR = {"float16": 2.0**-22, "fp8": 2.0**-22, "bfloat16": 2.0**-18}
 _SPAN_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39, "fp8": 2.0**-39}
 U = 2.0**-24
@@ -48,7 +48,7 @@ EPS = 1e-5
 
 @dataclass
 class Case:
-    """One product on the host, and what its error may be."""
+    """One product on the host, and its error bounds."""
 
     stored: StoredMatrix
     x: np.ndarray
@@ -67,7 +67,7 @@ class Case:
         y = normed @ weights.T * inverse
         magnitude = np.abs(normed) @ np.abs(weights).T * inverse
         num_terms = x.shape[1]
-        # The sum, a rounding of x * w and of each scale, then x's own; the mean of the squares counts with a half.
+        # The sum, a rounding of x * w and of each scale, then x's own; the mean of the squares counts half.
         bound = (np.sqrt(num_terms) + 4) * U * magnitude
         bound += _SPLIT_ERROR.get(self.stored.weight_type, 0) * magnitude
         bound += (
@@ -116,7 +116,7 @@ def swiglu_of_tiles(y: np.ndarray, bound: np.ndarray, num_columns: int) -> tuple
 
 
 def problem_of(case: Case, epilogue: Epilogue = "store", num_outputs: int | None = None) -> Problem:
-    """The product of a case, its rows at a distance."""
+    """The product of a case, its rows with gaps between them."""
     num_rows, num_inputs = case.x.shape
     layout = case.stored.layout
     out_shape = (num_rows, num_outputs or layout.num_rows)
@@ -158,7 +158,7 @@ def problem_of(case: Case, epilogue: Epilogue = "store", num_outputs: int | None
 
 
 def _cost(case: Case, epilogue: Epilogue) -> KernelCost:
-    """Of the first launch, which is the only one up to eight rows."""
+    """The cost of the first launch, which is the only one up to eight rows."""
     plan = next(
         plan_passes(
             case.stored.layout,

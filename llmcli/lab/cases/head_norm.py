@@ -12,11 +12,11 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 from llmcli.lab.rows import make_rows
 
 _EPS = np.float32(1e-6)
-_BEHIND = 16  # columns behind the heads
+_BEHIND = 16  # columns after the heads
 
 
 def case(num_rows: int, num_heads: int, head_dim: int, offset: int) -> Problem:
-    """Heads between columns that stay as they are."""
+    """Heads between columns that do not change."""
     width = num_heads * head_dim
     before = np.random.default_rng(1).normal(size=(num_rows, offset + width + _BEHIND)).astype(np.float32)
     columns = slice(offset, offset + width)

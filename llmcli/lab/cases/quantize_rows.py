@@ -1,4 +1,4 @@
-"""Float weights to codes, scales and zero points. The reference is the CPU's quantizing, whose bits the card must have.
+"""Float weights to codes, scales and zero points. The reference is the CPU's quantizing; the card must give its bits.
 
 A scale is the smallest that keeps weights in range, rounded up, and codes are rounded half to even: one answer is
 right. Only sums of squares may differ, by the order of summing in float64.
@@ -54,7 +54,7 @@ def on_the_grid(shape: tuple[int, int], dtype: str) -> np.ndarray:
 
 
 def form_of(scheme: WeightScheme) -> CodeForm:
-    """A scheme as the kernel has it."""
+    """A scheme in the kernel's form."""
     return CodeForm(scheme.num_bits, scheme.code_range[0], scheme.offset, *rounding.steps_of_range(scheme))
 
 

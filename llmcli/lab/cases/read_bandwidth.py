@@ -1,4 +1,4 @@
-"""Reads memory, and sums up what each block read by exclusive or."""
+"""Reads memory, and combines what each block read by exclusive or."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 
 
 def case(num_bytes: int, num_blocks: int) -> Problem:
-    """Random bytes. The blocks take turns, each with BLOCK_BYTES at a time; one that finds none writes zero."""
+    """Random bytes. The blocks take turns, each with BLOCK_BYTES at a time; one without any writes zero."""
     memory = np.random.default_rng(1).integers(0, 256, num_bytes, dtype=np.uint8)
 
     def reference() -> dict[str, Expected]:

@@ -11,7 +11,7 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 
 
 def problem_of(stored: StoredMatrix) -> Problem:
-    """Weights, scales and zero points of a matrix alone in its tiles: every bit is known, that of padding too."""
+    """Weights, scales and zero points of a matrix with tiles of its own: every bit is known, also of padding."""
     layout = stored.layout
     segment = Segment(layout.num_rows)
     inputs = {"source": stored.source}

@@ -12,11 +12,11 @@ from llmcli.lab.attention import cos_sin_table, exact, rotate
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 
 _MAX_SEQ_LEN = 512
-_BEHIND = 4  # columns behind each row
+_BEHIND = 4  # columns after each row
 
 
 def case(layout: QkvLayout, positions: np.ndarray) -> Problem:
-    """Rows with a zero row, an outlier, and columns that stay: keys, values, padding, what is behind a row."""
+    """Rows with a zero row, an outlier, and columns that stay: keys, values, padding, and those after a row."""
     generator = np.random.default_rng(layout.head_dim)
     before = generator.normal(size=(len(positions), layout.width + _BEHIND)).astype(np.float32)
     before[2:3] = 0.0
@@ -53,7 +53,7 @@ def case(layout: QkvLayout, positions: np.ndarray) -> Problem:
 
 
 def odd_positions() -> np.ndarray:
-    """First and last ones, in no order, one of them twice."""
+    """First and last positions, in no order, one of them twice."""
     return np.array([0, 1, 2, 3, 511, 77, 511], np.int32)
 
 

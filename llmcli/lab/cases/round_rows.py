@@ -14,7 +14,7 @@ from llmcli.lab.rows import COLUMNS, make_rows, rounded_rows
 
 
 def case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
-    """Rows of every kind: nothing but one rounding to the nearest, so that every bit is known."""
+    """Rows of every kind: they are only rounded once to the nearest, so every bit is known."""
     x = make_rows(num_rows, num_columns)
 
     def reference() -> dict[str, Expected]:

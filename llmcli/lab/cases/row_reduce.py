@@ -63,7 +63,7 @@ def case_of(op: RowOp, x: np.ndarray, extra: int, split: bool) -> Problem:
 
 
 def masked_case(split: bool) -> Problem:
-    """The logarithm of the sum of rows of which all, most or some columns are -inf, and of one with a NaN."""
+    """The logarithm of the sum of rows in which all, most or some columns are -inf, and of one with a NaN."""
     x = np.random.default_rng(5).normal(size=(4, 20000)).astype(np.float32)
     x[0] = -np.inf
     x[1, 10:] = -np.inf
@@ -73,7 +73,7 @@ def masked_case(split: bool) -> Problem:
 
 
 def _log_sum_exp(x: np.ndarray) -> Expected:
-    """In fp32, in any order of any parts."""
+    """Allow fp32, in any order of any parts."""
     wide = x.astype(np.float64)
     maximum = wide.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):  # rows of -inf

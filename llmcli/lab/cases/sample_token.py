@@ -1,4 +1,4 @@
-"""The sampler chain, from logits to the next token: the reference is the chain of the CPU, whose draws have keys."""
+"""The sampler chain, from logits to the next token. The reference is the CPU's chain, whose draws have keys."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from llmcli.sampling.params import Sampler
 _UNUSED_LANE = 1
 _STEP = 1  # of each row: the first
 _NOT_IN_MASK = 4  # the number of the problem that the mask allows no token that the logits allow
-# Mirostat's mu is compared by its bits: so many neighbours away is about 20 roundings of numbers 100 times as large.
+# Mirostat's mu is compared by its bits: this many neighbours away is about 20 roundings of numbers 100 times as large.
 # float64, in which they are compared, holds every 1024th.
 _MU_NEIGHBOURS = 2.0**11 + 2.0**10
 
@@ -30,9 +30,9 @@ def case(
     label: str = "",
     masks: Sequence[TokenMask | None] = (),
 ) -> Problem:
-    """The first choice of each sampler's row. One lane is unused; rows lie in other places than their lanes.
+    """The first choice of each sampler's row. One lane is unused; rows have other indices than their lanes.
 
-    Histories have room for `num_free` tokens behind the prompt; a full row tells its token and stays. Without `masks`
+    Histories have room for `num_free` tokens after the prompt; a full row reports its token and stays. Without `masks`
     any token may be chosen.
     Shapes: logits float32 [num_samplers, vocab_size]
     """
@@ -98,7 +98,7 @@ def case(
 def _rows(
     samplers: Sequence[Sampler], masks: Sequence[TokenMask | None], vocab_size: int, num_free: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each sampler's row lies among one more than there are, and the histories and states of all rows."""
+    """Each sampler's row, among one row more than there are samplers; and the histories and states of all rows."""
     layout, num_rows = RowLayout(vocab_size), len(samplers) + 1
     rows = np.random.default_rng(num_rows).permutation(num_rows)[: len(samplers)].astype(np.int32)
     history = np.full((num_rows, NUM_PROMPT_TOKENS + num_free), -1, np.int32)
@@ -116,10 +116,10 @@ def _rows(
 def drafts_case(
     samplers: Sequence[Sampler], logits: np.ndarray, num_right: Sequence[int], num_free: int = 8, label: str = "drafts"
 ) -> Problem:
-    """A chain of choices for each sampler's row, behind its last token and behind drafts, one launch a choice.
+    """A chain of choices for each sampler's row, after its last token and after drafts, one launch a choice.
 
-    Of each row's drafts so many are right, then one is wrong, and those behind it are what the chain would choose if
-    all before them were kept. A choice that fails, or fills the history, ends the chain as a wrong draft does.
+    Each row has `num_right` right drafts, then a wrong one, then those that the chain would choose if all earlier
+    drafts were kept. A choice that fails, or fills the history, ends the chain as a wrong draft does.
     Shapes: logits float32 [num_samplers, num_choices, vocab_size]; num_right [num_samplers]
     """
     num_choices, vocab_size = logits.shape[1:]
@@ -196,7 +196,7 @@ def drafts_case(
 
 
 def _choose_on(sampler: Sampler, logits: np.ndarray, prompt: np.ndarray, num_free: int) -> list[Choice | int]:
-    """Choice after choice behind a prompt, up to the number of a problem or to what fills the history."""
+    """Choice after choice from a prompt on, up to a problem, returned as its number, or until the history is full."""
     tokens, chain = prompt.tolist(), list[Choice | int]()
     for of_token in logits[: num_free + 1]:
         try:
@@ -210,7 +210,7 @@ def _choose_on(sampler: Sampler, logits: np.ndarray, prompt: np.ndarray, num_fre
 
 
 def chains_case(vocab_size: int, seed: int) -> Problem:
-    """All chains side by side."""
+    """All chains, one a row."""
     samplers = [make_sampler(settings, seed, index) for index, settings in enumerate(chains_for(vocab_size))]
     return case(samplers, make_logits(len(samplers), vocab_size, seed))
 
@@ -226,7 +226,7 @@ def masks_case(vocab_size: int, seed: int) -> Problem:
 
 
 def problems_case(vocab_size: int) -> Problem:
-    """Logits that leave no token: these rows stay as they are, and tell the number of their problem."""
+    """Logits that leave no token: these rows stay as they are, and report the number of their problem."""
     samplers = [make_sampler(CHAINS[name], 3) for name in ("greedy", "usual") for _ in range(4)]
     logits = make_logits(len(samplers), vocab_size, 1)
     logits[0::4, vocab_size // 2] = np.nan
@@ -236,14 +236,14 @@ def problems_case(vocab_size: int) -> Problem:
 
 
 def draft_chains_case(vocab_size: int, seed: int) -> Problem:
-    """All chains side by side, with three drafts of which none, one, two or all are right."""
+    """All chains, one a row, with three drafts; none, one, two or all of them are right."""
     samplers = [make_sampler(settings, seed, index) for index, settings in enumerate(chains_for(vocab_size))]
     logits = make_logits(4 * len(samplers), vocab_size, seed).reshape(len(samplers), 4, vocab_size)
     return drafts_case(samplers, logits, np.resize([3, 0, 2, 3, 1], len(samplers)).tolist())
 
 
 def draft_problems_case(vocab_size: int) -> Problem:
-    """Right drafts behind which a choice fails: the first, the second, the last; and one row where none does."""
+    """Right drafts after which a choice fails: after the first, the second, the last; and one row where none fails."""
     samplers = [make_sampler(CHAINS[name], 3) for name in ("greedy", "usual") for _ in range(4)]
     logits = make_logits(4 * len(samplers), vocab_size, 1).reshape(len(samplers), 4, vocab_size)
     for place, row in zip((0, 1, 3), range(3), strict=True):
@@ -252,7 +252,7 @@ def draft_problems_case(vocab_size: int) -> Problem:
 
 
 def _problem_of(logits: np.ndarray) -> int:
-    """The number that the kernel tells for NaN, for infinity, and for nothing but minus infinity."""
+    """The kernel's number for NaN, for infinity, and for only minus infinity."""
     if np.isnan(logits).any():
         return 1
     return 2 if np.isposinf(logits).any() else 3
@@ -267,7 +267,7 @@ def _checks() -> Iterator[Problem]:
     full = [make_sampler(CHAINS[name], 7) for name in ("greedy", "default", "mirostat")]
     yield case(full, make_logits(3, 600, 5), num_free=0, label="full rows")
     yield problems_case(600)
-    yield problems_case(601)  # no tokens side by side
+    yield problems_case(601)  # rows without whole vectors of tokens
     for vocab_size in (33, 2500, 32_000):
         yield masks_case(vocab_size, 11)
     for vocab_size in (33, 2500):

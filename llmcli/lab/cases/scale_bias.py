@@ -13,7 +13,7 @@ from llmcli.lab.rows import COLUMNS, make_rows, powers_of_two
 
 
 def case(num_rows: int, num_columns: int, extra: int, has_scale: bool, has_bias: bool) -> Problem:
-    """Rows in a wider buffer, whose other columns stay as they are."""
+    """Rows in a wider buffer, whose other columns do not change."""
     inputs = {"before": make_rows(num_rows, num_columns + extra)}
     if has_scale:
         inputs["row_scale"] = powers_of_two(num_rows)

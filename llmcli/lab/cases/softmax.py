@@ -18,7 +18,7 @@ def case(num_rows: int, num_columns: int, extra: int, log: bool) -> Problem:
 
 
 def masked_case(num_columns: int, log: bool) -> Problem:
-    """Rows with columns of -inf, a row of nothing else, and one with a NaN."""
+    """Rows with columns of -inf, a row of only these, and one with a NaN."""
     x = np.random.default_rng(7).normal(scale=3, size=(5, num_columns)).astype(np.float32)
     x[0, : num_columns - 1] = -np.inf
     x[1, 5:] = -np.inf
@@ -29,7 +29,7 @@ def masked_case(num_columns: int, log: bool) -> Problem:
 
 
 def case_of(x: np.ndarray, extra: int, log: bool) -> Problem:
-    """These rows in wider ones: what lies between them stays as it is."""
+    """These rows in wider ones; the columns between them do not change."""
     num_rows, num_columns = x.shape
 
     def reference() -> dict[str, Expected]:

@@ -29,7 +29,7 @@ def problem_of(layout: TileLayout, num_rows: int, has_norm: bool = True) -> Prob
     num_inputs = layout.num_inputs
     x = make_rows(num_rows, num_inputs)
     norm_weight = np.random.default_rng(1).uniform(0.5, 2, num_inputs).astype(np.float32)
-    # The kernel's quotient may differ in its last bits. Integers that this could change are left out.
+    # The kernel's quotient may differ in its last bits. Integers that this could change are not compared.
     x[~far_from_halves(layout, x * norm_weight if has_norm else x)] = 0
 
     def reference() -> dict[str, Expected]:

@@ -16,7 +16,7 @@ EPS = 1e-5
 def problem_of(
     unit_inputs: int, num_tokens: int, num_inputs: int, has_norm: bool = True, num_parts: int = 0
 ) -> Problem:
-    """Rows of every kind, some parts of which come first. Without a norm every bit is known."""
+    """Rows of every kind, after adding some parts to them. Without a norm every bit is known."""
     x = make_rows(num_tokens, num_inputs)
     rng = np.random.default_rng(num_inputs)
     given = {"norm_weight": rng.uniform(0.5, 2, num_inputs).astype(np.float32)} if has_norm else {}

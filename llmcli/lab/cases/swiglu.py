@@ -14,7 +14,7 @@ from llmcli.lab.rows import COLUMNS, make_rows, powers_of_two, rounded_rows
 
 
 def interleave(gate: np.ndarray, up: np.ndarray, extra: int = 0) -> np.ndarray:
-    """Eight columns of gate, eight of up, and so on; what pads the last tile is NaN, and so are `extra` columns."""
+    """Eight columns of gate, eight of up, and so on; padding of the last tile and `extra` columns are NaN."""
     num_rows, num_columns = gate.shape
     padded = -(-num_columns // 8) * 8
     tiles = np.full((2, num_rows, padded), np.nan, np.float32)

@@ -49,8 +49,8 @@ def make_silu(num_values: int) -> Problem:
 def make_swiglu(num_rows: int, num_columns: int) -> Problem:
     """out = gate / (1 + exp(-gate)) * up.
 
-    `gate_up` holds a row of gates, then that of ups; `gate_up_tiles` the same as the engine has it, eight of each in
-    turn. A kernel reads one of them.
+    `gate_up` holds a row of gates, then one of ups; `gate_up_tiles` holds the same in the engine's form, eight of each
+    in turn. A kernel reads one of them.
     Shapes: out, activated (scratch) [num_rows, num_columns]; gate_up [num_rows, 2 * num_columns]; gate_up_tiles
     [num_rows, 16 * ceil(num_columns / 8)]; all float32
     """
@@ -74,7 +74,7 @@ def make_swiglu(num_rows: int, num_columns: int) -> Problem:
 
 
 def _gates(*shape: int) -> np.ndarray:
-    """Numbers on both sides of where the exponential vanishes beside 1."""
+    """Numbers on both sides of the point where the exponential vanishes next to 1."""
     return np.float32(4) * np.random.default_rng(shape).standard_normal(shape, np.float32)
 
 
@@ -82,7 +82,7 @@ def _gelu(x: np.ndarray) -> Expected:
     argument = _TANH_FACTOR * (x + _CUBE * x**3)
     tanh = np.tanh(argument)
     values = x / 2 * (1 + tanh)
-    # Seven roundings of the argument, of which tanh passes on its slope; tanhf (2 ulp of at most 1), the sum with 1 and
+    # Seven roundings of the argument, passed on by tanh with its slope; tanhf (2 ulp of at most 1), the sum with 1 and
     # a product.
     by_tanh = np.abs(x / 2) * (7 * np.abs(argument) * (1 - tanh**2) + 5)
     # As x / (1 + exp(-2 * argument)) instead.

@@ -1,4 +1,4 @@
-"""A plain copy: what it does not depend on is how threads share the elements, and that is what it measures."""
+"""A plain copy: its result does not depend on how threads share the elements, but its time does."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from llmcli.lab.problem import Expected, Output, Problem, ProblemKind
 
 
 def make(n: int, stride: int = 1) -> Problem:
-    """out = x. `stride` says how far apart the elements of neighbouring threads lie, for kernels that ask for it.
+    """out = x. `stride` is the distance of the elements of neighbouring threads, for kernels that use it.
 
     Shapes: x, out [n] float32
     """

@@ -90,7 +90,7 @@ def make(hidden_size: int, num_attention_heads: int, num_key_value_heads: int, p
 
 
 def _solve(qkv: TileLayout, o: TileLayout, tokens: CachedTokens, device: Device, arrays: Arrays) -> None:
-    """The three launches that a layer begins with: `Forward._few_tokens` in runners/cuda/forward.py."""
+    """The first three launches of a layer: `Forward._few_tokens` in runners/cuda/forward.py."""
     hidden, mixed = arrays["hidden"].reshape(1, -1), arrays["mixed"].reshape(1, -1)
     gemv(
         device,

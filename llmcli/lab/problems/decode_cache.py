@@ -39,7 +39,7 @@ _ITEMSIZE = F16.itemsize
 
 @dataclass(frozen=True)
 class CachedTokens:
-    """The tokens in front of a new one at `position`, in the cache of one layer and one row, in halves and in pages.
+    """The tokens before a new one at `position`, in the cache of one layer and one row, as halves in pages.
 
     Shapes: keys, values [1, num_key_value_heads, position + 1, HEAD_DIM], NaN at `position`; table int32 [1,
             pages_per_row]; cos_sin float32 [position + 1, HEAD_DIM / 2, 2]
@@ -54,7 +54,7 @@ class CachedTokens:
 
     @classmethod
     def random(cls, generator: np.random.Generator, layout: QkvLayout, position: int) -> "CachedTokens":
-        """Normal keys and values in pages of no order."""
+        """Normal keys and values in pages of random order."""
         shape = (1, layout.num_key_value_heads, position + 1, HEAD_DIM)
         keys, values = (stored(generator.standard_normal(shape, np.float32), F16) for _ in range(2))
         for cache in (keys, values):
@@ -64,11 +64,11 @@ class CachedTokens:
 
     @property
     def cost(self) -> KernelCost:
-        """What the attention takes, without the projections."""
+        """The cost of the attention, without the projections."""
         return attention_decode_cost([self.position + 1], self.layout, _ITEMSIZE)
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """The cache as it was, and what says where it is."""
+        """The cache before the call, and the arrays that locate it."""
         return {
             "cached_keys": paged(self.keys, self.table).elements,
             "cached_values": paged(self.values, self.table).elements,
@@ -96,7 +96,7 @@ class CachedTokens:
         }
 
     def expected(self, qkv: Estimate) -> tuple[dict[str, Expected], Estimate]:
-        """What the cache must hold afterwards, and what attention gives.
+        """The cache after the call, and the result of attention.
 
         Shapes: qkv [layout.width]; the result [layout.q_size]
         """
@@ -156,7 +156,7 @@ class CachedTokens:
         return int(self.table.shape[1]) * PAGE_TOKENS
 
     def _columns(self) -> list[tuple[int, int]]:
-        """Of queries, keys and values in a row of projections."""
+        """Columns of queries, keys and values in a row of projections."""
         layout = self.layout
         ends = [layout.q_size, layout.v_offset, layout.width]
         return list(zip([0, *ends[:-1]], ends, strict=True))
@@ -167,7 +167,7 @@ class CachedTokens:
 
 
 def make(num_attention_heads: int, num_key_value_heads: int, position: int) -> Problem:
-    """mixed = softmax(q K^T / sqrt(128)) V, where q and the new token's key are turned, and key and value appended.
+    """mixed = softmax(q K^T / sqrt(128)) V; q and the new token's key are rotated, and key and value appended.
 
     Heads have 128 dimensions. The cache holds `position` tokens before.
     Shapes: qkv float32 [(num_attention_heads + 2 * num_key_value_heads) * 128]; cos_sin float32 [position + 1, 64, 2];
@@ -201,7 +201,7 @@ def make(num_attention_heads: int, num_key_value_heads: int, position: int) -> P
 
 
 def _in_pages(rows: np.ndarray, table: np.ndarray, empty: float) -> np.ndarray:
-    """Rows [1, num_key_value_heads, seq_len, HEAD_DIM] as pages; `empty` is where no token is."""
+    """Rows [1, num_key_value_heads, seq_len, HEAD_DIM] as pages; `empty` fills places without a token."""
     num_heads, seq_len = rows.shape[1:3]
     pages = np.full((int(table.max()) + 4, num_heads, PAGE_TOKENS, HEAD_DIM), empty)
     tokens = np.arange(seq_len)

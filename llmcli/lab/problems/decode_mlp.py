@@ -80,13 +80,13 @@ def make(hidden_size: int, intermediate_size: int) -> Problem:
 
 
 def _by_halves(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """Rows of both in turn, as many as half a tile holds."""
+    """Rows of both in turn, half a tile of each."""
     pairs = [array.reshape(-1, 1, HALF_ROWS, *array.shape[1:]) for array in (gate, up)]
     return np.ascontiguousarray(np.concatenate(pairs, axis=1).reshape(-1, *gate.shape[1:]))
 
 
 def _solve(gate_up: TileLayout, down: TileLayout, device: Device, arrays: Arrays) -> None:
-    """The two products that a layer ends with: `Forward._few_tokens` in runners/cuda/forward.py."""
+    """The last two products of a layer: `Forward._few_tokens` in runners/cuda/forward.py."""
     hidden, gated = arrays["hidden"].reshape(1, -1), arrays["gated"].reshape(1, -1)
     matrix = matrix_of(gate_up, arrays, "gate_up")
     norm_weight, eps = arrays["norm_weight"], float(_EPS)

@@ -65,24 +65,24 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
 
 
 def input_error(x: np.ndarray, layout: TileLayout) -> np.ndarray:
-    """How far the integers that the engine makes of inputs may lie from them. Shapes: x, result [num_inputs]"""
+    """How far the engine's integers may be from the inputs. Shapes: x, result [num_inputs]"""
     padded = np.pad(np.abs(x), (0, -x.size % layout.span_inputs)).reshape(-1, layout.span_inputs)
     largest = np.repeat(padded.max(axis=1).astype(np.float64), layout.span_inputs)
     return np.asarray(_INPUT_ERROR * largest[: x.size])
 
 
 def sum_error(sizes: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """How far sums of inputs times weights may be off, where each input may be off by its error.
+    """How far sums of inputs times weights may be off, if each input may be off by its error.
 
-    Errors of inputs are independent, as their roundings and the weights are, so their sum stays below six times the
-    root of the sum of their squares: the argument by which a sum of n terms has sqrt(n) roundings.
+    Errors of inputs are independent, as are their roundings and the weights, so their sum stays below six times the
+    root of the sum of their squares: by the same argument a sum of n terms has sqrt(n) roundings.
     Shapes: sizes [num_rows, num_inputs] of the weights; errors [num_inputs]; result [num_rows]
     """
     return np.asarray(np.minimum(sizes @ errors, 6 * np.sqrt(sizes**2 @ errors**2)))
 
 
 def by_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """One value a row as tiles have them, alike for every group that is stored of a row.
+    """One value a row in tile order, the same for every stored group of a row.
 
     Shapes: values [num_rows]; result [num_tiles, num_groups, 16]
     """

@@ -15,14 +15,14 @@ _CENTER = np.float32(-2 * (_X + _Y + _Z))
 
 
 def make(nx: int, ny: int, nz: int) -> Problem:
-    """The second differences of u, summed over the axes, at points inside; f is 0 before, and stays so at the boundary.
+    """The second differences of u, summed over the axes, at inner points; f is 0 at first, and stays 0 at the boundary.
 
     Shapes: u, f [nz, ny, nx] float32
     """
     u = np.random.default_rng([nx, ny, nz]).random((nz, ny, nx), np.float32)
     inside = max(nx - 2, 0), max(ny - 2, 0), max(nz - 2, 0)
     num_inside = inside[0] * inside[1] * inside[2]
-    # The edges of the box are read by nobody.
+    # The edges of the box are not read.
     num_faces = 2 * (inside[0] * inside[1] + inside[0] * inside[2] + inside[1] * inside[2])
 
     def reference() -> dict[str, Expected]:

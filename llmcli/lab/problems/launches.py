@@ -1,4 +1,4 @@
-"""Nothing but launches: what kernels cost that do no work."""
+"""Launches only: the cost of kernels that do no work."""
 
 import numpy as np
 

@@ -42,7 +42,7 @@ def _expected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Expected:
     deviation = np.sqrt(variance)
     normed = distance / deviation
     values = normed * weight + bias
-    # The sums' roundings of either sign in any order, and four of what is made of them.
+    # The sums' roundings of either sign in any order, and four of the results made from them.
     of_sum = np.sqrt(x.shape[1]) + 4
     of_mean = of_sum * np.abs(x).mean(axis=1, keepdims=True)
     # As mean(x^2) - mean(x)^2, the form that loses most.

@@ -7,8 +7,8 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.lab.problem import Expected, Output, Problem, ProblemKind
 
 _ROUNDING = 2.0**-24
-_SMALLEST = 2.0**-126  # what is smaller may be 0
-_MASK_VALUE = np.float32(-10000)  # of fastllm; its exponential is 0 beside any score that is seen
+_SMALLEST = 2.0**-126  # smaller numbers may be 0
+_MASK_VALUE = np.float32(-10000)  # of fastllm; its exponential is 0 next to any visible score
 
 
 def make(num_heads: int, num_queries: int, num_keys: int) -> Problem:
@@ -45,8 +45,8 @@ def _expected(scores: np.ndarray, bias: np.ndarray, hidden: np.ndarray) -> Expec
     distance = biased - biased.max(axis=-1, keepdims=True)
     weights = np.exp(distance)
     weights /= weights.sum(axis=-1, keepdims=True)
-    # What is rounded before an exponential moves it by as much: bias, biased score, distance. Then the exponential
-    # itself, within 2 ulp. The sum has the errors of its terms by their weight, and half its own; a division is last.
+    # Roundings before an exponential move it by as much: bias, biased score, distance. Then the exponential itself,
+    # within 2 ulp. The sum has the errors of its terms by their weight, and half its own; a division is last.
     with np.errstate(invalid="ignore"):
         errors = np.where(hidden, 0, np.abs(bias) + np.abs(biased) + np.abs(distance) + 4)
     of_sum = (weights * errors).sum(axis=-1, keepdims=True) + np.sqrt(scores.shape[-1]) / 2 + 3

@@ -18,7 +18,7 @@ _ROUNDING = 2.0**-24
 def make(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
     """out = a @ b. Every rung reads halves and sums in float32, so one bound serves CUDA cores and tensor cores.
 
-    `b_columns` and `tiles` are b once more, as the library and the engine read it: each column side by side.
+    `b_columns` and `tiles` are b again, in the form that the library and the engine read: each column contiguous.
     Shapes: a float16 [num_rows, num_inputs], b float16 [num_inputs, num_columns], b_columns float16 [num_columns,
             num_inputs]; tiles uint8; out float32 [num_rows, num_columns]; widened float16, scratch
     """
@@ -48,11 +48,11 @@ def make(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
 
 
 def expected_product(a: np.ndarray, b: np.ndarray) -> Expected:
-    """a @ b, and how far float32 sums may lie from it, products being exact.
+    """a @ b, and how far float32 sums may be from it; products are exact.
 
     A sum of n terms is rounded n times, up and down alike: sqrt(n) roundings, each of at most the sum of the terms'
     sizes. Tensor cores cut off instead, twice as much and always towards zero, but once for 8 terms, of a sum that is
-    smaller than that by about sqrt(n) / 4. The last 4 are for short sums, and for what is rounded after the sum.
+    smaller than that by about sqrt(n) / 4. The last 4 are for short sums, and for roundings after the sum.
     Shapes: a float64 [m, n], b float64 [n, k]
     """
     return Expected(a @ b, (np.sqrt(a.shape[1]) + 4) * _ROUNDING * (np.abs(a) @ np.abs(b)))

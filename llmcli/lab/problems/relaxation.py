@@ -1,7 +1,7 @@
 """Values that creep towards a limit: arithmetic without memory, for studies of branches and loops.
 
-A step is v = c * v + d, rounded once. After k steps a value has gone from x to limit + (x - limit) * c^k: so far from
-the limit that one step more or less shows.
+A step is v = c * v + d, rounded once. After k steps a value x has become limit + (x - limit) * c^k, so far from the
+limit that one step more or less shows.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.lab.problem import Expected, Output, Problem, ProblemKind
 
 _ROUNDING = 2.0**-24
-_LOWEST, _HIGHEST = 2.0, 3.0  # of x; both limits lie below, and no value leaves what is between
+_LOWEST, _HIGHEST = 2.0, 3.0  # of x; both limits lie below, and every value stays above its limit
 
 EVEN_FACTOR, EVEN_TERM = 1 - 2.0**-12, 2.0**-12  # limit 1
 ODD_FACTOR, ODD_TERM = 1 - 2.0**-11, -(2.0**-11)  # limit -1

@@ -43,7 +43,7 @@ def make(num_rows: int, num_columns: int) -> Problem:
 
 
 def case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
-    """The same of rows of every kind, stored in any type with a power of two a row."""
+    """The same for rows of every kind, stored in any type with a power of two a row."""
     x = make_rows(num_rows, num_columns)
     generator = np.random.default_rng(num_columns)
     # Weights of 1e4 put rows above 2^15.

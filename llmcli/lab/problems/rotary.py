@@ -15,11 +15,11 @@ _ROUNDING = 2.0**-24
 
 
 def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_heads: int, head_dim: int) -> Problem:
-    """Rotate queries and keys where they lie; values behind them stay as they are.
+    """Rotate queries and keys in place; the values after them do not change.
 
-    A pair (a, b) becomes (a cos - b sin, b cos + a sin), its angle is position * frequency. Forms: "half" has pairs
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin), with the angle position * frequency. Forms: "half" has pairs
     (j, j + head_dim / 2), "adjacent" (2j, 2j + 1); "two_parts" has the form half in each half of a head, with positions
-    of its own. The angle is the float32 product, as the tables of models have it.
+    of its own. The angle is the float32 product, as in the tables of models.
     Shapes: data float32 [num_tokens, stride], in-out, `before` at first; positions int32 [num_tokens], of two_parts
             [2, num_tokens]; cosines, sines float32 [4096, pairs] and cos_sin [4096, pairs, 2], pairs of a head or part;
             frequencies float32 [pairs]
@@ -45,7 +45,7 @@ def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_hea
             a, b = heads[..., first], heads[..., second]  # copies
             cosine, sine = np.cos(angles[one])[:, np.newaxis], np.sin(angles[one])[:, np.newaxis]
             heads[..., first], heads[..., second] = a * cosine - b * sine, b * cosine + a * sine
-            # Sine and cosine have 2 ulp, as sincosf has; a product, a sum, and all that is of second order.
+            # Sine and cosine have 2 ulp, like sincosf; a product, a sum, and all terms of second order.
             bounds[..., first] = bounds[..., second] = 5 * _ROUNDING * (np.abs(a) + np.abs(b))
         return {"data": Expected(values, bound)}
 

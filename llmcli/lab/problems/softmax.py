@@ -24,7 +24,7 @@ def make(num_rows: int, num_columns: int) -> Problem:
         powers = np.exp(-distance)
         total = powers.sum(axis=1, keepdims=True)
         values = powers / total
-        # A difference is rounded before it is raised: once in an element, and twice on the mean in the sum, where a
+        # A difference is rounded before it is raised: once in an element, and twice on average in the sum, where a
         # maximum was raised. Then the sum's own roundings, those of a dozen new maxima, of the quotient and of expf.
         roundings = distance + 2 * (values * distance).sum(axis=1, keepdims=True) + np.sqrt(num_columns) + 72
         return {"out": Expected(values, _ROUNDING * roundings * values + _SMALLEST_NORMAL)}

@@ -1,4 +1,4 @@
-"""The largest logit of every row, and its column: what greedy decoding takes."""
+"""The largest logit of every row, and its column: the choice of greedy decoding."""
 
 import numpy as np
 

@@ -39,13 +39,13 @@ class Activations:
         return self._view(("outputs", width), lambda: self._workspace.outputs[:size].reshape(self.count, width))
 
     def others(self, num_parts: int, width: int) -> Any:
-        """Memory for parts of a product but the first. Shapes: result float32 [num_parts, count, width]."""
+        """Memory for the parts of a product after the first. Shapes: result float32 [num_parts, count, width]."""
         memory, size = self._workspace.others, num_parts * self.count * width
         assert memory is not None
         return self._view(("others", num_parts, width), lambda: memory[:size].reshape(num_parts, self.count, width))
 
     def inputs(self, projection: Projection[Any]) -> Any:
-        """Memory for a product's input, in the type that it takes. Shapes: result [count, num_inputs]."""
+        """Memory for a product's input, in the type that the product takes. Shapes: result [count, num_inputs]."""
         width, dtype = projection.layout.num_inputs, projection.activation_dtype
         size = self.count * width * dtype.itemsize
         return self._view(
@@ -63,7 +63,7 @@ class Activations:
         return self._view("gated image", lambda: self._workspace.outputs.view(np.uint8))
 
     def gathered(self, x: Any) -> Any:
-        """Memory for the columns of x in another order; like x. Shapes: x, result [count, width]"""
+        """Memory for the columns of x in another order. Shapes: x, result [count, width], of one type"""
         return self._view(("gathered", x.shape[1], x.dtype), lambda: gathered_like(self._workspace, x))
 
     def qkv_of(self, projection: Projection[Any]) -> Any:

@@ -55,7 +55,7 @@ def free_bytes() -> int:
 
 
 def send(device: Device, target: Any, source: npt.NDArray[Any]) -> None:
-    """Queue a copy from the host. `source` may be reused at once unless it is pinned.
+    """Queue a copy from the host. You may reuse `source` at once unless it is pinned.
 
     Shapes: target a C-contiguous array on the card of the bytes of `source`
     """
@@ -65,7 +65,7 @@ def send(device: Device, target: Any, source: npt.NDArray[Any]) -> None:
 
 
 class Mailbox:
-    """Sends to the card through pinned memory. The host never waits for the work that the card still has.
+    """Sends to the card through pinned memory. The host never waits for work queued on the card.
 
     The memory has two halves. The host fills one while copies from the other may still run.
     """
@@ -80,7 +80,7 @@ class Mailbox:
         self._half, self._begin = 0, 0
 
     def send(self, target: Any, source: npt.NDArray[Any]) -> None:
-        """Queue a copy from the host; `source` may be reused at once.
+        """Queue a copy from the host; you may reuse `source` at once.
 
         Shapes: target a C-contiguous array on the card of the bytes of `source`
         """
@@ -93,9 +93,9 @@ class Mailbox:
                 (target.data + first).copy_from_host_async(address, len(part), self._device.stream)
 
     def send_rows(self, target: Any, sources: Sequence[npt.NDArray[Any]]) -> None:
-        """Queue one copy of all sources, each into a row of `target`; they may be reused at once.
+        """Queue one copy of all sources, each into a row of `target`; you may reuse them at once.
 
-        Shapes: target uint8 [len(sources), bytes of each source], whose rows may lie apart
+        Shapes: target uint8 [len(sources), bytes of each source], with any distance between rows
         """
         import cupy
 
@@ -120,7 +120,7 @@ class Mailbox:
             )
 
     def _take(self, num_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """Room in the pinned memory, a half of it at most, and its address."""
+        """Take up to half of the pinned memory; return it and its address."""
         if self._begin + num_bytes > len(self._halves[0]):
             self._turn()
         begin = self._begin

@@ -1,4 +1,4 @@
-"""Attention of a layer, with what comes before it: norms, rotary, and keys and values that go into the cache."""
+"""Attention of a layer, with what comes before it: norms, rotary, and appending keys and values to the cache."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from llmcli.runners.cuda.workspace import MANY_LANES, Workspace
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer with its cache. Layers of one `kind` have the same launches, but for addresses.
+    """A decoder layer with its cache. Layers of one `kind` have the same launches except for addresses.
 
     `arrays` are the layer's weights and cache; `addresses` are their first bytes.
     """
@@ -42,7 +42,7 @@ class Layer:
 
 
 class Attention:
-    """Attention of all layers: it makes `mixed` of `qkv`.
+    """Attention of all layers: computes `mixed` from `qkv`.
 
     `cache_dtype` is the type of cached keys and values. `writes_images`: whether `of_chunk` may make an image.
     """
@@ -66,7 +66,7 @@ class Attention:
     def of_lanes(self, layer: Layer, lanes: Lanes, activations: Activations, left: Any | None = None) -> None:
         """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time.
 
-        First add what the product of `qkv` has left. Shapes: left float32 [parts, n, width of qkv]
+        First add the partial sums of `qkv`. Shapes: left float32 [parts, n, width of qkv]
         """
         if left is not None:
             add_parts(self._device, parts=left, out=activations.qkv)
@@ -119,9 +119,9 @@ class Attention:
     def of_chunk(
         self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None, *, as_image: bool = False
     ) -> None:
-        """The same for tokens of prompts. Each token sees those of its row before it.
+        """Do the same for tokens of prompts. Each token sees those of its row before it.
 
-        With `as_image` it makes the image that the layer's output projection is multiplied with, in place of `mixed`.
+        With `as_image`, write the image that the output projection takes, in place of `mixed`.
         """
         self.append_chunk(layer, chunk, activations, left)
         first = 0
@@ -140,9 +140,9 @@ class Attention:
         *,
         as_image: bool,
     ) -> None:
-        """The same for the tokens of a chunk at these places alone, which `append_chunk` has prepared with the others.
+        """Attend for these tokens of a chunk only; `append_chunk` has prepared all of them.
 
-        Those of a row lie side by side. It makes `mixed` of `few`, or its image.
+        Tokens of a row are adjacent. Writes `mixed` of `few`, or its image.
         """
         ends = list(accumulate(part.num_tokens for part in chunk.parts))
         first = 0
@@ -154,7 +154,7 @@ class Attention:
             first += len(some)
 
     def append_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None) -> None:
-        """Norm and rotate keys and queries of tokens of prompts, and append keys and values. `left`: see `of_lanes`.
+        """Norm and rotate keys and queries of prompts' tokens, and append keys and values. `left`: see `of_lanes`.
 
         On some cards and caches attention rotates the queries.
         """

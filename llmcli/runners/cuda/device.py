@@ -29,10 +29,10 @@ from llmcli.sampling.params import Sampler
 
 
 class CudaDevice:
-    """See `StepDevice`. It computes a prompt in chunks of `chunk_tokens`. A chunk's length decides its way of products.
+    """See `StepDevice`. It computes a prompt in chunks of `chunk_tokens`. Their length decides how they are multiplied.
 
-    With `is_free` a product gives a token the same bits beside any number of others. Then a chunk may be cut at every
-    page, other prompts may share its beginning, and prompts of one way run side by side.
+    With `is_free` a token's product has the same bits with any number of others. Then a chunk may be cut at every page,
+    other prompts may share its beginning, and prompts multiplied in the same way share passes.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class CudaDevice:
         for places in passes:
             drafted |= self._run_drafts({place: works[place] for place in places}, masks)
         spans = [place for place in others if works[place].logits is None and not works[place].drafts]
-        if not spans:  # a moment takes the host some microseconds, and decoding is not timed
+        if not spans:  # timing takes the host some microseconds, and decoding is not timed
             return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], (), None, self.num_steps)
         begin = self._forward.device.now()
         beside: list[int] = []
@@ -165,7 +165,7 @@ class CudaDevice:
             self._lanes.choose_held()
 
     def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
-        """Queue one pass of lanes with drafts, and their choices; returns these by the work's place."""
+        """Queue one pass of lanes with drafts, and their choices; returns these by the work's index."""
         drafted = {}
         for place, work in works.items():
             slot = self._prepare_slot(work)
@@ -174,7 +174,7 @@ class CudaDevice:
         return drafted
 
     def _prepare_slot(self, work: Work) -> int:
-        """Let a slot have its pages, and the token that runs next; returns the slot."""
+        """Give a slot its pages and the token that runs next; returns the slot."""
         assert work.slot is not None
         self._count_drafted(work.slot)
         self._send_table(work.slot, work.pages)
@@ -188,7 +188,7 @@ class CudaDevice:
         return self._no_masks if work.masks is None else StepMasks(work.masks, self.config.vocab_size)
 
     def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
-        """Queue a pass of spans whose tokens the host knows, and their choices; returns each one's runs."""
+        """Queue a pass of spans whose tokens the host knows, and their choices; returns the runs of each span."""
         run = self._span_sender.send(works)
         ends = list(accumulate(work.num_tokens for work in works))
         read = (_read_behind(work, end) for work, end in zip(works, ends, strict=True))
@@ -207,7 +207,7 @@ class CudaDevice:
         ]
 
     def _choose_behind(self, work: Work, places: range, logits: Any, masks: StepMasks, positions: Any) -> list[Run]:
-        """Queue a span's choices behind its last tokens, which have these places among the tokens of the pass."""
+        """Queue a span's choices after its last tokens; `places` are the indices of these tokens in the pass."""
         runs = []
         for number, place in enumerate(places):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
@@ -238,7 +238,7 @@ class CudaDevice:
         )
 
     def _count_drafted(self, slot: int) -> None:
-        """Wait for a slot's choices behind drafts: its next run's number follows from how many they are."""
+        """Wait for a slot's choices after drafts: their number decides the number of its next run."""
         drafted = self._drafted.pop(slot, None)
         if drafted is not None:
             drafted.read()
@@ -270,7 +270,7 @@ class CudaDevice:
     # Called by CudaStep to read results
 
     def read_choices(self, runs: Sequence[Sequence[Run]]) -> list[Chosen]:
-        """The choices of each work's sampler runs, or the error of its first one that failed."""
+        """The choices of each work's sampler runs, or the error of its first run that failed."""
         found = self._sampler.choices([run for of_work in runs for run in of_work])
         rest = iter(found)
         chosen: list[Any] = [tuple(islice(rest, len(of_work))) for of_work in runs]
@@ -292,7 +292,7 @@ class CudaDevice:
         return fetch(self._forward.device, self._draft_lanes.logits[first : first + count])
 
     def read_span(self, first: int, count: int) -> AllLogits:
-        """The logits behind `count` tokens of the latest pass of spans. Shapes: result [count, vocab_size]"""
+        """The logits after each of `count` tokens of the latest pass of spans. Shapes: result [count, vocab_size]"""
         return self._forward.logits_of_span(first, first + count)
 
 
@@ -314,10 +314,10 @@ class CudaStep:
     ):
         """What was queued.
 
-        `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by place. `lanes`: places of the
-        works that are lanes; `last_pass`: those of the last pass with drafts, if nothing has run behind it;
-        `last_spans`: those of the last pass of other spans. `timed`: the moments before and behind all of these; None
-        if there are none.
+        `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by index. `lanes`: indices of the
+        works that are lanes; `last_pass`: those of the last pass with drafts, if nothing has run after it;
+        `last_spans`: those of the last pass of other spans. `timed`: the moments before and after these spans;
+        None if there are none.
         """
         self._device = device
         self._works = works
@@ -332,7 +332,7 @@ class CudaStep:
         self._chosen: list[Chosen] | None = None  # once they are read
 
     def choices(self) -> list[Chosen]:
-        """See `Step.choices`. A step that chooses nothing is waited for."""
+        """See `Step.choices`. Waits even for a step that chooses nothing."""
         if not any(self._runs) and not self._drafted:
             self._device.wait()
         if self._chosen is None:
@@ -367,20 +367,20 @@ class CudaStep:
 
 
 def _choices_behind(work: Work, end: int) -> range:
-    """Behind which tokens of a pass a span chooses. Its last token is the one before `end`."""
+    """After which tokens of a pass a span chooses. Its last token is the one before `end`."""
     if work.choose == "none":
         return range(0)
     return range(end - (work.num_tokens if work.choose == "every" else 1), end)
 
 
 def _read_behind(work: Work, end: int) -> range:
-    """Behind which tokens of a pass logits of a span are read, by the host or for a choice."""
+    """After which tokens of a pass a span's logits are read, by the host or for a choice."""
     first, chosen = end - work.num_tokens + work.logits_from, _choices_behind(work, end)
     return range(min(first, chosen.start) if chosen else first, end)
 
 
 def _is_lane(work: Work) -> bool:
-    """Whether a work can be a decoding lane: one token of a slot, behind which the next one is chosen."""
+    """Whether a work can be a decoding lane: one token of a slot, after which the next one is chosen."""
     if work.slot is None or work.logits is not None or work.choose == "none":
         return False
     return len(work.token_ids) <= 1 and not work.drafts and work.method == SINGLE

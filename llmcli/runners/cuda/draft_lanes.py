@@ -1,7 +1,7 @@
-"""`DraftLanes`: a step of a few rows in which some have drafts. Each token has a lane; the card decides which are kept.
+"""`DraftLanes`: a step of a few rows in which some have drafts. Each token has a lane; the card decides which to keep.
 
-All lanes run in one pass over the weights. Then the choices follow one by one: each looks at the next draft, and takes
-the lanes behind a wrong one out. So a row's history, its sampler and its last token are what single steps leave.
+All lanes run in one pass over the weights. Then the choices follow one by one: each checks the next draft and removes
+the lanes after a wrong one. So a row's history, sampler and last token are those that single steps leave.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DraftLanes:
     def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
 
-        The slots hold the page tables, and first tokens that `latest` does not name. The masks are asked for once the
+        The slots already hold the page tables, and first tokens that `latest` does not name. Masks are made while the
         card works.
         """
         token_ids: list[int] = []
@@ -69,7 +69,7 @@ class DraftLanes:
         lanes[:, :count] = token_ids, slots, positions
         self._mailbox.send(self._workspace.drafted, lanes)
         for first, work in zip(firsts, works, strict=True):
-            if work.latest is None:  # the host has not read it: the card knows it
+            if work.latest is None:  # the host has not read it, but the card has it
                 of_lane, of_slot = self._workspace.drafted[0, first : first + 1], slice(slots[first], slots[first] + 1)
                 copy(self._forward.device, of_lane, self._workspace.slot_token_ids[of_slot])
         self._graphs.start((count, len(works)), self._launch)
@@ -103,7 +103,7 @@ class DraftLanes:
 
 
 class DraftChoices:
-    """The choices of a row with drafts. How many the card makes is known once they are read.
+    """The choices of a row with drafts. Their number is known once they are read.
 
     Make it when the step is queued.
     """
@@ -119,7 +119,7 @@ class DraftChoices:
         self._chosen: Chosen | None = None
 
     def read(self) -> Chosen:
-        """Wait for the choices, and count the sampler's runs; a choice that fails behind a kept draft is left out.
+        """Wait for the choices and count the sampler's runs; a choice that fails after a kept draft is left out.
 
         Read them before the slot runs again.
         """
@@ -146,9 +146,9 @@ class DraftChoices:
 
 
 def with_drafts(works: Sequence[Work], lanes: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """The lanes that run by themselves, and the passes of works with drafts; lanes join those if all fit in one pass.
+    """The lanes that run alone, and the passes of works with drafts. Lanes join a pass if all fit in one.
 
-    A work is told by its place.
+    Works are named by index.
     """
     drafted = [place for place, work in enumerate(works) if work.drafts]
     if drafted and sum(works[place].num_tokens for place in (*drafted, *lanes)) <= MAX_SPAN:

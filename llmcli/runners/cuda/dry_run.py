@@ -1,7 +1,6 @@
-"""Lists a model's launches without launching any: which kernels they are, and what each one moves and computes.
+"""Lists a model's launches without launching any: their kernels, and what each moves and computes.
 
-It runs `Forward` itself, over phantoms and on a device that takes notes. It needs no card, no CuPy and no files of
-the model.
+It runs `Forward` itself, over phantoms and on a device that takes notes. It needs no card, no CuPy and no model files.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,14 +35,14 @@ _NO_ROW = -1
 
 @dataclass
 class Started:
-    """A launch and how often it is started: once for its layer, and once more for every layer of the same kind."""
+    """A launch and how often it is started: for its layer, and again for each other layer of the same kind."""
 
     launch: Launch
     count: int = 1
 
 
 class DryRun:
-    """Stands in for a `Device` and for the matrix library. It notes launches instead of making them.
+    """Replaces a `Device` and the matrix library. It notes launches instead of making them.
 
     With `in_order` every launch has a note of its own, in the order in which a card starts them.
     """
@@ -79,7 +78,7 @@ class DryRun:
         self._started.append(Started(Launch(PRODUCT, "", (), 0, (), cost=product.cost)))
 
     def record(self, run: Callable[[], None], arrays: Any) -> "_Repeat":
-        """Run `run`, and return its launches as something that can be started again."""
+        """Run `run`, and return its launches in a form that can be started again."""
         begin = len(self._started)
         run()
         return _Repeat(self, self._started[begin:])
@@ -100,7 +99,7 @@ class DryRun:
 
 @dataclass
 class _Repeat:
-    """Stands in for a `Replay`. Its launches are among the notes that have not been taken."""
+    """Replaces a `Replay`. Its launches are among the notes that have not been taken."""
 
     dry_run: DryRun
     launches: list[Started]
@@ -178,7 +177,7 @@ class DryModel:
     def span(self, num_tokens: int, start: int, *, is_last: bool) -> list[Started]:
         """The launches of a prompt's chunk from `start` on, as `CudaDevice` runs it, without the head.
 
-        Only behind the last token of the last chunk are logits read.
+        Logits are read only after the last token of the last chunk.
         """
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
@@ -203,7 +202,7 @@ class DryModel:
         for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
             if self._workspace.staged is not None:
                 started += self.head(min(count, LOGIT_ROWS, self._longest))
-        # Up to MANY_LANES the size of attention's blocks follows from the number of lanes, a multiple of MAX_SPAN.
+        # Up to MANY_LANES the number of lanes, a multiple of MAX_SPAN, decides the size of attention's blocks.
         counts = {*TOKENS, *range(2 * MAX_SPAN, MANY_LANES, MAX_SPAN)} if self._num_rows > MAX_SPAN else ()
         if self._speed_first:
             counts = {*counts, *NARROW_TOKENS, self._num_rows}
@@ -243,5 +242,5 @@ class DryModel:
 
 
 def _assume(array: Phantom, values: Any) -> Phantom:
-    """The same array, whose elements are taken to have these values."""
+    """The same array, with these values assumed for its elements."""
     return Phantom(array.shape, array.dtype, array.data.ptr, assumed=values)

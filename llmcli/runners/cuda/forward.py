@@ -2,7 +2,7 @@
 
 Everything is queued on the device's stream, and nothing is allocated. Lanes, short spans and staged prompts use the
 fused products of rows, whose bits depend on the token alone. Other prompts use products of whole matrices, and so do
-many lanes where speed comes first.
+many lanes with `--speed-first`.
 """
 
 import functools
@@ -36,18 +36,18 @@ from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights,
 from llmcli.runners.cuda.wide_layer import left_by, run_wide_head, run_wide_qkv, run_wide_rest
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_ALONE, MOST_LANES_IN_PARTS, Cache, Workspace
 
-# Longer spans mostly run the kernels of this one.
+# Longer spans mostly run the kernels of a span of this length.
 _MOST_PREPARED_TOKENS = 1024
-# Passes whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
+# Passes whose launches are kept: all lengths of short prompts. Each takes 20 KB of host memory, 70 with 16 parts.
 _MOST_KEPT_PASSES = 256
-# What comes in front of all layers, and behind them; and a last layer for some tokens.
+# What runs before all layers, and after them; and a last layer for some tokens.
 _BEGINNING, _END, _LAST = "beginning", "end", "last"
 
 
 class Forward:
     """The model's computation over one KV cache and one workspace, for one caller at a time.
 
-    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the tokens run last, or of some of them
+    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the latest tokens, or of some of them
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Forward:
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_PASSES)
         self._alone: tuple[int, ...] | None = None  # the tokens whose outputs `hidden` has, if not all
-        # Keep the views: cutting them takes the host a tenth of a millisecond. The function does not hold `self`, or a
-        # runner that is dropped would keep its memory until Python's collector comes.
+        # Keep the views: cutting them takes the host a tenth of a millisecond. The function must not refer to `self`,
+        # or a dropped runner would keep its memory until Python's collector runs.
         qkv_width = self._qkv.width
         self._activations = functools.lru_cache(_MOST_KEPT_PASSES)(
             lambda count: Activations(workspace, count, qkv_width)
@@ -85,8 +85,8 @@ class Forward:
     def run(self, work: Lanes | Chunk, needed: Sequence[int] | None = None) -> None:
         """Run one token a lane, or tokens of prompts; leave the last layer's outputs in `hidden`.
 
-        `needed`: the places of a chunk's tokens whose outputs will be asked for, in order, a row's side by side; None
-        for all.
+        `needed`: the indices, in order, of a chunk's tokens whose outputs will be read; those of a row are adjacent.
+        None for all.
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
         self._alone = None
@@ -122,7 +122,7 @@ class Forward:
         return self._each_layer(self._layers, run, activations.hidden, replays)
 
     def _chunk(self, chunk: Chunk, *, leaves: bool, alone: tuple[int, ...] | None = None) -> Iterator[Any]:
-        """With `leaves` a layer may leave parts of its sums to the next one. `alone`: see `_last_layer`."""
+        """With `leaves` a layer may leave partial sums to the next one. `alone`: see `_last_layer`."""
         activations, eps = self._activations(len(chunk.token_ids)), self.config.rms_norm_eps
         as_image = self._attention.writes_images
         parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
@@ -157,16 +157,16 @@ class Forward:
             self._record(replays, _END, lambda: self._finish(left_behind(-1), activations))
 
     def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
-        """Whether the last layer may run for so many of a chunk's tokens: where bits do not depend on how many run."""
+        """Whether the last layer may run for `num_tokens` of a chunk's tokens: if their number changes no bits."""
         is_few = num_tokens <= MOST_ALONE and num_tokens < len(chunk.token_ids)
         return is_few and chunk.way == "widened" and is_wide(self.device, self._layers[-1].weights.projections)
 
     def _last_layer(
         self, chunk: Chunk, activations: Activations, alone: tuple[int, ...], replays: dict[Hashable, Replay]
     ) -> None:
-        """The last layer for some of a chunk's tokens, whose outputs become the first rows of `hidden`.
+        """Run the last layer for some of a chunk's tokens; their outputs become the first rows of `hidden`.
 
-        The others give it keys and values, which later tokens see. Nobody asks for their outputs.
+        The others only give it keys and values, which later tokens see. Their outputs are not needed.
         """
         layer, eps, as_image = self._layers[-1], self.config.rms_norm_eps, self._attention.writes_images
 
@@ -187,13 +187,13 @@ class Forward:
             self._record(replays, (_LAST, alone), end, layer.arrays, layer.addresses)
 
     def forget_passes(self) -> None:
-        """Forget the launches that were kept: of a dry run, whose costs also follow from what it assumes of arrays."""
+        """Forget the kept launches. In a dry run their costs also depend on the values assumed of arrays."""
         self._replays = RecentReplays(_MOST_KEPT_PASSES)
 
     def prepare_products(self) -> None:
-        """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
+        """Run each product once for 1, 2, ... blocks of tokens, so that the matrix library loads its kernels now.
 
-        It loads a kernel when the card has nothing else to do. Later, rows would wait for that.
+        It loads a kernel while the card is idle. Later, rows would wait for that.
         """
         firsts = {layer.kind: layer.weights for layer in reversed(self._layers)}
         firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(self.device, weights.projections)}
@@ -208,7 +208,7 @@ class Forward:
                     self._products.multiply(part, activations.inputs(part), outputs, "widened")
 
     def project_lanes(self, logits: Any) -> None:
-        """Compute logits of the lanes that ran last, as they ran. Shapes: logits float32 [num_lanes, vocab_size]"""
+        """Compute logits of the latest lanes, as they ran. Shapes: logits float32 [num_lanes, vocab_size]"""
         head, activations = self._weights.head, self._activations(len(logits))
         if len(logits) > self._most_exact_lanes and is_wide(self.device, (head,)):
             run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, logits)
@@ -227,7 +227,7 @@ class Forward:
         rows.multiply(head.matrix, logits)
 
     def outputs_of(self, places: Sequence[int]) -> Any:
-        """The outputs of these tokens among those run last: rows of `hidden`, or copies if they lie apart.
+        """The outputs of these tokens of the latest run: rows of `hidden`, or copies if they are not adjacent.
 
         Shapes: result float32 [len(places), hidden_size]
         """
@@ -241,7 +241,7 @@ class Forward:
         return rows
 
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
-        """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""
+        """The logits of tokens begin ... end - 1 of the latest run. Shapes: result float32 [n, vocab_size]."""
         parts = []
         for first in range(begin, end, LOGIT_ROWS):
             hidden = self.outputs_of(range(first, min(first + LOGIT_ROWS, end)))
@@ -262,18 +262,18 @@ class Forward:
         replays: dict[Hashable, Replay],
         leaves: bool = False,
     ) -> Iterator[Any]:
-        """Run layers: replay those of a kind that `replays` has. Yield `hidden` between them."""
+        """Run layers, replaying kinds that `replays` has. Yield `hidden` between them."""
         yield hidden
         before: Hashable = None
         for layer in layers:
-            # The kind of the layer before decides what it leaves.
+            # The kind of the layer before decides which partial sums it leaves.
             kind = (before, layer.kind) if leaves else layer.kind
             self._record(replays, kind, functools.partial(run, layer), layer.arrays, layer.addresses)
             before = layer.kind
             yield hidden
 
     def _replays_of(self, arrays: Sequence[Any], *others: Hashable) -> dict[Hashable, Replay]:
-        """The kept replays of a pass whose launches these arrays and others decide."""
+        """The kept replays of a pass; these arrays and others decide its launches."""
         return self._replays.of((self.device.uses_own, *base_addresses(arrays), *others))
 
     def _record(
@@ -284,7 +284,7 @@ class Forward:
         arrays: Sequence[Any] = (),
         addresses: Sequence[int] = (),
     ) -> None:
-        """Replay what `replays` has by this key with `arrays`, of these addresses; or launch it, to be replayed."""
+        """Replay the launches under this key with these addresses; or launch them, and keep them to be replayed."""
         replay = replays.get(key)
         if replay is None:
             replays[key] = self.device.record(launch, arrays)
@@ -292,7 +292,7 @@ class Forward:
             replay.start(addresses)
 
     def _many_lanes(self, lanes: Lanes) -> Iterator[None]:
-        """One token a lane with the products of prompts."""
+        """Run one token a lane with the products of prompts."""
         activations = self._activations(len(lanes.rows))
         self._begin(lanes.token_ids, activations, lanes.token_rows)
         parts_for = MAX_SHORT_TOKENS if activations.count <= MAX_SHORT_TOKENS else MOST_LANES_IN_PARTS
@@ -307,7 +307,7 @@ class Forward:
         self._finish(left, activations)
 
     def _finish(self, left: Any | None, activations: Activations) -> None:
-        """Add what the last product of a layer has left, if anything. Shapes: left float32 [parts, n, hidden_size]"""
+        """Add the partial sums of a layer's last product, if any. Shapes: left float32 [parts, n, hidden_size]"""
         if left is not None:
             add_parts(self.device, parts=left, out=activations.hidden)
 
@@ -346,7 +346,7 @@ class Forward:
         rows.multiply(layer.down.matrix, hidden, bias=layer.down.bias, epilogue="add")
 
     def _in_order(self, part: Projection[Any], rows: RowInputs, x: Any, activations: Activations) -> RowInputs:
-        """`rows`, which are x, normed or not, in the order of the matrix's inputs."""
+        """The rows of x (`rows`, normed or not) in the order of the matrix's inputs."""
         if part.order is None:
             return rows
         gathered = activations.gathered(x)

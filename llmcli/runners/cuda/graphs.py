@@ -11,9 +11,9 @@ S = TypeVar("S")
 class StepGraphs(Generic[S]):
     """Starts the launches of a kind of step. `uses_graphs=False` launches them anew each time.
 
-    Its shape is all that decides which they are, such as the number of lanes.
+    The shape is everything that decides a step's launches, such as the number of lanes.
 
-    It holds nothing of who launches: in a ring of references a model would stay on the card when nobody uses it.
+    It keeps no reference to its caller: a cycle would keep an unused model on the card.
     """
 
     def __init__(self, device: Device, *, uses_graphs: bool):
@@ -22,7 +22,7 @@ class StepGraphs(Generic[S]):
         self._graphs: dict[tuple[bool, S], Any] = {}  # by whether own kernels are in them, and shape
 
     def start(self, shape: S, launch: Callable[[S], None]) -> None:
-        """Queue what `launch` launches for a shape; the same for each call with it."""
+        """Queue what `launch` launches for a shape; each call with that shape must launch the same."""
         if not self._uses_graphs:
             launch(shape)
             return

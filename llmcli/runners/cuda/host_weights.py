@@ -29,7 +29,7 @@ def read_norm(info: TensorInfo, reader: TensorReader, values: Floats) -> None:
 
 
 def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader, values: Floats) -> None:
-    """Read the biases of one matrix as float32, each at the place of its layer's outputs; zeros between them.
+    """Read the biases of one matrix as float32, each at the index of its layer's outputs; zeros between them.
 
     Raises: CheckpointError for read errors, NaN and infinity
     """
@@ -47,7 +47,7 @@ def read_unpacked(
 ) -> None:
     """Read rows begin ... end - 1 of a quantized weight as float32; `begin` is the start of a tile.
 
-    `order`, as in `MatrixFormat`, is that of the stored columns; each comes to its input's place.
+    `order`, as in `MatrixFormat`, is that of the stored columns; each is moved to its input's index.
     Raises: CheckpointError for read errors, NaN and infinity
     """
     weights = buffer.view(np.float32).reshape(end - begin, -1)

@@ -11,7 +11,7 @@ class LayerCache(TypedDict):
     """One layer's arrays, named as the kernels' launchers do.
 
     Shapes: keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]; key_scales, value_scales float32
-            [num_pages, num_key_value_heads, PAGE_TOKENS] beside codes, else None
+            [num_pages, num_key_value_heads, PAGE_TOKENS] with codes, else None
     """
 
     keys: Any

@@ -1,7 +1,7 @@
 """`DecodeLanes`: a decoding step in many lanes. Each number of lanes is captured once, as a graph.
 
-A lane works for a slot. The card keeps each lane's slot and position, and moves the position on by itself. The host
-sends them again only when the lanes change; the card need not stop for that.
+A lane works for a slot. The card keeps each lane's slot and position, and advances the position itself. The host sends
+them again only when the lanes change; the card need not stop for that.
 """
 
 from collections.abc import Sequence
@@ -44,18 +44,18 @@ class DecodeLanes:
         self._positions: list[int] = []
 
     def queue(self, slots: Sequence[int], positions: Sequence[int], held: Sequence[bool]) -> None:
-        """Run each slot's latest token at its position, and choose the next one where it is not held to a mask."""
+        """Run each slot's latest token at its position, and choose the next one where no mask is needed."""
         count = num_lanes(len(slots))
         self._place(list(slots), list(positions), list(held), count)
         self._positions = [position + 1 for position in positions]
         self._graphs.start(count, self._launch)
 
     def choose_held(self) -> None:
-        """Choose behind the lanes that are held to a mask, once the slots have theirs."""
+        """Choose for the lanes that need a mask, once the slots have theirs."""
         self._held_graphs.start(num_lanes(len(self._slots)), self._launch_held)
 
     def forget_positions(self) -> None:
-        """Send the positions again with the next step: the card does not move a row on that failed to choose."""
+        """Send the positions again with the next step: the card does not advance a row that failed to choose."""
         self._positions = []
 
     def _place(self, slots: list[int], positions: list[int], held: list[bool], count: int) -> None:

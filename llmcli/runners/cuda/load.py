@@ -1,4 +1,4 @@
-"""Loads a model folder onto a card: memory is planned, kernels are compiled, weights are read onto the card."""
+"""Loads a model folder onto a card: plans memory, compiles kernels, reads the weights."""
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ from llmcli.runners.cuda.workspace import Cache, Workspace
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.timeline import Timeline
 
-MAILBOX_BYTES = 2**20  # a half of what stands in pinned memory on its way to the card
+MAILBOX_BYTES = 2**20  # half of the pinned memory for copies to the card
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -62,9 +62,9 @@ def load(
     """Read the weights onto a card and allocate everything that running takes.
 
     `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
-    quantized layers keep their codes. `speed_first`: more than 8 rows at once are multiplied as prompts are, so that a
-    text may depend on how many run beside it. `on_compile` gets the kernels compiled so far and those to compile, if
-    any. `device` is an opened card in place of number `card`.
+    quantized layers keep their codes. `speed_first`: multiply more than 8 rows as prompts are, so that a text may
+    depend on how many rows run with it. `on_compile` gets the kernels compiled so far and those to compile, if any.
+    `device` is an opened card to use in place of number `card`.
     Raises: InsufficientMemoryError before anything is read, if it does not fit; DeviceError if the card cannot be
             used; CheckpointError for a tensor with NaN or infinity, and for read errors
     """
@@ -94,7 +94,7 @@ def load(
         workspace: Workspace[Any] = lay_out(plan.workspace, memory)
         staging: Staging[Any] = lay_out(plan.staging, memory)
     pieces = WeightPieces(device, model, stored, weights, staging)
-    # What needs no weights is made ready while the first of them are read.
+    # Prepare what needs no weights while the first of them are read.
     with (
         ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
         Upload(device, pieces, staging.slots, timeline, translation.open_reader) as uploading,
@@ -178,7 +178,7 @@ def _send_orders(device: Device, weights: Weights[Any]) -> None:
 
 
 def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:
-    """The kernels that a model in our form needs on such a card, loading included: name expressions by `.cu` stem."""
+    """The kernels that a model in our form needs on such a card, also to load it: name expressions by `.cu` stem."""
     dry_model = DryModel(plan, card)
     started = dry_model.every_form()
     staging: Staging[Any] = phantoms(plan.staging, 6)

@@ -1,4 +1,4 @@
-"""How much of a card's memory a model needs, known before a byte is read, and the refusal if it is not there.
+"""How much of a card's memory a model needs, known before a byte is read, and the refusal if it does not fit.
 
 Everything follows from a `StoredModel`, so models whose files do not exist can be planned too. Nothing here needs CuPy.
 """
@@ -21,7 +21,7 @@ from llmcli.runners.cuda.weight_layout import Space, Weights, is_wide, plan_weig
 from llmcli.runners.cuda.wide_layer import most_exact_lanes
 from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
-# Prompt tokens that run together: wide enough for the tensor cores; the first thing to be cut when memory is short.
+# Prompt tokens that run together: wide enough for the tensor cores; cut first when memory is short.
 PREFILL_CHUNKS = (2048, 1024, 512, 256)
 
 MAX_HEAD_DIM = 256
@@ -36,8 +36,8 @@ _SMALLEST_USEFUL_CONTEXT = 128
 class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
-    `staging` is what loading needs; it takes the workspace's place for that time. `prompt_ways`: how short prompts
-    are multiplied. `speed_first`: more lanes than `most_exact_lanes` are multiplied as prompts are.
+    `staging` is what loading needs; it uses the workspace's memory. `prompt_ways`: how short prompts are multiplied.
+    `speed_first`: more lanes than `most_exact_lanes` are multiplied as prompts are.
     """
 
     stored: StoredModel
@@ -65,7 +65,7 @@ class MemoryPlan:
 
     @cached_property
     def workspace_bytes(self) -> int:
-        """Activations and logits; while weights are loaded, the same memory holds what arrives."""
+        """Activations and logits; while weights are loaded, the same memory holds their pieces."""
         return max(held_bytes(self.workspace), held_bytes(self.staging))
 
     @property
@@ -75,7 +75,7 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """All of it, with what CUDA takes for itself."""
+        """All of these, and CUDA's own memory."""
         return self.weight_bytes + self.cache_bytes + self.workspace_bytes + self.sampler_bytes + RESERVED_BYTES
 
 
@@ -89,15 +89,15 @@ def plan_memory(
     speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
 ) -> MemoryPlan:
-    """Lay everything out for such a card, without touching it. Without a number of pages all rows may be full.
+    """Lay everything out for such a card, without using one. Without `num_pages` all rows may be full.
 
-    `speed_first`: many rows may be multiplied as prompts are, where gemm_wide takes all layers.
+    `speed_first`: many rows may be multiplied as prompts are, if gemm_wide takes all layers.
 
     Raises: UnsupportedModelError for shapes that no kernel has
     """
     _check_shape(stored.config)
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    # Room for every lane, too: they use the same activations.
+    # Lanes use the same activations: make room for all of them.
     chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), lanes)
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
@@ -134,10 +134,10 @@ def fit_memory(
     card: CardFacts = TYPICAL_CARD,
     is_here: bool = True,
 ) -> MemoryPlan:
-    """The plan with the widest prefill that fits `available` bytes. `is_here`: of a card of this machine.
+    """The plan with the widest prefill that fits `available` bytes. `is_here`: the card is in this machine.
 
-    If less is allowed, rows share as many pages as there is room for, but enough for two full rows; where even these
-    do not fit, there are fewer rows.
+    If less is allowed, rows share the pages that fit, at least those of two full rows; if even these do not fit, there
+    are fewer rows.
     Raises: InsufficientMemoryError with the figures and the change that would make it fit
     """
     plan_for = partial(plan_memory, stored, max_seq_len=max_seq_len, speed_first=speed_first, card=card)
@@ -200,7 +200,7 @@ def fitting_context(
     speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
 ) -> int:
-    """The largest context that fits, up to what the model was made for; 0 if none does."""
+    """The largest context that fits, up to the model's maximum; 0 if none does."""
 
     def fits(max_seq_len: int) -> bool:
         plan = plan_memory(
@@ -221,7 +221,7 @@ def fitting_context(
 
 
 def _row_counts(most: int) -> list[int]:
-    """Numbers of rows to be tried: half as many each time, and at the end one after the other."""
+    """Numbers of rows to try: half as many each time, and at the end one less each time."""
     counts = []
     while most > LANES_A_PASS:
         counts.append(most)

@@ -1,6 +1,6 @@
 """`pack_sampler`: packs a `Sampler` in the form that sample_token reads. Nothing here needs CuPy.
 
-The header has a field of the same name for each sampling parameter, but for those in `DERIVED`. A parameter without a
+The header has a field for each sampling parameter but those in `DERIVED`, under the same name. A parameter without a
 field is an error, so none is left out silently.
 """
 

@@ -8,11 +8,11 @@ from llmcli.runners.cuda.ways import Way
 
 @dataclass(frozen=True)
 class Lanes:
-    """Tokens that run side by side, each with the bits of a step of its own. All arrays lie on the card.
+    """Tokens of one pass, each with the bits of a step of its own. All arrays lie on the card.
 
-    With `num_spans` they belong to so many rows: the lanes of a row lie side by side and hold consecutive tokens.
-    Without it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without
-    it by lane.
+    `num_spans`, if given, is the number of rows: the lanes of a row are adjacent and hold consecutive tokens. Without
+    it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without it by
+    lane.
     Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
             token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
     """
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of prompts, `parts` of different rows one behind the other, and the way of their products.
+    """Tokens of prompts: `parts` of different rows, one after the other, and how their products are computed.
 
     Shapes: token_ids, rows, positions int32 [num_tokens], rows of the page table; page_table int32 [num_parts,
             pages_per_row]

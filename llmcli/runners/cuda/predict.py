@@ -12,10 +12,10 @@ from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.pricing import Pricing, Rates
 
-# Host overhead of a chunk while the card waits, in units of a replayed launch: its tokens are sent, and its arrays are
-# cut. Launches of chunks of the latest lengths are kept. Those of another length are checked and planned first, which
-# takes 0.3 ms more. A launch that a pass makes once, of its first layer or of its last, is among these. Fitted to
-# prompts of 8 to 8,000 tokens on an H200. Times of models of 1B and less differ by 20 % from one process to the next.
+# Host overhead of a chunk while the card waits, in units of a replayed launch: sending its tokens and cutting its
+# arrays. Launches of chunks of the latest lengths are kept. Those of another length are checked and planned first,
+# which takes 0.3 ms more; so are a pass's launches for its first or last layer only. Fitted to prompts of 8 to 8,000
+# tokens on an H200. Times of models of 1B and less differ by 20 % from one process to the next.
 CHUNK_LAUNCHES = 45
 # The host's time to replay a product of the matrix library, in the same unit.
 LIBRARY_LAUNCHES = 2.7
@@ -24,7 +24,7 @@ FIRST_TOKEN_SECONDS = 150e-6
 
 
 class CardPredictor:
-    """Predicts times of a planned model on a card of these rates, for at most the plan's rows."""
+    """Predicts times of a planned model on a card with these rates, for at most the plan's rows."""
 
     def __init__(self, plan: MemoryPlan, rates: Rates, card: CardFacts):
         self._chunk_tokens = plan.chunk_tokens
@@ -60,7 +60,7 @@ class CardPredictor:
     def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
         """The longer of a step's bytes at the bandwidth and its operations at the rate of a large product.
 
-        Operations of all lanes, of which up to 7 have no row.
+        Counts padding lanes (up to 7).
         """
         return self._floor_seconds(depth, num_rows, self._step(num_rows, depth))
 
@@ -72,14 +72,14 @@ class CardPredictor:
         return self._floor_seconds(0, 1, chain(*chunks, self._model.head()))
 
     def _floor_seconds(self, depth: int, num_rows: int, started: Iterable[Started]) -> float:
-        """Of launches whose stored bytes are those of a step."""
+        """The floor for launches whose stored bytes are those of a step."""
         costs = ((one.count, one.launch.cost()) for one in started if one.launch.cost is not None)
         operations = sum(count * cost.flops for count, cost in costs)
         reading = self.decode_bytes(depth, num_rows) / self._rates.read_bytes
         return max(reading, self._pricing.least_seconds(operations))
 
     def _chunks(self, num_tokens: int) -> Iterator[tuple[int, int, bool]]:
-        """Number of tokens and begin of each chunk of a prompt, and whether it is the last one."""
+        """Number of tokens and start of each chunk of a prompt, and whether it is the last one."""
         for begin in range(0, num_tokens, self._chunk_tokens):
             count = min(self._chunk_tokens, num_tokens - begin)
             yield count, begin, begin + count == num_tokens

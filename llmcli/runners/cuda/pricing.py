@@ -3,7 +3,7 @@
 No constant names a card. Work that waits for memory or for the matrix library is priced as a share of a rate measured
 in the same process. Work that a multiprocessor does at its own pace is priced in clocks, or in bytes a clock: slower
 memory does not change it. Constants are fitted to an H200 (docs/log/2026-11-27-decode.md), with 132 multiprocessors
-at 1.98 GHz and reads of 4.53 TB/s; the share of the bandwidth of attention of many rows to an H100.
+at 1.98 GHz and reads of 4.53 TB/s; only the bandwidth share of attention of many rows is fitted to an H100.
 """
 
 from collections.abc import Mapping
@@ -21,43 +21,43 @@ from llmcli.kernels.stage_digits import image_bytes, tokens_of
 from llmcli.kernels.wide_plan import num_spans, plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
-# A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
+# A decoding product apart from its bytes: the clocks from the end of the previous kernel to its own end, and those that
 # each row after the first adds.
 GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6360, 220
-# Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
-# kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; of int8 a quarter more by now, which
-# brought nothing). Keys are the bits of a weight.
+# Overlapping launches hide part of those clocks: each multiprocessor loads this many bytes of weights before the
+# previous kernel ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; int8 now loads a quarter more, which
+# saved nothing). Keys are the bits of a weight.
 # With these bytes one number of clocks fits all types of weights. Without them the starts of int8, int4 and float
 # weights seemed to differ by a third. An H100's slower memory hides more: its predicted steps were 3 to 5 % too long.
 PREFETCHED_BYTES = {8: 3 * 16 * 1152, 4: 2 * 16 * 1152, 16: 4 * 16 * 1024, 32: 4 * 16 * 1024}
-# The shortest start, however much is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
+# The shortest start, even if all of it is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
 LEAST_CLOCKS = 1290
 # Bytes of x that a multiprocessor (or a cluster of two together) fetches from L2 a clock; nothing overlaps this.
-# Products of several rows fetch most of it beside weights by now, and are 8 % faster alone. Whole steps are still met
-# within 6 % without that: the card then draws all the power that it may.
+# Products of several rows now fetch most of it along with weights, and are 8 % faster alone. Whole steps are still
+# predicted within 6 % without that: there the card draws its full power.
 FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
-# tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
+# tile of any length; two tiles run at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # Clocks of staging's start and end. Products of rows as digits: clocks of the start and end; clocks that a block takes
-# for a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, which gives each
-# multiprocessor so many bytes a clock. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8,
-# and to whole steps, in which they take 6 to 8 % longer than alone.
+# for a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, at a number of
+# bytes a clock for each multiprocessor. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8, and to
+# whole steps, in which they take 6 to 8 % longer than alone.
 # (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
 DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 4000, 3500, 137
 SPAN_CLOCKS, SPAN_ROW_CLOCKS = 880, 27
 SHARED_BYTES_A_CLOCK = 16.3
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
-# A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
-# bytes take longer.
+# A single row fills the card. Further rows come in waves of blocks that do not read ahead of each other, so their bytes
+# take longer.
 ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 7600, 560
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 FURTHER_ROWS_SLOWNESS = 1.58
 # Attention of many rows: clocks of the start and end, clocks of each row, and the share of the bandwidth.
 MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 16000, 110
 MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.82, 0.65
-# Clocks of sampling a token greedily, and of the start and end of any other kernel: of one that starts when everything
-# in front has ended, and of one that overlaps it.
+# Clocks of sampling a token greedily, and of the start and end of any other kernel: of one that waits for all kernels
+# before it, and of one that overlaps the previous one.
 SAMPLE_CLOCKS, KERNEL_CLOCKS, OVERLAPPING_CLOCKS = 13860, 5940, 3500
 # The share of the bandwidth that reads the logits of many rows.
 LOGITS_SHARE = 0.5
@@ -69,10 +69,10 @@ ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
 NARROW_CLOCKS, NARROW_BYTES_A_CLOCK = 6500, 29
 # Clocks of a multiprocessor for a span of a tile of int4, and those that each token of a block adds.
 NARROW_INT4_CLOCKS, NARROW_INT4_TOKEN_CLOCKS = 110, 0.9
-# Those of gemm_wide's shares stand in kernels/wide_plan.py. It asks for weights two steps ahead, which does not reach
-# all of the bandwidth.
+# The constants of gemm_wide's shares are in kernels/wide_plan.py. It asks for weights two steps ahead, which does not
+# reach the full bandwidth.
 WIDE_SHARE = 0.8
-# Prompts' attention with wgmma: that share, and clocks of its first queries, keys and values and of its last results.
+# Prompts' attention with wgmma: the same share, and clocks of its first queries, keys, values and of its last results.
 # Fitted to 512 to 8,192 tokens of Llama-3.1-8B at depths up to 30,000.
 WGMMA_ATTENTION_SHARE, WGMMA_ATTENTION_CLOCKS = 0.8, 16000
 # Work on codes that have been read: bytes read and written a clock of one multiprocessor, by the bits of a code.
@@ -123,7 +123,7 @@ class Pricing:
         return self._prefill(launch.stem, cost) + clocks / self._card.clock_hertz
 
     def least_seconds(self, operations: float) -> float:
-        """Seconds of so many operations at the rate of a large product of 16-bit floats, 0 if no rate is known."""
+        """Seconds of `operations` at the rate of a large product of 16-bit floats; 0 if no rate is known."""
         return operations / self._flops("float16") if self._rates.flops else 0.0
 
     def _gemv(self, cost: GemvCost) -> float:
@@ -207,7 +207,7 @@ class Pricing:
         return moving
 
     def _clocks(self, clocks: float) -> float:
-        """Seconds of a number of clocks that all multiprocessors share."""
+        """Seconds of a number of clocks of every multiprocessor."""
         return clocks / (self._card.num_multiprocessors * self._card.clock_hertz)
 
     def _flops(self, kind: str) -> float:

@@ -1,4 +1,4 @@
-"""How the tokens of a prompt are computed, and which prompts of a step run side by side."""
+"""How the tokens of a prompt are computed, and which prompts of a step share a pass."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -8,12 +8,12 @@ from llmcli.runners.cuda.ways import WAYS, PromptWays, Way, most_tokens_of
 from llmcli.runners.cuda.workspace import MOST_PARTS
 from llmcli.runners.step_device import SINGLE, Work
 
-# Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
+# Method numbers: SINGLE, then one for each way of products; numbers from here on mean this plus a chunk's length.
 _FIRST_NUMBER = 1 + len(WAYS)
 
 
 def method_of(num_tokens: int, ways: PromptWays, *, is_free: bool) -> int:
-    """The method of a chunk of so many tokens. With `is_free` products have the same bits for any number of tokens."""
+    """The method of a chunk of `num_tokens` tokens. With `is_free` a product's bits do not depend on their number."""
     if num_tokens <= MAX_SPAN:
         return SINGLE
     return 1 + WAYS.index(ways.of(num_tokens)) if is_free else _FIRST_NUMBER + num_tokens
@@ -27,10 +27,10 @@ def way_of_method(method: int, ways: PromptWays) -> Way:
 
 
 def prompt_passes(works: Sequence[Work], places: Iterable[int], chunk_tokens: int) -> list[list[int]]:
-    """The passes of the works at these places: those computed in one way side by side, as far as they fit.
+    """The passes of the works at these indices: those computed in the same way share a pass, as far as they fit.
 
-    A token has the same bits in each of them. A work that chooses behind every token runs alone: there
-    is no room for the logits of more.
+    A token has the same bits in any of them. A work that chooses after every token runs alone: there is no room for
+    the logits of more.
     """
 
     def method_at(place: int) -> int:

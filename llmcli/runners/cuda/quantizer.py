@@ -1,6 +1,6 @@
-"""`CardQuantizer`: blocks of rows go to a card and come back as packed codes, while others are read and written.
+"""`CardQuantizer`: sends blocks of rows to a card and gets packed codes back, while others are read and written.
 
-It takes the place of the CPU's threads in an export and gives the same bytes.
+It replaces the CPU's threads in an export and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmcli.runners.cuda.arena import on_card, pinned_bytes, send
 from llmcli.runners.cuda.regions import BYTE, FLOAT32, INT32, STORED_DTYPES, Region, held_bytes, lay_out
 
 WEIGHTS_PER_BLOCK = 1 << 22  # 8 MiB of 16-bit weights: far longer on the bus than any launch takes
-NUM_SLOTS = 3  # one is read to, one is on its way, one is written to disk
+NUM_SLOTS = 3  # one is being filled from disk, one is on the card, one is written to disk
 
 _Bytes = npt.NDArray[np.uint8]
 A = TypeVar("A")  # Region while it is planned, else an array on the card or on the host
@@ -34,7 +34,7 @@ A = TypeVar("A")  # Region while it is planned, else an array on the card or on 
 
 @dataclass(frozen=True)
 class _Results(Generic[A]):
-    """What comes back of a block of [num_rows, input_size] weights; without zero points where the scheme has none."""
+    """The results for a block of [num_rows, input_size] weights; no zero points if the scheme has none."""
 
     packed: A
     scales: A
@@ -98,7 +98,7 @@ class CardQuantizer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait until the card is done: nobody may copy any more when the memory goes."""
+        """Wait until the card is done: no copy may still run when the memory is freed."""
         self._device.synchronize()
 
     def block_rows(self, input_size: int) -> int:
@@ -106,16 +106,16 @@ class CardQuantizer:
         return max(1, WEIGHTS_PER_BLOCK // input_size)
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """Where the next block is to be read to: pinned memory, whose last block has been asked for."""
+        """Pinned memory for the next block. First take the block that it held before, by `result`."""
         slot = self._slots[self._num_buffers % NUM_SLOTS]
         self._num_buffers += 1
         stored: npt.NDArray[Any] = Region(shape, np.dtype(STORED_AS[dtype])).place(slot.source)
         return stored
 
     def submit(self, stored: npt.NDArray[Any], dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
-        """Queue the block in the latest buffer: there, the kernels, and back."""
+        """Queue the block in the latest buffer: the copy to the card, the kernels, the copy back."""
         slot = self._slots[(self._num_buffers - 1) % NUM_SLOTS]
-        # As it stands on the card, bfloat16 is kept as uint16 there too.
+        # On the card, as in files, bfloat16 is kept as uint16.
         weights = Region(stored.shape, stored.dtype).place(slot.source_on_card)
         plan = _plan_results(stored.shape, scheme)
         results: _Results[Any] = lay_out(plan, slot.results_on_card)
@@ -144,7 +144,7 @@ class _PendingBlock:
     num_weights: int
 
     def result(self) -> PackedRows | None:
-        """The block; what outlives it in the slot is copied, all but the codes."""
+        """The block. Everything but the codes is copied, as it outlives the slot."""
         with device_errors():
             self.slot.is_done.synchronize()
         found: _Results[Any] = lay_out(self.plan, self.slot.results)
@@ -170,7 +170,7 @@ def receive(device: Device, target: _Bytes, source: Any, num_bytes: int) -> None
 
 
 def _plan_results(shape: tuple[int, ...], scheme: WeightScheme) -> _Results[Region]:
-    """What comes back of a block of `shape` [num_rows, input_size]."""
+    """Plan the results for a block of `shape` [num_rows, input_size]."""
     num_rows, input_size = shape
     groups = (num_rows, scheme.num_groups(input_size))
     return _Results(

@@ -123,7 +123,7 @@ def _median_seconds(device: Device, work: Callable[[], None], warm_seconds: floa
     times: list[float] = []
     worked = 0.0
     with device_errors():
-        work()  # the first call loads what it needs, while the card has nothing to do
+        work()  # the first call loads what it needs, while the card is idle
         device.synchronize()
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         while len(times) < _REPEATS:

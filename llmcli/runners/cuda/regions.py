@@ -1,8 +1,8 @@
 """Regions: arrays that are planned before any memory is taken; and dataclasses of them, laid out in one memory.
 
-A plan is a dataclass whose fields are regions, tuples of regions, or dataclasses like it. `lay_out` returns the same
-dataclass with an array in the place of every region; all other fields stay as they are. So what was planned and what
-lies on the card have one type and one set of names: `Workspace[Region]` becomes `Workspace[Any]`.
+A plan is a dataclass whose fields are regions, tuples of regions, or other plans. `lay_out` returns the same dataclass
+with an array in place of every region; all other fields stay. So a plan and its arrays on the card have one type and
+one set of names: `Workspace[Region]` becomes `Workspace[Any]`.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 
 from llmcli.kernels.tiles import TileLayout, aligned
 
-# Types by the word config.json and users have for them; the card's arrays hold bfloat16 as uint16, int8 as codes + 128.
+# Types by their names in config.json and for users; the card's arrays hold bfloat16 as uint16, int8 as codes + 128.
 ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -28,7 +28,7 @@ FLOAT32, INT32, UINT32, BYTE = (np.dtype(kind) for kind in (np.float32, np.int32
 
 @dataclass(frozen=True)
 class Region:
-    """An array that is to be."""
+    """A planned array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -50,7 +50,7 @@ class Region:
 
 @dataclass(frozen=True)
 class TiledRegion:
-    """A matrix in tiles that is to be; placed, it is a `TiledMatrix`."""
+    """A planned matrix in tiles; placed, it is a `TiledMatrix`."""
 
     layout: TileLayout
 
@@ -72,7 +72,7 @@ def held_bytes(plan: Any) -> int:
 
 
 def lay_out(plan: Any, memory: Any) -> Any:
-    """The plan with arrays over `memory` in the place of its regions; the contents are as found.
+    """The plan with arrays over `memory` in place of its regions. Their contents are undefined.
 
     Several plans may share one memory, if they are used at different times.
     Shapes: memory uint8 [at least held_bytes], its address a multiple of ALIGNMENT; a CuPy or NumPy array
@@ -86,7 +86,7 @@ def lay_out(plan: Any, memory: Any) -> Any:
 def _lay_out(part: Any, memory: Any, begin: int) -> tuple[Any, int]:
     """A part of a plan with arrays over `memory` from `begin` on, and where they end.
 
-    No closure: one that calls itself would keep the memory until the garbage collector comes.
+    Not a closure: one that calls itself would keep the memory until the garbage collector runs.
     """
     if isinstance(part, (Region, TiledRegion)):
         end = begin + part.held_bytes
@@ -105,5 +105,5 @@ def _lay_out(part: Any, memory: Any, begin: int) -> tuple[Any, int]:
 def _parts(plan: Any) -> Sequence[Any]:
     if isinstance(plan, tuple):
         return plan
-    # As `fields` does, in half the time: a plan of a large model has thousands of parts, and is made many times.
+    # Like `fields`, in half the time: a plan of a large model has thousands of parts, and is made many times.
     return [getattr(plan, name) for name in getattr(plan, "__dataclass_fields__", ())]

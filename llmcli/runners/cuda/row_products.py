@@ -1,6 +1,6 @@
-"""Multiplies the rows of decoding lanes with a matrix. Their number, matrix and card decide which kernels do it.
+"""Multiplies the rows of decoding lanes with a matrix. Number of rows, matrix and card decide which kernels do it.
 
-All ways give a row the same bits, so they do not depend on how many rows run beside it.
+All of these kernels give a row the same bits, so its bits do not depend on how many rows run with it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from llmcli.kernels.tiles import TiledMatrix, TileLayout
 
 
 def stages_rows(card: CardFacts | Device, layout: TileLayout, num_rows: int) -> bool:
-    """Whether so many rows are staged: more than one gemv serves, weights of 16 bits or fewer, a card with wgmma."""
+    """Whether `num_rows` rows are staged: more than one gemv takes, weights of 16 bits or fewer, a card with wgmma."""
     return card.can_wgmma and num_rows > MAX_ROWS and (takes_codes(layout) or takes_halves(layout))
 
 
 def staged_bytes(card: CardFacts, products: Iterable[tuple[TileLayout, int]]) -> int:
-    """Bytes for the rows of each of these products, one at a time: a matrix, and the most rows that it multiplies."""
+    """Bytes for the rows of each of these products, one at a time; each is a matrix and its largest number of rows."""
     return max(
         (_image_bytes(layout, num_rows) for layout, num_rows in products if stages_rows(card, layout, num_rows)),
         default=0,
@@ -37,9 +37,9 @@ def staged_bytes(card: CardFacts, products: Iterable[tuple[TileLayout, int]]) ->
 
 
 class RowProducts:
-    """Computes f(x' @ W.T + bias) for a few rows up to those of all lanes.
+    """Computes f(x' @ W.T + bias) for any number of rows up to the number of lanes.
 
-    `staged` and `norm_factors` are memory for staged rows. Without it any number of rows go eight at a time.
+    `staged` and `norm_factors` are memory for staged rows. Without it rows are multiplied eight at a time.
     Shapes: staged uint8 [staged_bytes]; norm_factors float32 [most rows]
     """
 
@@ -47,11 +47,11 @@ class RowProducts:
         self.device = device
         self.staged = staged
         self.norm_factors = norm_factors
-        self.standing: tuple[int, str, bool] | None = None  # whose rows stand in `staged`, in which form
+        self.standing: tuple[int, str, bool] | None = None  # which input is in `staged`, in which format
         self._numbers = itertools.count()
 
     def inputs(self, x: Any, norm_weight: Any | None = None, eps: float = 0.0) -> RowInputs:
-        """Rows to be multiplied with one matrix or several.
+        """Rows to multiply with one or several matrices.
 
         Shapes: x float32 [num_rows, num_inputs], rows any distance apart; norm_weight float32 [num_inputs]
         """
@@ -59,7 +59,7 @@ class RowProducts:
 
 
 class RowInputs:
-    """Rows of activations, normed or not. Matrices that take them in one form share it. Made by `RowProducts`."""
+    """Rows of activations, normed or not. Matrices that take them in one format share it. Made by `RowProducts`."""
 
     def __init__(self, products: RowProducts, number: int, x: Any, norm_weight: Any | None, eps: float):
         self._products = products

@@ -1,9 +1,9 @@
 """The sampler's state on the card: every row's `Sampler`, as sample_token reads it, and the tokens it reports.
 
 Everything is allocated once. A run takes no value from the host, so it can be captured in a graph. A slot counts its
-runs from its first on, whatever rows it has had, so an earlier row's result is never taken for a later row's.
-Mirostat's mu moves on with each run. The host gets mu with the token. To go on behind an earlier token, pass that
-token's mu as `Sampler.mirostat_mu`.
+runs without a break over all its rows, so an earlier row's result is never taken for a later row's.
+Each run updates mirostat's mu. The host gets mu with the token. To continue after an earlier token, pass that token's
+mu as `Sampler.mirostat_mu`.
 """
 
 import math
@@ -29,8 +29,8 @@ from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit_bias, sequence_bias
 
 _POLLS_BETWEEN_CHECKS = 10_000
-# The host is awake when the choices behind drafts come, as the next step is queued then. Until then it dozes for this
-# share of the time that such a step took last: a server's other threads need Python's lock.
+# The host must be awake when the choices after drafts come, as it then queues the next step. Until then it dozes for
+# this share of the time that such a step took last: a server's other threads need Python's lock.
 _DOZING_SHARE = 0.75
 
 
@@ -59,8 +59,8 @@ class DeviceSampler:
             self._results, self._results_on_card = _allocate_results(device, num_rows)
         self._mailbox = mailbox
         self._has_mu = np.zeros(num_rows, np.bool_)
-        self._step_seconds = 0.0  # from queueing the latest step that was waited for awake, to its last choice
-        self._masked: set[int] = set()  # slots that use their masks, as their headers have it
+        self._step_seconds = 0.0  # from queueing the latest step waited for awake, to its last choice
+        self._masked: set[int] = set()  # slots that use their masks, according to their headers
         self._num_runs = [0] * num_rows
         self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # each slot's marks, as the card has them
 
@@ -82,9 +82,9 @@ class DeviceSampler:
         self._masked.discard(slot)
 
     def allow(self, slot: int, mask: TokenMask | None) -> None:
-        """Let a slot choose what the mask allows, from its next run on; without one any token.
+        """Let a slot choose what the mask allows, from its next run on; without a mask, any token.
 
-        The mask is copied behind all queued work, so the card has it once it needs it.
+        The copy of the mask is queued after all other work, so the card has it in time.
         """
         if mask is None:
             self.allow_any([slot])
@@ -98,13 +98,13 @@ class DeviceSampler:
             self._masked.remove(slot)
 
     def allow_all(self, masks: Mapping[int, TokenMask]) -> None:
-        """Let each slot choose what its mask allows, as `allow` does. Slots side by side have one copy."""
+        """Let each slot choose what its mask allows, as `allow` does. Adjacent slots share one copy."""
         for slot in sorted(masks.keys() - self._masked):
             self._send_use(slot, uses_mask=True)
             self._masked.add(slot)
         places = slice(self._layout.mask_start, self._layout.mask_start + mask_words(self._layout.vocab_size) * 4)
         slots = sorted(masks)
-        # Slots side by side have the same distance from their index.
+        # Adjacent slots have the same distance from their index.
         for _, run in groupby(enumerate(slots), lambda pair: pair[1] - pair[0]):
             some = [slot for _, slot in run]
             self._mailbox.send_rows(self._state[some[0] : some[-1] + 1, places], [masks[slot] for slot in some])
@@ -114,7 +114,7 @@ class DeviceSampler:
         self._mailbox.send(self._state[slot, start : start + flag.nbytes], flag)
 
     def num_runs(self, slot: int) -> int:
-        """The number of a slot's latest run that has been counted."""
+        """The number of a slot's latest counted run."""
         return self._num_runs[slot]
 
     def count_run(self, slot: int) -> int:
@@ -133,9 +133,9 @@ class DeviceSampler:
         return Choice(token_id, None, mu)
 
     def choices(self, runs: Sequence[Run]) -> list[Choice | LLMCliError]:
-        """Wait for the choices of runs; in place of one that failed comes its error, as of `choice`.
+        """Wait for the choices of runs; one that failed gives its error, as `choice` raises it.
 
-        A step has many. They are read together: one by one they would take the host longer than the rest of a step.
+        They are read together: one by one, the many of a step would take the host longer than the rest of the step.
         Raises: DeviceError if the card failed
         """
         slots, numbers, _ = np.fromiter(chain.from_iterable(runs), np.int64, 3 * len(runs)).reshape(-1, 3).T
@@ -191,7 +191,7 @@ class DeviceSampler:
         return word
 
     def _wait_for(self, slot: int, run: int, dozes_until: float = math.inf) -> None:
-        """Poll for a run's result. A doze, `time.sleep(0)`, takes 50 to 80 us: so late Linux lets a timer end."""
+        """Poll for a run's result. A doze, `time.sleep(0)`, takes 50 to 80 us: Linux ends a timer that late."""
         polls = 0
         while not self.has_result(slot, run):
             polls += 1
@@ -200,7 +200,7 @@ class DeviceSampler:
             if sys.platform == "win32" or time.perf_counter() < dozes_until:
                 time.sleep(0)
             else:
-                os.sched_yield()  # lets other threads run, and comes back at once if there are none
+                os.sched_yield()  # lets other threads run; returns at once if there are none
 
     def _check_alive(self, slot: int, run: int) -> None:
         with device_errors():
@@ -209,8 +209,8 @@ class DeviceSampler:
             raise DeviceError(f"the card ended its work without run {run} of the sampler in place {slot}")
 
 
-# For each problem: the host's step that left no token, and sampler fields with which it leaves none of a vocabulary of
-# one.
+# For each problem: the host's step that left no token, and sampler fields with which that step leaves no token of a
+# vocabulary of one.
 _BANS: dict[int, tuple[Callable[..., object], dict[str, Any]]] = {
     5: (logit_bias, {"logit_bias": {0: -np.inf}}),
     6: (sequence_bias, {"sequence_bias": (((0,), -np.inf),)}),

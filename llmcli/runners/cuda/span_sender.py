@@ -1,4 +1,4 @@
-"""`SpanSender`: tells the card of the tokens of chunks and spans."""
+"""`SpanSender`: sends the card the tokens of chunks and spans."""
 
 import functools
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ _MOST_KEPT = 256
 
 
 class SpanSender:
-    """Sends the card what it must know of spans of one method, in one copy."""
+    """Sends the card all it needs for spans of one method, in one copy."""
 
     def __init__(self, workspace: Workspace[Any], mailbox: Mailbox, prompt_ways: PromptWays):
         self._mailbox = mailbox
         self._prompt_ways = prompt_ways
         self._pages_per_row = pages_per_row = workspace.page_table.shape[1]
 
-        # Cutting them takes the host longer than all else here. The function does not hold `self` (see Forward).
+        # Cutting them takes the host longer than all else here. The function must not refer to `self` (see Forward).
         @functools.lru_cache(_MOST_KEPT)
         def views_of(num_tokens: int, num_rows: int) -> tuple[Any, ...]:
             on_card = workspace.spans[: spans_size(num_tokens, num_rows, pages_per_row)]
@@ -34,7 +34,7 @@ class SpanSender:
         self._views_of = views_of
 
     def send(self, works: Sequence[Work]) -> Lanes | Chunk:
-        """Send what is needed of these works; returns what runs them."""
+        """Send what these works need; returns the lanes or the chunk to run."""
         parts = tuple(Part(work.num_tokens, work.position) for work in works)
         count, method = sum(part.num_tokens for part in parts), works[0].method
         told = np.zeros(spans_size(count, len(works), self._pages_per_row), np.int32)

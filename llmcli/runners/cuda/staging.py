@@ -73,7 +73,7 @@ def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear)
     scale = f".{stored.scale_of(linear.module)}" if is_fp8 else SCALE
     scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + scale]].itemsize
     codes = Part(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes(projection.layout.weight_type, num_inputs))
-    # Of 8-bit floats those of each row, or of each half tile.
+    # 8-bit floats have scales for each row, or for each half tile.
     scales = Part(scale, num_groups * scale_itemsize, rows_per_row=projection.layout.scale_rows)
     if isinstance(scheme, Fp8Scheme) or scheme.is_symmetric:
         return codes, scales
@@ -115,7 +115,7 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
 
 
 def _rows_of_piece(part: Part) -> int:
-    """Rows of a weight in a piece: as many whole tiles as fit a slot, one at least."""
+    """Rows of a weight in a piece: as many whole tiles as a slot holds, at least one."""
     return max(SLOT_BYTES * part.rows_per_row // part.pitch // TILE_ROWS, 1) * TILE_ROWS
 
 

@@ -9,7 +9,7 @@ from llmcli.sampling.candidates import TokenMask, mask_words
 
 
 class StepMasks:
-    """The masks of a work's choices; None for a work without. They are made once asked for: the card works meanwhile.
+    """The masks of a work's choices, made on first use, as the card works meanwhile; None for a work without masks.
 
     Attributes: error: what they raised; then no choice is allowed anything
     """
@@ -21,7 +21,7 @@ class StepMasks:
         self._num_words = mask_words(vocab_size)
 
     def mask(self, choice: int) -> TokenMask | None:
-        """The mask of a choice; None if it may be any token."""
+        """The mask of a choice; None if any token is allowed."""
         if self._make is None or self.error is not None:
             return None if self._make is None else np.zeros(self._num_words, np.uint32)
         try:

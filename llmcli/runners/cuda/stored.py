@@ -1,4 +1,4 @@
-"""`StoredModel`: what a model's memory depends on, whether its files exist or not, and the types it is held in."""
+"""`StoredModel`: what a model's memory depends on, with or without its files, and the types it is held in."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
 
 
-CODES = "int8"  # the KV cache's type that is no float type
+CODES = "int8"  # the KV cache's only type that is not a float type
 
 
 @dataclass(frozen=True)
 class MatrixFormat:
     """How the weights of a matrix are held: in a float type, or in `scheme` with scales of `scale_type`.
 
-    `order` are the bytes of int32 [num_inputs]: the input that each column belongs to; None if they are in order.
+    `order` are the bytes of int32 [num_inputs]: the input of each column; None if they are in order.
     """
 
     weight_type: str
@@ -43,11 +43,11 @@ class MatrixFormat:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model's shape and the types of its tensors; `dtype` is what was asked for, `auto` keeps float types as stored.
+    """A model's shape and the types of its tensors. `dtype` is the requested type; `auto` keeps float types as stored.
 
-    `kv_cache` is what was asked for: `auto` or `int8`. `orders` has the `MatrixFormat.order` of modules by name.
-    `head` names the output head's weight, `packed` has the quantized layers by module name, `dtypes` the type of each
-    float tensor by name. A tensor that `dtypes` lacks does not exist: so it says which layers have a bias or a norm.
+    `kv_cache` is the requested type: `auto` or `int8`. `orders` has the `MatrixFormat.order` of modules by name. `head`
+    names the output head's weight, `packed` has the quantized layers by module name, `dtypes` the type of each float
+    tensor by name. A tensor not in `dtypes` does not exist: this shows which layers have a bias or a norm.
     """
 
     config: LlamaConfig
@@ -60,14 +60,14 @@ class StoredModel:
 
     @classmethod
     def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
-        """A model whose files are there. Raises: as `of_translation`"""
+        """A model whose files exist. Raises: as `of_translation`"""
         return cls.of_translation(Translation(model), dtype, kv_cache)
 
     @classmethod
     def of_translation(cls, translation: Translation, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
         """A model whose tensors are read in our form.
 
-        Raises: CheckpointError for an order of inputs that cannot be read, or contradicts something
+        Raises: CheckpointError for an order of inputs that cannot be read, or contradicts other tensors
         """
         model, orders = translation.model, translation.original.input_orders
         infos = model.tensors.tensors
@@ -112,9 +112,9 @@ class StoredModel:
 
     @property
     def cache_type(self) -> str:
-        """The type of the KV cache: of 16 bits float16, whose 11 bits of precision keep logits nearer than 8 would.
+        """The type of the KV cache: of 16 bits float16, whose 11 bits of precision keep logits closer than 8 would.
 
-        Its range is no loss: keys and values stay far below 65504, where they would be cut off.
+        Its range is wide enough: keys and values stay far below 65504, where they would be cut off.
         """
         if self.kv_cache != "auto":
             return self.kv_cache
@@ -132,12 +132,12 @@ class StoredModel:
             return MatrixFormat("fp8", scheme, self._fp8_scale_type(scheme, module))
         if scheme is not None:
             order = self.orders.get(module)
-            # Scales keep their type: what they were rounded to is part of the quantization.
+            # Scales keep their type: their rounding is part of the quantization.
             return MatrixFormat(f"int{scheme.num_bits}", scheme, self.dtypes[f"{module}.weight_scale"], order)
         return MatrixFormat(self._held_type(f"{module}.weight"))
 
     def _fp8_scale_type(self, scheme: Fp8Scheme, module: str) -> str:
-        """Blocks of whole half tiles share their scales, where these are not smaller than one for each row anyway."""
+        """The type of the scales: BLOCK_SCALE if they are float32 and blocks have whole half tiles, else as stored."""
         stored = self.dtypes[f"{module}.{self.scale_of(module)}"]
         is_shared = scheme.block_inputs is not None and (scheme.block_rows or HALF_ROWS) % HALF_ROWS == 0
         return BLOCK_SCALE if is_shared and stored == "float32" else stored

@@ -1,4 +1,4 @@
-"""Moves pieces of tensors to the card: threads read them into pinned memory while earlier ones are on their way."""
+"""Moves pieces of tensors to the card: threads read them into pinned memory while earlier ones are being copied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmcli.timeline import Timeline
 class Piece:
     """Some bytes for the card.
 
-    `read` fills host memory, uint8 [num_bytes], in any thread; `take` queues what the bytes are for, once they are on
+    `read` fills host memory, uint8 [num_bytes], in any thread; `take` queues the work on the bytes, once they are on
     the card as uint8 [num_bytes]. `file_bytes` of the files are done with that.
     """
 
@@ -45,10 +45,10 @@ class Slot:
         self._is_free = cupy.cuda.Event(disable_timing=True)
 
     def read(self, piece: Piece) -> float:
-        """Fill the host's half, when the card is done with what was in it; returns when that was, by the timeline."""
+        """Fill the host's half when the card is done with its last content; returns when that was, by the timeline."""
         if self._pinned is None:
             began = self._timeline.now()
-            # By the readers, since pinning takes the system long, and each has its own to get.
+            # In the readers' threads: pinning takes the system long, and each needs its own.
             with self._timeline.beside("pinned memory"):
                 self._pinned = pinned_bytes(self._on_card.size)
         else:
@@ -59,7 +59,7 @@ class Slot:
         return began
 
     def hand_over(self, piece: Piece) -> None:
-        """Queue the copy and what the piece is for."""
+        """Queue the copy and the piece's work."""
         assert self._pinned is not None
         on_card = self._on_card[: piece.num_bytes]
         send(self._device, on_card, self._pinned[: piece.num_bytes])
@@ -73,11 +73,10 @@ class Slot:
 
 
 class Upload:
-    """Pieces on their way to the card, one thread to read for each slot; a `with` block bounds what they do.
+    """Pieces on their way to the card, one reading thread a slot; a `with` block bounds their work.
 
-    The threads fill the slots at once. What the pieces are for is queued by `run`, in their order, so that all of it
-    can be made ready meanwhile. Memory is that of the slots, however many pieces there are. `open_reader` opens what a
-    slot reads from.
+    The threads fill the slots at once. `run` queues the pieces' work in their order, so that this work can be prepared
+    meanwhile. Memory is that of the slots, however many pieces there are. `open_reader` opens what a slot reads from.
     Shapes: on_card uint8 arrays, each of at least the largest piece
     """
 
@@ -104,16 +103,16 @@ class Upload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Nobody may read or copy any more when the memory goes.
+        # No read or copy may still run when the memory is freed.
         self._pool.shutdown(cancel_futures=True)
         self._device.synchronize()
         for slot in self._slots:
             slot.close()
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
-        """Move all pieces, in order, and wait for the last; `on_bytes` is told how many of the files' bytes are done.
+        """Move all pieces, in order, and wait for the last; `on_bytes` gets how many of the files' bytes are done.
 
-        The timeline gets what was waited for: a read, or the card that still works on what the next read overwrites.
+        The timeline gets each wait: for a read, or for the card, while it uses memory that the next read overwrites.
         Raises: CheckpointError for read errors, and as the pieces' `read`; DeviceError
         """
         done = 0

@@ -5,21 +5,21 @@ from typing import Literal, get_args
 
 # Staged: as the rows of decoding are. Packed: from the codes, if the matrix has any. In parts: by gemm_narrow, or many
 # together by gemm_wide, products cut into parts of the inputs, so that few tokens fill the card. Widened: by gemm_wide
-# in one part, or by the matrix library, after the weights have been widened for it. Each rounds, or adds up, in its own
-# way.
+# in one part, or by the matrix library, for which the weights are widened first. Each way has its own rounding or order
+# of sums.
 Way = Literal["staged", "packed", "in parts", "widened"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-# The most tokens of a prompt that is not widened. A lone prompt of up to some 200 tokens would take less time in parts.
-# Many side by side would take longer, as "widened" multiplies as many together as fit a chunk.
+# The most tokens of a prompt that is not widened. Alone, a prompt of up to some 200 tokens would be faster in parts.
+# Many together would be slower, as "widened" multiplies all that fit a chunk together.
 MAX_SHORT_TOKENS = 64
-# The most tokens of short prompts side by side.
+# The most tokens of short prompts in one pass.
 MAX_TOGETHER = 256
 
 
 @dataclass(frozen=True)
 class PromptWays:
-    """The ways of a model's short prompts on a card: whether they may be staged, and whether they may be in parts."""
+    """How a model's short prompts may be multiplied on a card: whether staged, and whether in parts."""
 
     can_stage: bool
     can_cut: bool
@@ -34,6 +34,6 @@ class PromptWays:
 
 
 def most_tokens_of(way: Way, chunk_tokens: int) -> int:
-    """The most tokens that are multiplied together in this way, where chunks have `chunk_tokens`."""
+    """The most tokens that are multiplied together in this way, with chunks of `chunk_tokens`."""
     most = {"staged": MAX_TOGETHER, "packed": MAX_SHORT_TOKENS, "in parts": MAX_TOGETHER, "widened": chunk_tokens}
     return min(most[way], chunk_tokens)

@@ -1,7 +1,7 @@
 """How every weight lies on the card: its matrix, its tiles, its type and its bias.
 
-Linear layers that take the same input form one matrix. Each has tiles of its own; gate and up share tiles, and take a
-half of each. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
+Linear layers that take the same input form one matrix. Each has tiles of its own; gate and up share tiles, each with
+one half of every tile. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ class Projection(Generic[A]):
     A layer begins at a tile, or has one half of every tile. So the layout's rows include the padding of all layers but
     the last; outputs and biases are padded alike. Several matrices may write into the same outputs: `begin` is this
     matrix's first column there. Where groups are not of neighbouring inputs, columns were sorted: column i belongs to
-    input order[i], and the norm in front of the matrix has its weights in that order.
+    input order[i], and `ordered_norm` has the weights of the norm before the matrix in that order.
     Shapes: bias float32 [16 * num_tiles], or None; order int32 [num_inputs], or None; ordered_norm float32
             [num_inputs], or None without an order or a norm
     """
@@ -138,7 +138,7 @@ class Weights(Generic[A]):
 
     @property
     def ordered_norms(self) -> Iterator[tuple[Projection[A], A]]:
-        """Every matrix with an `ordered_norm`, and the norm in front of it."""
+        """Every matrix with an `ordered_norm`, and the norm before it."""
         fronts = [(self.head, self.norm)]
         for layer in self.layers:
             fronts += [(part, layer.input_layernorm) for part in layer.qkv]
@@ -159,7 +159,7 @@ class Weights(Generic[A]):
 
 
 def is_wide(card: CardFacts | Device, projections: Iterable[Projection[Any]]) -> bool:
-    """Whether gemm_wide is for this card and for all of these matrices."""
+    """Whether gemm_wide takes all of these matrices on this card."""
     return card.can_wgmma and all(
         takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16 for part in projections
     )
@@ -243,7 +243,7 @@ def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
 def _single(
     stored: StoredModel, module: str, num_rows: int, num_inputs: int, begin: int = 0, *, is_normed: bool = False
 ) -> Projection[Space]:
-    """One linear layer as a matrix of its own."""
+    """One linear layer as its own matrix."""
     linears = [Linear(module, num_rows, 0)]
     form = stored.format_of(module)
     return _projection(stored, module, linears, num_rows, num_inputs, form, begin, is_normed=is_normed)

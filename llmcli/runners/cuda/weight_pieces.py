@@ -1,7 +1,7 @@
-"""Cuts every tensor of a model into pieces for the upload, puts them into their places on the card, and checks them.
+"""Cuts every tensor of a model into pieces for the upload, puts them into their tiles on the card, and checks them.
 
-A weight's way: parts_of names its tensors, and row_ranges cuts them. A piece reads its range in one of the upload's
-threads, and then puts it into the tiles that weight_layout planned.
+A weight's way: parts_of names its tensors, and row_ranges cuts them. One of the upload's threads reads a piece's range;
+then the piece is put into the tiles that weight_layout planned.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights
 
 
 class WeightPieces:
-    """The pieces of one model. After the upload call `check_values` with the flags, which tell of bad values.
+    """The pieces of one model. After the upload call `check_values` with the flags, which mark bad values.
 
     `weights` and `staging` lie on the card; the flags must be zeros at first.
     """
@@ -82,7 +82,7 @@ class WeightPieces:
             yield from pieces
 
     def _small_piece(self) -> Piece:
-        """One piece of all norms and biases. Each alone would take the host as long as a large piece.
+        """One piece of all norms and biases: sent one by one, each costs the host as much as a large piece.
 
         Reading it also checks the stored shapes.
         """
@@ -148,7 +148,7 @@ class WeightPieces:
             file_bytes = 0
 
     def _put_weights(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
-        source_type = self._stored.dtypes.get(info.name, projection.layout.weight_type)  # codes are no float tensor
+        source_type = self._stored.dtypes.get(info.name, projection.layout.weight_type)  # codes have no float type
         flags, matrix = self._flags_of(info), projection.matrix
         repack(self._device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
 
@@ -237,5 +237,5 @@ class WeightPieces:
 
 
 def _segment(linear: Linear, begin: int, end: int) -> Segment:
-    """The place of a layer's rows begin ... end - 1; `begin` is the start of a tile."""
+    """The half tiles of a layer's rows begin ... end - 1; `begin` is the start of a tile."""
     return Segment(end - begin, linear.first_half + begin // HALF_ROWS * linear.half_step, linear.half_step)

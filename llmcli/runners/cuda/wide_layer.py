@@ -1,4 +1,4 @@
-"""A layer of many tokens in products that widen weights themselves, on Hopper: nothing widened stands in memory."""
+"""A layer of many tokens in products that widen weights themselves, on Hopper: no widened weights are stored."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,14 +12,14 @@ from llmcli.runners.base import MOST_EXACT_ROWS
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
-# Up to so many rows gemm_codes multiplies int4 as fast as gemm_narrow does (docs/log/2026-11-27-wide.md).
+# Up to this many rows gemm_codes multiplies int4 as fast as gemm_narrow does (docs/log/2026-11-27-wide.md).
 _MOST_EXACT_ROWS_OF_INT4 = 16
 
 
 def most_exact_lanes(projections: Iterable[Projection[Any]]) -> int:
-    """Return how many lanes keep the bits of rows alone where speed comes first.
+    """Return the largest number of lanes that keep the bits of single rows where speed comes first.
 
-    The products of prompts are not faster for so few.
+    With so few lanes the products of prompts are not faster.
     """
     is_fast = any(one.layout.weight_type == "int4" and takes_codes(one.layout) for one in projections)
     return _MOST_EXACT_ROWS_OF_INT4 if is_fast else MOST_EXACT_ROWS
@@ -34,11 +34,11 @@ def run_wide_qkv(
     parts_for: int | None = None,
     left: Any | None = None,
 ) -> Any | None:
-    """Run what lies in front of attention: make `qkv`, and return what is left to be added to it, if anything.
+    """Compute `qkv`; return the partial sums still to be added to it, or None.
 
     Inputs of products are rounded to fp16, with one scale a row.
-    With `parts_for` products are cut into parts of the inputs, as `parts_of` has them for so many tokens. The next
-    rounding adds the parts up; `left` is what the layer before has left.
+    With `parts_for` products are cut into parts of the inputs, the parts that `parts_of` gives for that many tokens.
+    The next rounding adds them up; `left` are the partial sums of the layer before.
     Shapes: left float32 [parts, num_tokens, hidden_size]; result float32 [parts, num_tokens, width of qkv]
     """
     norm = {"norm_weight": layer.input_layernorm, "eps": eps}
@@ -59,9 +59,9 @@ def run_wide_rest(
     is_staged: bool,
     parts_for: int | None = None,
 ) -> None:
-    """Run what lies behind attention, which has made `mixed`, or with `is_staged` its image, whose scales are 1.
+    """Run the part of the layer after attention. Its input is `mixed`, or with `is_staged` its image with scales of 1.
 
-    `parts_for`: see `run_wide_qkv`; what this layer leaves to the next is `left_by`.
+    `parts_for`: see `run_wide_qkv`. `left_by` returns the partial sums that this layer leaves to the next.
     """
     hidden, row_scales = activations.hidden, activations.row_scale
     if not is_staged:
@@ -88,7 +88,7 @@ def run_wide_rest(
 
 
 def left_by(device: Device, layer: LayerWeights[Any], activations: Activations, parts_for: int | None) -> Any | None:
-    """What `run_wide_rest` of this layer leaves to be added to `hidden`, if anything.
+    """The partial sums of `run_wide_rest` of this layer still to be added to `hidden`, or None.
 
     Shapes: result float32 [parts, num_tokens, hidden_size]
     """

@@ -23,10 +23,10 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
-# Where speed comes first, more than MAX_SHORT_TOKENS lanes are multiplied in as many parts as so many lanes.
+# Where speed comes first, more than MAX_SHORT_TOKENS lanes are multiplied in the parts of this many lanes.
 MOST_LANES_IN_PARTS = 256
 MOST_PARTS = 16  # rows whose prompts run in one chunk
-# Tokens of a chunk that its last layer may run alone: the last one of each row, in one form of gemm_narrow.
+# Tokens of a chunk for which the last layer may run alone: the last one of each row, in one form of gemm_narrow.
 MOST_ALONE = MOST_PARTS
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
@@ -70,7 +70,7 @@ class Workspace(Generic[A]):
       score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
-    - For products in parts: others float32, flat, all parts but the first; None where there are none
+    - For products in parts: others float32, flat, all parts but the first; None if no product is in parts
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
@@ -115,20 +115,20 @@ class Workspace(Generic[A]):
     page_table: A
 
     def of_spans(self, num_tokens: int, num_rows: int) -> tuple[Any, Any, Any, Any]:
-        """`cut_spans` of the card's array."""
+        """Cut the card's array with `cut_spans`."""
         table: Any = self.page_table
         return cut_spans(self.spans, num_tokens, num_rows, table.shape[1])
 
 
 def spans_size(num_tokens: int, num_rows: int, pages_per_row: int) -> int:
-    """Numbers that tell of so many tokens of chunks or spans, and of the pages of their rows."""
+    """Size of the array that `cut_spans` cuts for `num_tokens` tokens of `num_rows` rows, in numbers."""
     return 3 * _aligned_count(num_tokens) + num_rows * pages_per_row
 
 
 def cut_spans(spans: Any, num_tokens: int, num_rows: int, pages_per_row: int) -> tuple[Any, Any, Any, Any]:
     """Cut the ids, rows and positions of tokens, and the pages of their rows, from an array that holds all of them.
 
-    They lie side by side, so that the host sends them in one copy.
+    They are adjacent, so that the host sends them in one copy.
     Shapes: spans int32 [at least spans_size]; result int32 [num_tokens] three times, [num_rows, pages_per_row]
     """
     count = _aligned_count(num_tokens)
@@ -138,7 +138,7 @@ def cut_spans(spans: Any, num_tokens: int, num_rows: int, pages_per_row: int) ->
 
 
 def _aligned_count(count: int) -> int:
-    """As many numbers of 4 bytes, or up to three more: whole vectors of 16 bytes."""
+    """Round up a number of 4-byte numbers to whole vectors of 16 bytes."""
     return -(-count // 4) * 4
 
 
@@ -218,7 +218,7 @@ def tiles_at_a_time(layout: TileLayout, itemsize: int, room_bytes: int) -> int:
 
 
 def _plan_staged(weights: Weights[Space], rows: int, card: CardFacts) -> tuple[Region, Region] | tuple[None, None]:
-    """Plan up to `rows` staged rows and their norm factors. Scoring uses them where others do, since they are there."""
+    """Plan up to `rows` staged rows and their norm factors. Scoring uses them too where they exist."""
     if rows <= MAX_SPAN:
         return None, None
     scored = max(rows, LOGIT_ROWS)
@@ -228,7 +228,7 @@ def _plan_staged(weights: Weights[Space], rows: int, card: CardFacts) -> tuple[R
 
 
 def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | None:
-    """Plan the inputs of products in another order: of rows and scored rows as float32, of a chunk as it is taken."""
+    """Plan the inputs of products in another order: of rows and scored rows as float32, of a chunk in its own type."""
     ordered = [matrix for matrix in weights.projections if matrix.order is not None]
     rows = max(rows, LOGIT_ROWS if weights.head.order is not None else 0)
     of_token = ((max(4 * rows, matrix.activation_dtype.itemsize * chunk), matrix) for matrix in ordered)
@@ -237,16 +237,16 @@ def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | N
 
 
 def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
-    """Bytes of the largest image of a chunk, of which there may be one in `inputs` and one in `outputs`."""
+    """Bytes of the largest image of a chunk; `inputs` and `outputs` may hold one each."""
     layers = (layer for layer in weights.layers if is_wide(card, layer.projections))
     sizes = {matrix.layout.num_inputs for layer in layers for matrix in layer.projections}
     return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
 
 
 def _plan_others(weights: Weights[Space], counts: dict[int, int], card: CardFacts) -> Region | None:
-    """Plan the parts of the largest product in parts, but its first one.
+    """Plan the parts after the first of the largest product in parts.
 
-    `counts`: by the number of tokens for which parts are made, how many tokens run side by side at most
+    `counts`: by the number of tokens for which parts are made, how many tokens run together at most
     """
     matrices = [matrix for layer in weights.layers for matrix in (*layer.qkv, layer.o, layer.down)]
     sizes = (

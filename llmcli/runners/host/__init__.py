@@ -1,1 +1,1 @@
-"""What the runners of the CPU share: the device over a model, what it takes of the memory, how fast it will be."""
+"""What the runners of the CPU share: the device over a model, its memory, its predicted speed."""

@@ -1,6 +1,6 @@
-"""`HostDevice`: a model on the CPU, span by span. It computes a step while `run` is called.
+"""`HostDevice`: a model on the CPU, span by span. It computes a step inside `run`.
 
-What computes the model, torch or numpy, is behind `HostModel`.
+A `HostModel` computes the model, with torch or numpy.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.params import Sampler
 
-# A matrix product may round otherwise for another number of tokens, so the chunks of a prompt end at fixed places: at
-# multiples of 16 up to 64, of 64 up to 256, then of 256. Short beginnings can be shared, and long prompts make few
+# A matrix product may round differently for another number of tokens, so the chunks of a prompt end at fixed positions:
+# at multiples of 16 up to 64, of 64 up to 256, then of 256. Short beginnings can be shared, and long prompts make few
 # passes over the weights. Where each chunk widens the weights anew, which takes as long as some 90 tokens, there are
 # fewer: at multiples of 128 up to 256, then of 256.
 PREFILL_CHUNK = 256
-# There a span may have several chunks, of so many tokens: each is multiplied by itself, all by weights widened once.
+# There a span may have several chunks of up to this many tokens: weights are widened once, each chunk multiplied alone.
 WIDENED_SPAN = 512
 _CHUNKS = ((64, 16), (256, 64))
 _WIDENED_CHUNKS = ((256, 128),)
@@ -45,7 +45,7 @@ class HostModel(Protocol):
     def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
         """Run the tokens of one row from `position` on, and write their keys and values into its pages.
 
-        Each part has the bits of a call of its own, of which each finds what those before it have written.
+        Each part has the bits of a call of its own, and sees what earlier parts have written.
         Shapes: result [num_tokens, hidden_size], the last hidden states of all parts
         """
 
@@ -58,7 +58,7 @@ class HostModel(Protocol):
     ) -> HiddenStates:
         """Do what `forward` does; return the embeddings of all parts and the output of every layer.
 
-        With `inputs`, every layer is given what the layer before has there; see `Runner.hidden_states`.
+        With `inputs`, each layer gets their entry for the layer before; see `Runner.hidden_states`.
         """
 
     def logits(self, hidden: Hidden) -> AllLogits:
@@ -72,9 +72,9 @@ class HostModel(Protocol):
 class _Slot:
     """What a row that chooses has on the device.
 
-    Everything has its place in the row, so that a step can be run again if its row was rolled back or never told of it:
-    `token_ids` may hold more than the row, and the token that was chosen behind n tokens is token_ids[n]; `mus` are
-    mirostat's states and the numbers of tokens that they stand behind.
+    Everything is indexed by position, so a step can be run again if its row was rolled back or never learned of it.
+    `token_ids` may hold more tokens than the row; the token chosen after n tokens is token_ids[n]. `mus` are
+    mirostat's states, each with the number of tokens before it.
     """
 
     sampler: Sampler
@@ -82,7 +82,7 @@ class _Slot:
     mus: tuple[tuple[int, float | None], ...] = ()
 
     def sampler_at(self, position: int) -> Sampler:
-        """The sampler as the choices up to there have left it."""
+        """The sampler as the choices up to `position` have left it."""
         known = [mu for place, mu in self.mus if place <= position]
         return replace(self.sampler, mirostat_mu=known[-1]) if known else self.sampler
 
@@ -100,7 +100,7 @@ class HostDevice:
         arithmetic: Arithmetic,
         widens_prompts: bool = False,
     ):
-        """`widens_prompts` says that each chunk of a prompt widens the weights anew."""
+        """With `widens_prompts` each chunk of a prompt widens the weights anew."""
         self.config = model.config
         self.description = description
         self.cache_type = cache_type
@@ -138,7 +138,7 @@ class HostDevice:
         this.mus, this.sampler = (), sampler
 
     def run(self, works: Sequence[Work]) -> HostStep:
-        """Run and choose; what an interrupt leaves behind nobody counts, and the same step brings it again."""
+        """Run and choose. A step that an interrupt ends is not recorded; it can be run again."""
         results, prompt_seconds = [], 0.0
         for work in works:
             begin = time.perf_counter()
@@ -191,7 +191,7 @@ class HostDevice:
         return _Result(work, token_ids, parts, hidden, tuple(choices))
 
     def _verify(self, work: Work, slot: _Slot, history: list[int], hidden: Hidden) -> Chosen:
-        """Choose behind each token whose predecessors were chosen, too; see `Span.drafts`."""
+        """Choose after each draft whose predecessors were chosen; see `Span.drafts`."""
         choices: list[Choice] = []
         sampler = slot.sampler_at(work.position)
         try:
@@ -235,7 +235,7 @@ class HostDevice:
             return self._model.forward([token_ids[part] for part in parts], work.position, work.pages)
 
     def _parts(self, work: Work, num_tokens: int) -> list[slice]:
-        """What of a span's tokens is computed by itself: single tokens, or chunks of a prompt."""
+        """The parts of a span that are computed alone: single tokens, or chunks of a prompt."""
         if work.method == SINGLE:
             return [slice(first, first + 1) for first in range(num_tokens)]
         sizes = chunks(work.position, work.position + num_tokens, self._widens_prompts)
@@ -244,10 +244,10 @@ class HostDevice:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a span has left.
+    """The result of a span.
 
-    `token_ids` are those that the row keeps. `hidden` is None if nothing was run, else that of all tokens that ran;
-    `parts` of it were computed by themselves.
+    `token_ids` are those that the row keeps. `hidden` is None if nothing ran, else that of all tokens that ran; its
+    `parts` were computed alone.
     """
 
     work: Work
@@ -258,7 +258,7 @@ class _Result:
 
 
 class HostStep:
-    """A step that is over."""
+    """A step that has been computed."""
 
     def __init__(self, model: HostModel, results: Sequence[_Result], prompt_seconds: float):
         self._model = model
@@ -270,7 +270,7 @@ class HostStep:
         return [result.chosen for result in self._results]
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
-        """The logits behind the tokens from `first` on."""
+        """The logits after the tokens from `first` on."""
         result = self._results[span]
         if result.work.logits is not None:
             return result.work.logits[None]
@@ -314,7 +314,7 @@ def chunk_size(position: int, widens_prompts: bool) -> int:
 
 
 def chunk_end(position: int, widens_prompts: bool) -> int:
-    """Where that chunk ends."""
+    """Where the chunk that a position is in ends."""
     size = chunk_size(position, widens_prompts)
     return (position // size + 1) * size
 

@@ -13,7 +13,7 @@ def build_layers(
     linear: Callable[[str], Any],
     norm: Callable[[str], Any],
 ) -> tuple[LayerT, ...]:
-    """All layers in order. `linear` and `norm` make one part from its module's name, as `model.layers.0.mlp.up_proj`.
+    """All layers in order. `linear` and `norm` build a module from its name, such as `model.layers.0.mlp.up_proj`.
 
     Whether a layer has norms of query and key follows from `weight_names`.
     """

@@ -1,4 +1,4 @@
-"""What a model needs of the host's memory, what there is, and the refusal when the first exceeds the second."""
+"""How much of the host's memory a model needs, how much is free, and the refusal if it does not fit."""
 
 import math
 from bisect import bisect_right
@@ -14,11 +14,11 @@ from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import PAGE_TOKENS, pages_of
 from llmcli.runners.host.device import PREFILL_CHUNK, WIDENED_SPAN
 
-# As float32 these are 128 MiB. A smaller model answers faster than one reads in every form, and is done before torch,
-# which takes 1.5 s or more, is imported; from here on torch's threads and packed weights win that back.
+# As float32 these are 128 MiB. A smaller model answers faster than one reads in every form, and is done before torch
+# is imported, which takes 1.5 s or more. From here on torch's threads and packed weights win that back.
 SMALL_PARAMETERS = 2**25
 
-CODES = "int8"  # the KV cache's type that is no float type
+CODES = "int8"  # the KV cache's only type that is not a float type
 ITEMSIZES = {"float32": 4, "bfloat16": 2, CODES: 1}
 
 _SCALE_BYTES = 4  # float32: 16 bits would save 1.5 % at head_dim 128 and lose the small values of some tokens
@@ -45,7 +45,7 @@ class HostMemory:
 
 
 def cache_type_of(dtype: str, kv_cache: str) -> str:
-    """The type of the KV cache of a run in `dtype`, where `kv_cache` is asked for."""
+    """The type of the KV cache that `kv_cache` asks for, in a run in `dtype`."""
     return dtype if kv_cache == "auto" else kv_cache
 
 
@@ -67,7 +67,7 @@ def plan_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv
 
 
 def fitting_context(model: Model, *, num_rows: int, dtype: str, available: int, kv_cache: str = "auto") -> int:
-    """The largest context that fits, up to what the model was made for; 0 if none does."""
+    """The largest context that fits, up to the model's maximum; 0 if none does."""
 
     def needed(length: int) -> int:
         return plan_memory(model, max_seq_len=length, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache).total_bytes
@@ -89,7 +89,7 @@ def check_memory(
     """The memory that `plan_memory` gives. `num_threads` are those that will compute.
 
     With `has_other_types` the refusal names a type of the weights or the KV cache that would make the model fit.
-    Raises: InsufficientMemoryError if it is not there, with the figures and the change that would make it fit
+    Raises: InsufficientMemoryError if there is too little, with the figures and the change that would make it fit
     """
     available = available_memory(num_threads)
 
@@ -124,11 +124,11 @@ def _held_bytes(info: TensorInfo, itemsize: int) -> int:
 
 
 def _workspace_bytes(model: Model, max_seq_len: int, cache_type: str) -> int:
-    """Memory beside weights and cache: the activations of a prompt's span, the mask of a chunk, logits."""
+    """Memory besides weights and cache: the activations of a prompt's span, the mask of a chunk, logits."""
     config = model.config
     widest = 4 * config.hidden_size + 3 * config.intermediate_size + 4 * config.q_size
     activations = WIDENED_SPAN * widest * 4 + 2 * config.vocab_size * 4
-    # A chunk's attention mask, as bool and as float; and keys and values of the layer at work, if widened from codes.
+    # A chunk's attention mask, as bool and as float; and the current layer's keys and values, if widened from codes.
     mask = PREFILL_CHUNK * (config.num_attention_heads // config.num_key_value_heads) * (1 + 4)
     widened = 2 * config.kv_size * 4 if cache_type == CODES else 0
     return activations + max_seq_len * (mask + widened)

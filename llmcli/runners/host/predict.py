@@ -1,6 +1,6 @@
-"""How long a model takes on the host, from its bytes and rates measured in the same process.
+"""Predicts how long a model takes on the host, from its bytes and from rates measured in the same process.
 
-Reading bounds a decoded token from below; forms of product that are bound by arithmetic are timed one by one.
+A decoded token takes at least the time of reading; products that are bound by arithmetic are timed one by one.
 """
 
 import time
@@ -16,12 +16,12 @@ from llmcli.runners.host.memory import ITEMSIZES, cache_bytes, cache_type_of, pl
 
 # Beyond the cache of most processors, and touched in well under a second.
 READ_BYTES = 256 * 2**20
-# A matrix whose product stands for all of its form, of about so many inputs.
+# A matrix of about this many inputs; its product represents all products of its form.
 _PROBE_ROWS, _PROBE_INPUTS = 2048, 2048
 # Runs of each, as many as the time allows.
 _LEAST_RUNS, _MOST_RUNS, _SECONDS_A_RATE = 2, 8, 0.2
 
-# What a layer costs beside its products: some thirty calls of operators. Two cores of an AVX-512 server.
+# What a layer costs besides its products: some thirty calls of operators. Two cores of an AVX-512 server.
 LAYER_SECONDS = 2.5e-4
 
 
@@ -29,21 +29,21 @@ Form = WeightScheme | None  # of the weights of a product: quantized, or plain
 
 
 class HostProbes(Protocol):
-    """What a runner of the CPU lets be timed, and the number of threads that it takes."""
+    """What a runner of the CPU can time, and its number of threads."""
 
     @property
     def num_threads(self) -> int:
         """Threads that compute."""
 
     def read(self, num_bytes: int) -> Callable[[], object]:
-        """What reads so many bytes of memory: a sum."""
+        """A function that reads `num_bytes` bytes of memory: a sum."""
 
     def multiply(self, form: Form, shape: tuple[int, int], chunks: Sequence[int]) -> Callable[[], object]:
-        """Products of chunks of so many tokens each with a weight [output_size, input_size] of that form."""
+        """A function that multiplies chunks of these lengths with a weight [output_size, input_size] of that form."""
 
 
 class HostRates:
-    """The rates of this machine, each measured once, when it is first asked for.
+    """The rates of this machine, each measured once, on first use.
 
     Units: `read_bytes` a second
     """
@@ -54,7 +54,7 @@ class HostRates:
         self._seconds: dict[tuple[Form, tuple[int, ...]], float] = {}
 
     def seconds_per_weight(self, form: Form, *chunks: int) -> float:
-        """Time of the products of a span of chunks, of so many tokens each, for each weight of the matrix."""
+        """Time of a span's products, per weight of the matrix; `chunks` are the lengths of its chunks."""
         if (form, chunks) not in self._seconds:
             group_size = _PROBE_INPUTS if form is None or form.group_size is None else form.group_size
             shape = _PROBE_ROWS, max(_PROBE_INPUTS // group_size, 1) * group_size
@@ -109,19 +109,19 @@ class HostPredictor:
         return total
 
     def first_token_seconds(self, num_tokens: int) -> float:
-        """A prompt and the first token after it, whose choice takes no time to speak of."""
+        """A prompt and the first token after it; choosing that token takes next to no time."""
         return self.prefill_seconds(num_tokens)
 
     def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
-        """The bytes of a step, whose rows could share the weights, at the rate of reading."""
+        """A step's bytes at the rate of reading; its rows could share the weights."""
         num_bytes = self._weight_bytes + num_rows * depth * self._cache_bytes_per_token
         return num_bytes / self._rates.read_bytes
 
     def prefill_floor_seconds(self, num_tokens: int) -> None:
-        """Not known: products are timed for what they take, not for what they could."""
+        """Not known: products are timed as they run, not at their best."""
 
     def _attention_seconds(self, begin: int, count: int) -> float:
-        """The runner computes the whole rectangle of scores and masks it."""
+        """The runner computes the full rectangle of scores, then masks it."""
         config = self._model.config
         multiplied = 2 * count * (begin + count) * config.q_size * config.num_hidden_layers
         return multiplied * self._rates.seconds_per_weight(None, PREFILL_CHUNK) / PREFILL_CHUNK
@@ -134,7 +134,7 @@ class HostPredictor:
         return self._model.config.num_hidden_layers * LAYER_SECONDS
 
     def _count_weights(self) -> dict[Form, int]:
-        """How many weights of the layers are of each form; the head's are counted by themselves."""
+        """How many of the layers' weights have each form; the head's are counted apart."""
         sizes: dict[Form, int] = {}
         for name, layer in self._model.tensors.packed.items():
             if name == HEAD.removesuffix(WEIGHT_SUFFIX):
@@ -147,7 +147,7 @@ class HostPredictor:
 
 
 def _fastest_seconds(work: Callable[[], object]) -> float:
-    """The fastest of a few runs: what else the processor does is no property of the work."""
+    """The fastest of a few runs: the slower ones shared the processor with other work."""
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() - begin < _SECONDS_A_RATE):

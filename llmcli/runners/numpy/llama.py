@@ -77,7 +77,7 @@ def silu(x: Floats) -> Floats:
 
 
 def attend(query: Floats, keys: Floats, values: Floats, position: int, window: int | None) -> Floats:
-    """Causal attention of new tokens, of which the first is number `position` of those in `keys`.
+    """Causal attention of new tokens; `position` is the first one's index among `keys`.
 
     With a window, a token sees only that many tokens, itself included. The query heads that share a key-value head
     are stacked along the token axis, so that keys and values are neither repeated nor read twice.
@@ -147,7 +147,7 @@ class Llama:
         return states
 
     def _layer_by_layer(self, token_ids: Sequence[int], position: int, cache: RowCache) -> Iterator[Hidden]:
-        """Yield the embeddings, then the output of one layer after the other.
+        """Yield the embeddings, then the output of each layer.
 
         The next layer reads what was yielded, even if it has been overwritten meanwhile.
         Shapes: [num_tokens, hidden_size]

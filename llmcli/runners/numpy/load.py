@@ -1,4 +1,4 @@
-"""Loads a model folder as float32: memory is checked first, then weights are read, widened and put in their places."""
+"""Loads a model folder as float32: checks memory, then reads and widens the weights and arranges them."""
 
 from collections.abc import Callable
 
@@ -22,14 +22,14 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.timeline import Timeline
 
 DTYPE = "float32"
-# Asked for by no flag: --dtype float32 asks for torch.
+# No flag asks for it: --dtype float32 asks for torch.
 ARITHMETIC = Arithmetic("auto", "auto", None, ("numpy",))
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
 def describe_on_numpy(model: Model) -> str:
-    """How this run is told to the user."""
+    """Describe this run to the user."""
     return f"CPU, {describe(model, DTYPE)}, numpy"
 
 
@@ -46,7 +46,7 @@ def load(
     `timeline` gets the time that the weights take.
 
     Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
-            the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
+            the system gives less than it reported; CheckpointError for NaN, infinity and read errors.
     """
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
         plan = check_memory(
@@ -66,7 +66,7 @@ def load(
 
 
 def _read_weights(model: Model, on_progress: OnProgress) -> dict[str, Floats]:
-    """Every weight, norm and bias by its name; a quantized weight has the name of the plain one."""
+    """Read every weight, norm and bias, by name; a quantized weight has the name of the plain one."""
     infos = model.tensors.tensors
     total = sum(info.num_bytes for info in infos.values())
     read = 0

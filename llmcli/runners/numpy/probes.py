@@ -14,7 +14,7 @@ class NumpyProbes:
     num_threads = 1
 
     def read(self, num_bytes: int) -> Callable[[], object]:
-        """A sum over so many bytes."""
+        """A sum over `num_bytes` bytes."""
         memory = np.ones(num_bytes // 4, np.float32)
         return lambda: memory @ memory
 

@@ -14,14 +14,14 @@ from llmcli.runners.host.memory import CODES
 CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, CODES: torch.int8}
 
 _LARGEST_CODE = 127
-_LARGEST_VALUE = 65504.0  # float16's: the card multiplies in it, and both round alike
+_LARGEST_VALUE = 65504.0  # of float16: the card multiplies in it, and both round in the same way
 
 
 class PagedCache:
     """Keys (already rotated) and values of all rows.
 
     As int8, a token's vector of one head is scale * codes: scale = largest magnitude / 127, codes rounded to nearest,
-    ties to even. A token takes part in attention as it is stored, also in the step that brings it.
+    ties to even. A token takes part in attention as it is stored, also in the step that adds it.
     Shapes: keys, values [num_hidden_layers, num_key_value_heads, num_pages, PAGE_TOKENS, head_dim], of int8 with scales
             float32 [num_hidden_layers, num_key_value_heads, num_pages, PAGE_TOKENS]
     """
@@ -70,7 +70,7 @@ class RowCache:
         return self._cache._keys[layer], self._cache._values[layer], self._pages
 
     def append(self, layer: int, position: int, key: Tensor, value: Tensor) -> None:
-        """Store what a layer made of new tokens. Shapes: key, value [num_tokens, num_key_value_heads, head_dim]."""
+        """Store a layer's keys and values of tokens. Shapes: key, value [num_tokens, num_key_value_heads, head_dim]."""
         cache = self._cache
         stored = ((cache._keys, cache._key_scales, key), (cache._values, cache._value_scales, value))
         for array, scales, new in stored:
@@ -91,14 +91,14 @@ class RowCache:
             array[:, pages, within] = new.to(array.dtype)
 
     def _places_of(self, position: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Page and place in it of new tokens, which all layers ask for. Shapes: each int64 [num_tokens]"""
+        """Page of each new token, and its index there; all layers use them. Shapes: each int64 [num_tokens]"""
         if (position, num_tokens) not in self._places:
             places = torch.arange(position, position + num_tokens)
             self._places[position, num_tokens] = self._pages[places // PAGE_TOKENS], places % PAGE_TOKENS
         return self._places[position, num_tokens]
 
     def seen(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens begin ... end - 1, of codes in float32.
+        """Keys and values of the tokens begin ... end - 1; codes are widened to float32.
 
         Shapes: each [num_key_value_heads, end - begin, head_dim]
         """
@@ -122,7 +122,7 @@ class RowCache:
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of head vectors; NaN makes its scale NaN, so that a broken model shows.
+    """Codes and scales of head vectors; NaN makes the scale NaN, so that a broken model shows.
 
     Shapes: x [..., head_dim]; codes int8, its shape; scales float32 [...]
     """

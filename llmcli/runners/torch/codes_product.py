@@ -43,7 +43,7 @@ class _Matrix(ctypes.Structure):
 
 
 def is_available(on_compile: OnCompile = say_nothing) -> bool:
-    """Whether products of this form can run here; compiles them if that was not done before."""
+    """Whether products of this form can run here; compiles them if needed."""
     return _open(on_compile) is not None
 
 
@@ -71,7 +71,7 @@ class CodesProduct:
         num_chunks = -(-self._input_size // chunk_inputs)
         num_bits = weight.scheme.num_bits
         row_bytes = num_chunks * chunk_inputs * num_bits // 8
-        # Two bytes of a row, then those of the next one of its tile.
+        # Two bytes of a row, then those of the next row of its tile.
         codes = _padded(weight.codes[:, :row_bytes], row_bytes)
         if num_bits == 8:
             codes = codes ^ 128  # around 0, as signed bytes; codes of 4 bits are widened around 8
@@ -108,7 +108,7 @@ class CodesProduct:
 
     @staticmethod
     def takes(weight: PackedWeight) -> bool:
-        """Whether the source knows such groups, and can run here."""
+        """Whether the source takes such groups, and can run here."""
         return _chunk_inputs(weight) > 0 and is_available()
 
 
@@ -130,13 +130,13 @@ def _open(on_compile: OnCompile = say_nothing) -> Any:
 
 
 def _chunk_inputs(weight: PackedWeight) -> int:
-    """Inputs that share a scale of activations: the longest that a group is a multiple of, 0 if there is none."""
+    """Inputs that share a scale of activations: the largest number that divides a group, 0 if there is none."""
     group_size = weight.scheme.group_size
     return next((size for size in CHUNK_SIZES if group_size is None or group_size % size == 0), 0)
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
-    """Rows filled up to whole strips, and each to `width`. Shapes: rows [n, at most width]"""
+    """Rows padded to whole strips, and each to `width`. Shapes: rows [n, at most width]"""
     return F.pad(rows, (0, width - rows.shape[1], 0, -len(rows) % STRIP_ROWS)).contiguous()
 
 

@@ -11,7 +11,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def empty_weight(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What `torch.empty` returns, in memory of its own. Where Linux lets programs ask for pages of 2 MiB, this does."""
+    """Like `torch.empty`, in memory of its own. Where Linux lets programs ask for pages of 2 MiB, this does."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype)

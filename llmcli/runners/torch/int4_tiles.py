@@ -1,7 +1,7 @@
-"""Weights in the form that torch's int4 operator wants, and products of many tokens with them, widened to bfloat16.
+"""Weights in the form of torch's int4 operator, and products of many tokens with them, widened to bfloat16.
 
-The operator computes in float32. From some ten tokens on it is faster to widen a few tiles at a time and to multiply
-in bfloat16.
+The operator computes in float32. From some ten tokens on it is faster to widen a few tiles at a time and to multiply in
+bfloat16.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-# Weights widened at a time: 1 MiB in bfloat16, 2 in float32. Half as many take longer, twice as many as long.
+# Weights widened at a time: 1 MiB in bfloat16, 2 in float32. Half as many are slower, twice as many no faster.
 BLOCK_ELEMENTS = 2**19
 
-# Where torch packs in a way that is not known here, codes are never widened, and any even number of rows will do.
+# Where torch packs in an unknown way, codes are never widened, and any even number of rows is allowed.
 _UNKNOWN_TILE_ROWS = 32
 
 _LOW_BITS = 0x0F0F0F0F0F0F0F0F
@@ -30,10 +30,10 @@ def pack(codes: Tensor) -> Tensor:
 
 @cache
 def tile_rows() -> int | None:
-    """Rows of a tile on this processor, None if torch packs otherwise here.
+    """Rows of a tile on this processor, None if torch packs differently here.
 
     A tile has a byte for each input and each row of its first half: that row's code in the low bits, and in the high
-    bits the code of the row half a tile below. Nothing documents it, so it is compared with what torch packs.
+    bits the code of the row half a tile below. No document describes this, so it is compared with what torch packs.
     """
     codes = torch.randint(0, 16, (128, 8), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     packed = pack(codes).flatten()
@@ -45,7 +45,7 @@ def tile_rows() -> int | None:
 
 
 def paired_rows(low: Tensor, high: Tensor) -> Tensor:
-    """Two rows of a matrix for each row of int8 codes, of its low bits and of its high ones: a tile's byte is the code.
+    """Two rows of a matrix for each row of int8 codes, one of low bits and one of high bits: a tile's byte is the code.
 
     Shapes: low, high [output_size, n], codes of 4 bits or scales; result [2 * output_size, n]; see `paired_sums`
     """
@@ -61,7 +61,7 @@ def paired_sums(y: Tensor) -> Tensor:
 
 
 def _rows_together(output_size: int) -> int:
-    """Rows of low bits that are followed by those of high bits: half a tile, or less where there is no whole one."""
+    """How many rows of low bits come before those of high bits: half a tile, or less without a whole one."""
     half = (tile_rows() or _UNKNOWN_TILE_ROWS) // 2
     return half if output_size % half == 0 else 16
 
@@ -73,7 +73,7 @@ def has_whole_tiles(packed: Tensor) -> bool:
 
 
 def multiply(xs: Sequence[Tensor], packed: Tensor, scales: Tensor, group_size: int, num_bits: int) -> list[Tensor]:
-    """x @ weight.T for each x, by way of widened tiles; weight = (code - 8) * scale + zero.
+    """x @ weight.T for each x, with widened tiles; weight = (code - 8) * scale + zero.
 
     A byte of a tile holds the codes of two rows. For 8 bits they are `paired_rows`, whose weights are added.
     Shapes: xs [num_tokens, input_size] bfloat16; packed as `pack` makes it; scales bfloat16
@@ -101,7 +101,7 @@ def multiply(xs: Sequence[Tensor], packed: Tensor, scales: Tensor, group_size: i
 def _side_by_side(tiles: Tensor) -> Tensor:
     """Bytes of some tiles, input by input. Shapes: tiles [tiles, input_size, n]; result [input_size, tiles * n]
 
-    To copy the transposed view takes two to five times as long: its steps are powers of two, which share a few lines of
+    Copying the transposed view takes two to five times as long: its steps are powers of two, which share a few lines of
     the cache.
     """
     num_tiles, input_size, num_bytes = tiles.shape
@@ -109,7 +109,7 @@ def _side_by_side(tiles: Tensor) -> Tensor:
     return pieces.index_select(0, _order(num_tiles, input_size)).view(torch.uint8).view(input_size, -1)
 
 
-@lru_cache(maxsize=8)  # two sizes of inputs, and what is left of a matrix
+@lru_cache(maxsize=8)  # two sizes of inputs, and the rest of a matrix
 def _order(num_tiles: int, input_size: int) -> Tensor:
     return (torch.arange(num_tiles) * input_size + torch.arange(input_size)[:, None]).flatten()
 
@@ -117,7 +117,7 @@ def _order(num_tiles: int, input_size: int) -> Tensor:
 def _widen_int8(codes: Tensor, scales: Tensor, group_size: int) -> Tensor:
     """Weights of bytes that are codes. Shapes: as `_scaled`"""
     step, zero = _first_of_pair(scales[:, :, 0]), _second_of_pair(scales[:, :, 1])
-    # (high - 8) * 16 * scale + zero; the zero of the low bits is 8 * scale, which leaves nothing of theirs.
+    # (high - 8) * 16 * scale + zero; the zero of the low bits is 8 * scale, which cancels theirs.
     return _scaled(codes, step, zero - 16 * 8 * step, group_size)
 
 
@@ -126,7 +126,7 @@ def _widen_int4(codes: Tensor, scales: Tensor, group_size: int) -> Tensor:
     of_halves = scales.transpose(1, 2)  # [groups, 2, tiles, rows / 2]
     step, zero = _first_of_pair(of_halves), _second_of_pair(of_halves)
     shift = zero - 8 * step
-    # The high bits stay where they are, as 16 times their code. Eight bytes at a time take half as long as single ones.
+    # The high bits are not shifted: they are 16 times their code. Eight bytes at a time take half as long as single.
     step[:, :, step.shape[2] // 2 :] /= 16
     bytes_of_8 = codes.view(torch.int64)
     both = torch.stack((bytes_of_8 & _LOW_BITS, bytes_of_8 & ~_LOW_BITS), dim=1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Layers that have the same input: of packed weights of one form they are one matrix, multiplied at once."""
+"""Layers with the same input: if all have packed weights of one form, they are one matrix, multiplied at once."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,7 +19,7 @@ class Layer(Protocol):
 
 
 class JoinedLinear:
-    """Rows of one matrix that belong to several layers. A row's bits are those that it has in its own matrix."""
+    """Rows of one matrix that belong to several layers. A row has the same bits as in its own matrix."""
 
     def __init__(self, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None]):
         self._sizes = [weight.shape[0] for weight in weights]
@@ -27,7 +27,7 @@ class JoinedLinear:
         self._biases = [None if bias is None else bias.float() for bias in biases]
 
     def each(self, xs: Sequence[Tensor]) -> list[list[Tensor]]:
-        """What each layer makes of each part."""
+        """The result of each layer for each part."""
         of_parts = [torch.split(y, self._sizes, dim=1) for y in self._linear.each(xs)]
         return [
             [y if bias is None else y + bias for y in of_layer]
@@ -36,7 +36,7 @@ class JoinedLinear:
 
     @staticmethod
     def takes(weights: Sequence[PackedWeight], dtype: torch.dtype) -> bool:
-        """Whether the weights are of one form, and multiplied by our own product, whose sums are those of a row."""
+        """Whether the weights have one form and our own product, which sums each row by itself."""
         first = weights[0]
         are_alike = all(
             (weight.scheme, weight.shape[1], weight.scales.dtype, weight.zero_points is None)
@@ -53,7 +53,7 @@ class SeparateLinears:
         self._layers = layers
 
     def each(self, xs: Sequence[Tensor]) -> list[list[Tensor]]:
-        """What each layer makes of each part."""
+        """The result of each layer for each part."""
         return [layer.each(xs) for layer in self._layers]
 
 

@@ -105,7 +105,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
-    """Causal attention of new tokens, of which the first is number `position` of those in `keys`.
+    """Causal attention of new tokens; `position` is the first one's index among `keys`.
 
     With a window, a token sees only that many tokens, itself included. The query heads that share a key-value head
     are stacked along the token axis, so that keys and values are neither repeated nor read twice.
@@ -130,7 +130,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: i
 
 @dataclass(frozen=True)
 class Place:
-    """Where some tokens stand in their row: the first one's position, and the rotary angles of all.
+    """Where some tokens are in their row: the first one's position, and the rotary angles of all.
 
     Shapes: cos, sin [num_tokens, 1, head_dim / 2] float32
     """
@@ -142,7 +142,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Llama:
-    """The whole model. With `operators` they take the place of torch's small ones.
+    """The whole model. With `operators` these replace torch's small ones.
 
     Shapes: embed_tokens [vocab_size, hidden_size]; inverse_frequencies [head_dim / 2] float32
     """
@@ -158,7 +158,7 @@ class Llama:
     def forward(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Tensor:
         """Run new tokens of one row, append their keys and values to the cache, return the last hidden states.
 
-        Each part has the bits of a call of its own: parts share nothing but weights that are widened for all of them.
+        Each part has the bits of a call of its own: parts share nothing but the widened weights.
         Shapes: parts [num_tokens] int64 each, at the positions from `position` on; result [num_tokens, hidden_size]
                 float32, of all parts
         """
@@ -166,7 +166,7 @@ class Llama:
         return torch.cat(hidden)
 
     def layer_by_layer(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Iterator[list[Tensor]]:
-        """Do what `forward` does: yield the embeddings of each part, then the outputs of one layer after the other.
+        """Do what `forward` does: yield the embeddings of each part, then the outputs of each layer.
 
         The next layer reads what was yielded, even if it has been overwritten meanwhile.
         Shapes: [num_tokens, hidden_size] float32 for each part

@@ -1,4 +1,4 @@
-"""Loads a model folder onto the CPU: memory is checked first, then weights are read and put in their places."""
+"""Loads a model folder onto the CPU: checks memory, then reads the weights and arranges them."""
 
 from typing import Any
 
@@ -46,11 +46,11 @@ def load(
 ) -> SteppingRunner:
     """Read the weights and allocate the KV cache, of the type computed in (auto) or int8.
 
-    `dtype` is float32, bfloat16, or auto: see `resolve_dtype`. `on_compile` is called before and after what multiplies
-    packed weights is compiled, which happens once on a machine. `timeline` gets the time that the weights take.
+    `dtype` is float32, bfloat16, or auto: see `resolve_dtype`. `on_compile` is called before and after the products of
+    packed weights are compiled, once on a machine. `timeline` gets the time that the weights take.
 
     Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
-            the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
+            the system gives less than it reported; CheckpointError for NaN, infinity and read errors.
     """
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
         dtype = resolve_dtype(dtype, model)
@@ -115,7 +115,7 @@ def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype, operators: T
         return JoinedLinear(plain, [weights.get(f"{name}.bias") for name in names])
 
     def layer(**parts: Any) -> Layer:
-        """From its norms and the names of its linear layers."""
+        """Build a layer from its norms and the names of its linear layers."""
         q, k, v, o, gate, up, down = (parts.pop(f"{name}_proj") for name in ("q", "k", "v", "o", "gate", "up", "down"))
         return Layer(
             qkv_proj=linears(q, k, v), o_proj=linear(o), gate_up_proj=linears(gate, up), down_proj=linear(down), **parts

@@ -1,4 +1,4 @@
-"""`TorchModel`: what computes for `HostDevice`, with arrays in and out."""
+"""`TorchModel`: the model that `HostDevice` runs, with arrays in and out."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
 """Linear layers over int8 and int4 weights that stay packed in memory.
 
-In float32 the weights are widened a block of rows at a time, which only has to be right: it is the reference for other
-runners. In bfloat16 they go through our own C++ (`codes_product.py`). Where it cannot be compiled, or does not know a
-group size, torch's packed operators take them. Those compute in float32: where the processor multiplies bfloat16, many
-tokens are multiplied by widened blocks.
+In float32 the weights are widened a block of rows at a time, which need only be right: it is the reference for other
+runners. In bfloat16 our own C++ multiplies them (`codes_product.py`). If it cannot be compiled, or does not take a
+group size, torch's packed operators do. Those compute in float32: where the processor multiplies bfloat16, many tokens
+are multiplied by widened blocks.
 """
 
 import math
@@ -22,7 +22,7 @@ from llmcli.runners.torch.precision import multiplies_bfloat16
 # Weights widened at a time: a block stays in the cache while it is used.
 BLOCK_ELEMENTS = 2**18
 
-# What torch's int8 operator for CPUs takes and does not check: it reads inputs by the 16, or by the 8 without AVX-512,
+# What torch's int8 operator for CPUs takes, without a check: it reads inputs by the 16, or by the 8 without AVX-512,
 # beyond the end of a row that is not a multiple. Source: ATen/native/cpu/int8mm_kernel.cpp
 INT8_INPUT_MULTIPLE = 16
 
@@ -31,8 +31,8 @@ INT4_GROUP_SIZES = (256, 128, 64, 32)
 INT4_ROW_MULTIPLE = 16
 INT4_OFFSET = 8
 
-# From so many tokens on a product with widened weights is faster: of int8 codes, which bfloat16 holds exactly, so that
-# nothing but the type changes; of codes of 4 and of 8 bits with groups. One core of an AVX-512 server with bfloat16.
+# From this many tokens on a product with widened weights is faster: of int8 codes, which bfloat16 holds exactly, so
+# only the type changes; of codes of 4 and of 8 bits with groups. One core of an AVX-512 server with bfloat16.
 WIDENED_INT8_TOKENS = 12
 WIDENED_INT4_TOKENS = {4: 56, 8: 20}
 WIDENED_INT8_ELEMENTS = 2**20
@@ -42,14 +42,14 @@ MAX_OPERATOR_WEIGHTS = 2**31 - 1
 
 
 class Product(Protocol):
-    """x @ weight.T for one packed weight, however it is held."""
+    """x @ weight.T for one packed weight, in any form."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
 
 
 class WideningProduct:
-    """Any weight, in the precision given: widens a block of rows, multiplies, goes on."""
+    """Any weight, in the given precision: widens a block of rows, multiplies it, takes the next."""
 
     def __init__(self, weight: PackedWeight, dtype: torch.dtype):
         self._weight = weight
@@ -95,10 +95,10 @@ class ChannelInt8Product:
 
 
 class Int4Product:
-    """int4, and int8 with groups, in bfloat16, by torch's int4 operator, which knows groups.
+    """int4, and int8 with groups, in bfloat16, by torch's int4 operator, which takes groups.
 
-    It computes (code - 8) * scale + zero. An int8 code is 16 * high + low: two rows whose sum is the one wanted, of the
-    same bytes in all. Calling the int8 operator group by group is slower by the calls.
+    It computes (code - 8) * scale + zero. An int8 code is 16 * high + low: two rows whose sum is the wanted one, in the
+    same number of bytes. Calling the int8 operator group by group is slower by its calls.
     """
 
     def __init__(self, weight: PackedWeight):
@@ -141,7 +141,7 @@ class Int4Product:
 
     @staticmethod
     def takes(weight: PackedWeight) -> bool:
-        """Whether the operator knows such a shape and such groups."""
+        """Whether the operator takes such a shape and such groups."""
         is_grouped = any(weight.group_size % size == 0 for size in INT4_GROUP_SIZES)
         num_codes = math.prod(weight.shape) * weight.scheme.num_bits // 4
         return is_grouped and weight.shape[0] % INT4_ROW_MULTIPLE == 0 and num_codes <= MAX_OPERATOR_WEIGHTS

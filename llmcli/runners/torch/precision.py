@@ -15,12 +15,12 @@ def resolve_dtype(asked: str, model: Model) -> str:
     - A small model: float32, which computes what transformers computes in float32.
     - Quantized weights: bfloat16 if torch's packed operators have vector code for this processor. They need a half to a
       tenth of the time of float32, which widens all weights for each token. Their plain code takes three times as long.
-    - Weights stored as bfloat16, beside 8-bit floats or not: bfloat16 if the processor multiplies in it. Decoding takes
-      less than half of float32's time, prompts two fifths, memory half. Without such instructions prompts take two to
-      three times as long.
+    - Weights stored as bfloat16, with or without 8-bit floats: bfloat16 if the processor multiplies in it. Decoding
+      takes less than half of float32's time, prompts two fifths, memory half. Without such instructions prompts take
+      two to three times as long.
     - Others: float32, as bfloat16 would round what the files say.
 
-    Figures: docs/log/2026-11-23-cpu.md. It depends on the model and the processor alone: the same seed, the same text.
+    Figures: docs/log/2026-11-23-cpu.md. Only the model and the processor decide: the same seed gives the same text.
     """
     if asked != AUTO:
         return asked

@@ -21,7 +21,7 @@ class TorchProbes:
         self.num_threads = torch.get_num_threads()
 
     def read(self, num_bytes: int) -> Callable[[], object]:
-        """A sum over so many bytes."""
+        """A sum over `num_bytes` bytes."""
         return torch.ones(num_bytes // 4).sum
 
     def multiply(self, form: Form, shape: tuple[int, int], chunks: Sequence[int]) -> Callable[[], object]:

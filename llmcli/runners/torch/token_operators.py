@@ -1,7 +1,7 @@
 """RMSNorm, SwiGLU and attention of a token by our own C++, `kernels/cpu/token_operators.cpp`.
 
-They stand between the products of packed weights, where torch's operators cost a decoded token more by their calls than
-by their numbers. A token's bits depend on that token and on those it sees.
+Between the products of packed weights, torch's operators cost a decoded token more by their calls than by their
+arithmetic. A token's bits depend on that token and on those it sees.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ class _TokenAttention(ctypes.Structure):
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """Where a token stands: its row, the layer, the first token that it sees, its position."""
+    """Where a token is: its row, the layer, the first token that it sees, its position."""
 
     cache: RowCache
     layer: int
@@ -73,7 +73,7 @@ class TokenOperators:
         angles: tuple[Tensor, Tensor] | None,
         place: TokenPlace,
     ) -> Tensor:
-        """Norm and rotate the heads of one token, store its key and value, attend to what it sees.
+        """Norm and rotate the heads of one token, store its key and value, and attend to the tokens it sees.
 
         `norms` are the weights of query and key, and eps; `angles` cos and sin. `query` and `key` are overwritten.
         Shapes: query [1, num_attention_heads, head_dim]; key, value [1, num_key_value_heads, head_dim]; weights
@@ -94,7 +94,7 @@ class TokenOperators:
 
     @staticmethod
     def can_attend(cache: RowCache, head_dim: int) -> bool:
-        """Whether the source knows such keys and values."""
+        """Whether the source can read such keys and values."""
         return cache.dtype == torch.bfloat16 and head_dim % LANES == 0
 
 
@@ -102,7 +102,7 @@ _opened: dict[str, TokenOperators | None] = {}  # by set of instructions
 
 
 def token_operators(on_compile: OnCompile = say_nothing) -> TokenOperators | None:
-    """The operators where they can run, as our own products can; compiles them if that was not done before."""
+    """The operators where they can run, as our own products can; compiles them if needed."""
     wanted = codes_product.instructions()
     if wanted is None:
         return None

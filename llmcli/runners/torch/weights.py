@@ -17,7 +17,7 @@ from llmcli.runners.torch.packed_weight import PackedWeight
 
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-# Elements read and converted at a time: the buffer stays in the cache, and every page touched is one that is kept.
+# Elements read and converted at a time: the buffer stays in the cache and touches few pages that are not kept.
 CONVERSION_ELEMENTS = 2**20
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
@@ -71,7 +71,7 @@ def read_weights(model: Model, dtype: torch.dtype, on_progress: OnProgress) -> L
 
 
 def _as_tensors(layer: PackedLayer, stored: StoredLayer) -> OrderedWeight:
-    """The same memory as tensors. Scales keep their type: what they were rounded to is part of the quantization."""
+    """The same memory as tensors. Scales keep their type: their rounding is part of the quantization."""
     scales = stored.scales.view(np.int16) if stored.scale_dtype == "BF16" else stored.scales
     weight = PackedWeight(
         layer.scheme,
@@ -100,7 +100,7 @@ def _read_tensor(reader: TensorReader, info: TensorInfo, dtype: torch.dtype) -> 
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor; numpy has no bfloat16, so it is seen as bytes."""
+    """The memory of a contiguous tensor, as bytes, since numpy has no bfloat16."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
