@@ -64,7 +64,7 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
 
 
 def resolve_adapter(name: str, *, on_progress: Callable[[int, int], None], update: bool = False) -> Path:
-    """The same for a LoRA adapter, of which only config and weights are downloaded. Raises: as `resolve_model`"""
+    """As `resolve_model`, for a LoRA adapter: only config and weights are downloaded. Raises: as `resolve_model`"""
     hub_id = find_hub_id(name)
     if hub_id is None:
         return Path(name)
@@ -108,7 +108,7 @@ def find_cached_adapter(hub_id: HubId) -> Path | None:
 def _download(
     client: HubClient, hub_id: HubId, repository: Path, revision: str, on_progress: Callable[[int, int], None]
 ) -> Path:
-    """Download what is missing, the small files first, since they tell whether the rest is worth it.
+    """Download what is missing, the small files first, since they show whether the rest is worth it.
 
     All by the commit that the list of files names, so that nothing mixes.
     """
@@ -228,7 +228,7 @@ class CachedModel:
 
 @dataclass(frozen=True)
 class CachedModels:
-    """What the cache holds; `unreadable` says for each folder that is not as it should be what is wrong with it."""
+    """What the cache holds; `unreadable` says what is wrong with each damaged folder."""
 
     cache: Path
     models: tuple[CachedModel, ...]
@@ -246,7 +246,7 @@ class Removal:
     def execute(self) -> None:
         """Remove them. Files that a remaining revision uses stay.
 
-        Raises: CheckpointError if a folder cannot be removed, of which huggingface_hub only writes a log line.
+        Raises: CheckpointError if a folder cannot be removed; huggingface_hub only logs that.
         """
         with foreign_errors_explained(f"{hub_cache_folder()} cannot be changed", CheckpointError):
             self._strategy.execute()
@@ -307,7 +307,7 @@ def _scan() -> HFCacheInfo | None:
 
 
 def _check_ref(ref: Path) -> None:
-    """Refuse what the scan would wait for, or could not take for text."""
+    """Refuse a file on which the scan would wait, or that it could not read as text."""
     mode = ref.stat().st_mode
     if stat.S_ISDIR(mode):
         return

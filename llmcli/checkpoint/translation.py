@@ -21,7 +21,7 @@ from llmcli.quantization.floats import widen
 from llmcli.quantization.packing import pack_zero_points, unpack_rows, unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
 
-# A model of another format as if its files were compressed-tensors `pack-quantized`, for who reads tensors by ranges.
+# A model of another format as if its files were compressed-tensors `pack-quantized`, for reading tensors by ranges.
 #
 # Inputs that were ordered before they were grouped come group by group, by `Model.input_orders`. A layer is brought
 # into our order when the first of its tensors is asked for, and kept until others have been.
