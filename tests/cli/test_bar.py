@@ -1,4 +1,4 @@
-"""The progress bar on a terminal: what it says before anything is done."""
+"""The progress bar on a terminal: its text before anything is done."""
 
 import contextlib
 import os
