@@ -89,7 +89,7 @@ UNITS = dict.fromkeys(VALUES, "%") | {
     "dram__bytes_write.sum": "byte",
     **{metric: "inst" for metric in VALUES if metric.startswith("smsp__average")},
 }
-# The same as ncu writes it by itself, and as older ones name the units.
+# The same in ncu's default form, and with the units of older versions.
 AUTO_VALUES = VALUES | {
     "gpu__time_duration.sum": ["9.60", "9.312", "9.216"],
     "dram__bytes_read.sum": ["34.100224", "34.099968", "34.105344"],
@@ -116,7 +116,7 @@ class FakeNcu:
         units: dict[str, str] | None = None,
         unknown: tuple[str, ...] = (),
     ) -> None:
-        """What it does from now on."""
+        """Set what it does from now on."""
         settings = json.dumps([UNITS if units is None else units, VALUES if values is None else values, unknown, does])
         text = PROGRAM.format(python=sys.executable, log=str(self.log), settings=settings)
         self.path.write_text(text, encoding="utf-8")

@@ -332,7 +332,7 @@ class Walk:
             self.open()
 
     def check(self, before: dict[str, Said]) -> None:
-        """The files equal the model's; and in any case each remaining name has only grown."""
+        """The files equal the model's; and in any case each remaining name keeps all its turns but the last."""
         kept = all_kept(self.home)
         assert kept == self.kept
         assert {name: Said.of(Path(name)) for name in FILES if Path(name).exists()} == self.files

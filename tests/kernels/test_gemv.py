@@ -1,4 +1,4 @@
-"""gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; rows that ignore each other."""
+"""gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; independent rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def run(
         assert case.before is not None
         result.array[...] = cupy.asarray(case.before[rows])
     matrix = upload(tiles_of(case.stored))
-    device.synchronize()  # gemv reads weights before the kernels in front of it have ended
+    device.synchronize()  # gemv reads weights before earlier kernels end
     gemv(
         device,
         matrix=matrix,
@@ -122,7 +122,7 @@ def test_long_rows(device: Device, form: dict[str, Any], num_inputs: int, num_ro
 
 @pytest.mark.cuda
 def test_fewer_tiles_than_blocks(device: Device) -> None:
-    """Of the tiles in work together the last ones do not exist, and one of two blocks finishes none."""
+    """The last of the tiles in work together do not exist, and one of two blocks finishes none."""
     case = make_case(random_matrix(8, num_rows=9, num_inputs=700, **FORMATS[1]), num_rows=8, has_norm=True)
     assert_within(run(device, case).array, *case.product())
 
@@ -224,7 +224,7 @@ def test_wrong_arrays_are_refused(device: Device) -> None:
         gemv(device, matrix=matrix, x=x, out=out, bias=x[0, :40])
 
 
-# Multiprocessors, shared memory a block, clusters; half an H100 is what a card looks like that is shared out.
+# Multiprocessors, shared memory a block, clusters; half an H100 looks like a partitioned card.
 CARDS = {
     "H200": (132, 232448, True),
     "half an H100": (61, 232448, True),

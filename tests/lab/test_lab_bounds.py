@@ -1,4 +1,4 @@
-"""The bound of sums of the tensor cores, beside a model of them that gives an H200's values bit by bit."""
+"""The bound of sums of the tensor cores, against a model of them that gives an H200's values bit by bit."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_sums_of_the_tensor_cores_lie_within_the_bound(form: dict[str, Any]) -> 
         bound = truncated_sum_bound(x, weights, UNIT_INPUTS)
         error = np.abs(hopper_sums(x, weights) - x @ weights.T)
         assert (error <= bound).all()
-        # Not so wide that it would let a product go: those of the largest inputs are far larger.
+        # Not so wide that a product could be missing: those of the largest inputs are far larger.
         largest = np.abs(x).max(axis=1)[:, None] * np.abs(weights).max(axis=1)
         assert (bound <= 1e-3 * largest).all()
 

@@ -1,4 +1,4 @@
-"""Nsight Compute as a child process: where it is found, how it is asked, what its failures say."""
+"""Nsight Compute as a child process: where it is found, its arguments, and the messages of its failures."""
 
 import signal
 import subprocess

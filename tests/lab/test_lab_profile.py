@@ -1,4 +1,4 @@
-"""What is profiled: the call that is chosen, the rung, and the process that makes their launches."""
+"""Profiling: the chosen call, the rung, and the process that launches them."""
 
 import os
 import subprocess
