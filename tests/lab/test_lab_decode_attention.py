@@ -21,7 +21,7 @@ def tensor(problem: Problem, name: str, dtype: torch.dtype) -> Any:
 
 
 def attend(problem: Problem, qkv: Any, lost_tokens: int = 0, is_turned: bool = True) -> dict[str, np.ndarray]:
-    """Hugging Face's LlamaAttention of one token, from its projections and the cache to the input of the projection o."""
+    """Hugging Face's LlamaAttention of one token, from its projections to the input of o."""
     dtype, position = qkv.dtype, problem.sizes["position"]
     heads, kv_heads = (problem.sizes[name] for name in HEADS)
     query, key, value = qkv.reshape(-1, 128).split([heads, kv_heads, kv_heads])

@@ -1,4 +1,4 @@
-"""The memory plan of the CUDA runner: exact sums, what fits, what is refused, all without a card."""
+"""The memory plan of the CUDA runner: exact sums, fits and refusals, without a card."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -260,7 +260,7 @@ def test_how_products_are_made() -> None:
         assert device.method(2047, 2048 + 9) == methods[2]
         assert device.method(2048, 2048 + 9) == methods[0]
         short.add(methods[0])
-    assert len(short) == 2  # the two ways of short prompts round differently
+    assert len(short) == 2  # the two kinds of short prompts round differently
 
 
 def test_short_prompts_are_in_parts_where_gemm_wide_takes_all_layers() -> None:

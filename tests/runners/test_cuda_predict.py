@@ -1,4 +1,4 @@
-"""Predictions for cards: the bytes and operations they are made of are those of the files and of the model."""
+"""Predictions for cards: their bytes and operations are those of the files and of the model."""
 
 from collections import Counter
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_a_slower_clock_and_a_step_without_overlap_take_longer() -> None:
         for card in (TYPICAL_CARD, slow_clock, no_overlap)
     )
     reading = CardPredictor(plan, RATES, TYPICAL_CARD).decode_bytes(100) / 4.5e12
-    # Twice the time for all but bytes, and for the clocks that copies under way had hidden: 129 products, 1.6 us.
+    # Twice the time for all but bytes, and for the clocks hidden by running copies: 129 products, 1.6 us.
     assert slow - usual == pytest.approx(usual - reading + 129 * 1.6e-6, rel=0.05)
     assert apart - usual == pytest.approx(129 * 1.6e-6, rel=0.05)
 
@@ -109,7 +109,7 @@ NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int, card: CardFacts) -> None:
     """Weights once for all lanes where tensor cores take them; else eight lanes a pass.
 
-    Of lanes that nobody uses no keys and values are read.
+    No keys and values are read for unused lanes.
     """
     predictor = CardPredictor(shape_7b(num_rows=256), RATES, card)
     of_embedding, of_token, of_head = 4096 * 2, 32 * 2 * 4096 * 2, 32000 * 4096 * 2 + 4096 * 4

@@ -81,7 +81,7 @@ def card() -> Device:
 
 
 def export(source: Path, destination: Path, device: Any, options: ExportOptions) -> dict[str, bytes]:
-    """Every file of an export, by a card or with None by the CPU. All are made under one name, which cards repeat."""
+    """Every file of an export, by a card or with None by the CPU. All have one name, which model cards repeat."""
     plan = plan_export(open_model(source), options)
     more = {} if device is None else {"open_quantizer": partial(CardQuantizer, device, plan.weights)}
     exporter = Exporter(plan, destination / "export", "tiny", replace=True, **more)

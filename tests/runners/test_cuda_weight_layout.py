@@ -43,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 
 
 def place(folder: Path, device: Any, **options: Any) -> Weights[Any]:
-    """A model's weights on the simulated card, each piece by itself. Memory holds rubbish before."""
+    """A model's weights on the simulated card, piece by piece. Memory holds rubbish before."""
     model = open_model(folder)
     stored = StoredModel.of_model(model, **options)
     plan = plan_memory(stored, max_seq_len=16, num_rows=1)
@@ -218,7 +218,7 @@ def test_regions_of_the_plan_add_up() -> None:
     assert held_bytes(plan) == sum(-(-size // 256) * 256 for size in sizes)
 
 
-# What the tensors say about biases.
+# Biases by the tensors.
 
 
 def with_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
@@ -267,7 +267,7 @@ def test_a_shape_has_the_tensors_of_a_model(name: str, scheme: WeightScheme | No
     assert imagined.dtypes == StoredModel.of_model(model).dtypes
 
 
-# What is refused while weights are on their way.
+# Refusals while weights are loaded.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The type that `auto` means on the CPU, and how a run tells what it computes in what."""
+"""The type that `auto` means on the CPU, and how a run reports its types."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Random tokenizers and chat templates against transformers: `--odd-tokenizers N` runs N of them instead of a few.
 
-What is left out are the rules that differ on purpose: a BOS that is never doubled or lost (base.py), the space that
+The rules that differ on purpose are left out: a BOS that is never doubled or lost (base.py), the space that
 Metaspace drops (huggingface.py), runs of spaces with a tokenizer.model, where the ids equal sentencepiece's, and
 special tokens that the library finds in normalized text, which it shows and we hide.
 """
