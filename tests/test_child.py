@@ -1,4 +1,4 @@
-"""Child processes take the llmcli of their parent, and none of our files gets the number of a closed standard stream."""
+"""Child processes use their parent's llmcli, and none of our files gets the number of a closed standard stream."""
 
 import os
 import subprocess

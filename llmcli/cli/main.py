@@ -1,7 +1,7 @@
 """The program `llmcli`: its commands, and where errors become a line and an exit code.
 
 Exit codes: 0 done; 1 our bug, or lines of a batch that failed; 2 usage; 3 checkpoint, config or tokenizer; 4 device or
-memory; 5 output that cannot be written; 6 a replay that told another text; 7 a text that is unfinished, with
+memory; 5 output that cannot be written; 6 a replay whose text differs; 7 a text that is unfinished, with
 --require-complete; 130 interrupted by Ctrl-C; 141 the reader of
 stdout went away.
 """

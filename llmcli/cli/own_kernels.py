@@ -54,7 +54,7 @@ def open_card(
 ) -> RunnerOptions:
     """Open the card for these kernels, check them on it, and return the options with it.
 
-    A line says how long each takes alone, beside ours.
+    A line says how long each takes alone, next to ours.
     Raises: DeviceError for one that is wrong, KernelCompileError, UsageError for one that the model does not launch
     """
     if not kernels:

@@ -242,7 +242,7 @@ def terminal_tints() -> tuple[str, ...]:
 
 def tinted(text: str, tint: str) -> str:
     """The text with its words in a tint. Each run of words ends with a reset, so an interrupt between two writes
-    leaves no colour behind."""
+    leaves no colour."""
     return _INKED.sub(lambda match: f"\x1b[{tint}m{match[0]}{RESET}", text) if tint else text
 
 
