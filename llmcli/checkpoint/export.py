@@ -60,13 +60,13 @@ class PendingRows(Protocol):
     def result(self) -> PackedRows | None:
         """Wait for the block; None if a weight is NaN or infinite, or too large for its scale's dtype.
 
-        `packed` is the caller's until `capacity` more buffers have been asked for.
+        `packed` is the caller's until `capacity` more buffers are requested.
         """
         ...
 
 
 class RowQuantizer(Protocol):
-    """Quantizes blocks of rows, up to `capacity` of them at a time. Results are asked for in order.
+    """Quantizes blocks of rows, up to `capacity` of them at a time. Results are read in order.
 
     The one on the CPU and the one on a card give the same bytes.
     """
@@ -84,7 +84,7 @@ class RowQuantizer(Protocol):
         ...
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
-        """The buffer to read the next block into. Shapes: as asked for, as floats.STORED_AS[dtype]."""
+        """The buffer to read the next block into. Shapes: as requested, as floats.STORED_AS[dtype]."""
         ...
 
     def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
@@ -191,7 +191,7 @@ class Exporter:
         Returns the quality of every quantized weight, by module name, in the order of the file.
         Units: on_progress gets bytes of the source done and in all.
         Raises: CheckpointError for weights that are not finite or cannot be read, after which nothing remains,
-        or a source that changes meanwhile; UsageError if somebody else made the destination meanwhile; OutputError for
+        or a source that changes meanwhile; UsageError if the destination appears meanwhile; OutputError for
         a disk that cannot be written.
         """
         plan = self.plan
@@ -247,7 +247,7 @@ def _write_shards(
 
 
 class _WeightStream:
-    """Moves one weight from the source to a shard. `quality` is there when all of it is quantized."""
+    """Moves one weight from the source to a shard. `quality` is set when all of it is quantized."""
 
     def __init__(self, weight: PlannedWeight, reader: TensorReader, writer: SafetensorsWriter):
         self._weight = weight

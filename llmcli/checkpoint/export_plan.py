@@ -237,7 +237,7 @@ def plan_export(model: Model, options: ExportOptions, source: SourceState | None
         name for name, weight in quantized.items() if weight.scheme and weight.scheme.group_size is None
     )
     if options.scheme.group_size is None:
-        channel_layers = ()  # that is what was asked for
+        channel_layers = ()  # the user's choice
     if not options.scheme.is_symmetric:
         _refuse_mixed_asymmetric(options, channel_layers, quantized)
     return ExportPlan(

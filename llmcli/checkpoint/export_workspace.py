@@ -134,7 +134,7 @@ def destination_errors_explained(destination: Path) -> Iterator[None]:
             ) from error
 
 
-# The hidden folder next to the destination, in which an export grows, and the journal that lets a later run go on.
+# The hidden folder next to the destination, in which an export grows, and the journal that lets a later run resume.
 #
 # Both are named after the destination and the plan's fingerprint. The folder gets its config.json last, and takes the
 # destination's name only when it is complete, so a killed run leaves nothing that looks like a model.
@@ -211,7 +211,7 @@ class ExportWorkspace:
     def publish(self) -> None:
         """Give the folder its final name; what had that name before is removed once it is safe to do so.
 
-        Raises: UsageError if somebody has made a destination since that may not be replaced.
+        Raises: UsageError if a destination has appeared that may not be replaced.
         """
         _sync_folder(self.folder)
         refuse_existing(self._destination, replace=self._replace)
@@ -248,7 +248,7 @@ class ExportWorkspace:
         return self._destination.with_name(f".{self._destination.name}.{what}-{self._plan.fingerprint}")
 
     def _siblings(self, what: str) -> list[Path]:
-        """The hidden folders and journals of all exports to this destination, whatever their plan."""
+        """The hidden folders and journals of all exports to this destination, for any plan."""
         pattern = re.compile(rf"\.{re.escape(self._destination.name)}\.{what}-[0-9a-f]{{16}}(\.journal.*)?")
         return [path for path in self._destination.parent.iterdir() if pattern.fullmatch(path.name)]
 

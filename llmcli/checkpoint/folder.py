@@ -94,7 +94,7 @@ def quantization_of(config_json: Mapping[str, Any], where: str) -> Quantization 
 
 
 def _declared(config_json: Mapping[str, Any]) -> Any | None:
-    """The value of `quantization_config`, under whichever of its names it stands."""
+    """The value of `quantization_config`, under any of its names."""
     return next((value for key in _QUANTIZATION_KEYS if (value := config_json.get(key)) is not None), None)
 
 

@@ -42,7 +42,7 @@ class Format(Protocol):
         """The tensors that replace a linear weight [output_size, input_size]."""
 
     def read(self, source: "LayerSource") -> "StoredLayer":
-        """Read a layer and bring it into our layout; codes stay in the order of the inputs, whatever `input_order` is.
+        """Read a layer and bring it into our layout; codes stay in the order of the inputs, for any `input_order`.
 
         Raises: CheckpointError for read errors, and for values that contradict one another
         """
@@ -53,7 +53,7 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A quantized linear layer: scheme, the shape [output_size, input_size] of the weight it stands for, and format."""
+    """A quantized linear layer: scheme, the shape [output_size, input_size] of the weight it encodes, and format."""
 
     scheme: WeightScheme
     shape: tuple[int, int]

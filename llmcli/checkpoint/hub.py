@@ -49,7 +49,7 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
     network, unless `update` asks for the newest commit of the revision. `on_progress(done, total)` gets bytes of
     weights, and is called only if some have to be downloaded.
     Raises: CheckpointError for all that can go wrong on the way, with the next step; UnsupportedModelError for a model
-    that would be refused once it is there, before its weights are downloaded.
+    that would be refused later, before its weights are downloaded.
     """
     hub_id = find_hub_id(name)
     if hub_id is None:
@@ -171,7 +171,7 @@ def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Colle
 def _transfer(
     client: HubClient, snapshot: Path, files: dict[str, FileMetadata], on_position: Callable[[int], None]
 ) -> None:
-    """Download files and link them; `on_position` gets the number of bytes of all of them that are there."""
+    """Download files and link them; `on_position` gets the number of bytes of all files so far."""
     finished = 0
     for name, file in files.items():
         transfer = plan_transfer(snapshot.parents[1], file)
@@ -202,7 +202,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(printable, names[:_MAX_NAMED])) + more
 
 
-# Lists and removes the models in huggingface_hub's cache, whichever tool downloaded them.
+# Lists and removes the models in huggingface_hub's cache, by any tool.
 
 _LAST_SECOND = 253_402_214_400  # of the year 9999, less a day for the time zone
 _MAX_REF_BYTES = 4096
@@ -218,7 +218,7 @@ class CachedModel:
 
     repo_id: str
     commit: str
-    refs: tuple[str, ...]  # the branches and tags that were asked for by name
+    refs: tuple[str, ...]  # the branches and tags requested by name
     size_bytes: int
     last_used: float
     is_complete: bool

@@ -62,7 +62,7 @@ def hub_errors_explained(hub_id: HubId) -> Iterator[None]:
 
 
 def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
-    """Refuse every answer that is not the content asked for; the body, which anyone may have written, is not read.
+    """Refuse every answer that is not the requested content, without reading its untrusted body.
 
     Raises: CheckpointError; HubBusyError where waiting may help.
     """
@@ -165,7 +165,7 @@ class FileMetadata:
 
 
 class HubClient:
-    """One model of the hub, asked for over connections that stay open. A context manager.
+    """One model of the hub, over connections that stay open. A context manager.
 
     Raises: CheckpointError for answers that are not a hub's; httpx2.HTTPError and OSError, from every method.
     """
@@ -293,7 +293,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _drain(response: httpx2.Response) -> None:
-    """Read a body that nobody wants, if it is short: the connection can then be used again."""
+    """Read an unused body if it is short, so that the connection can be reused."""
     num_bytes = 0
     for chunk in response.iter_raw():
         num_bytes += len(chunk)

@@ -126,9 +126,9 @@ def match_tensors(
     """Match a folder's tensors with what the config asks for.
 
     The stored tensors decide about the head, then the config, as in Hugging Face's tie_weights: an lm_head.weight
-    that is there is used; without one, tie_word_embeddings shares the embedding. A tied model may also store its one
+    is used if present; without one, tie_word_embeddings shares the embedding. A tied model may also store its one
     matrix as lm_head.weight only. Names may lack the prefix `model.` or bear it twice, as in transformers.
-    Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype that is no weight.
+    Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype of no weight.
     """
     weights = list(expected_tensors(config))
     stored = tensors
@@ -180,7 +180,7 @@ def match_tensors(
             )
         _check(tensor, tensors[tensor.name])
     used = {tensor.name: replace(tensors[tensor.name], name=tensor.name) for tensor in expected}
-    seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may stand under another name
+    seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may have another name
     names = sorted(name for name, info in stored.items() if id(info) not in seen)
     ignored = (*_IGNORED_SUFFIXES, *ACTIVATION_SUFFIXES) if layers else _IGNORED_SUFFIXES
     unused = tuple(printable(name) for name in names if not name.endswith(ignored))
@@ -192,7 +192,7 @@ def match_tensors(
 def _by_own_name(tensors: Mapping[str, TensorInfo], modules: Collection[str]) -> dict[str, TensorInfo]:
     """Tensors by the names of the model, with its modules given; a tensor of no module keeps its name.
 
-    Where several stand for one, the first in the order of the files' names counts, as in transformers.
+    Of several for one, the first in the order of the files' names counts, as in transformers.
     """
     named: dict[str, TensorInfo] = {}
     for name in sorted(tensors):

@@ -112,7 +112,7 @@ def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress
 
 
 def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
-    """The weights as they are, in one file. Not made durable: nobody needs them after a power cut."""
+    """The weights as they are, in one file. Not made durable: they need not survive a power cut."""
     infos = model.checkpoint.tensors
     total = sum(info.num_bytes for info in infos.values())
     if (free := shutil.disk_usage(folder).free) < total + _SPARE_BYTES:

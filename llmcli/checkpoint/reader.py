@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # `MergedTensor`: a model's tensor to which adapters add updates as it is read; `Merger` computes it.
 
-# Sums are computed in whole blocks of rows, whatever part is read, so a weight's bits do not depend on how it is
+# Sums are computed in whole blocks of rows, for any part that is read, so a weight's bits do not depend on how it is
 # cut for reading. Blocks are 96 KiB of floats: from 128 KiB on the system allocates each, which takes 2 to 4
 # times as long (4096 x 4096, ranks 8 and 16).
 _WEIGHTS_PER_BLOCK = 3 << 13
@@ -119,7 +119,7 @@ class Merger:
         return values
 
     def _read_floats(self, info: TensorInfo, first: int, shape: tuple[int, ...]) -> Array:
-        """Elements from `first` on, as float32. Shapes: result as asked for"""
+        """Elements from `first` on, as float32. Shapes: result as requested"""
         stored = np.empty(shape, STORED_AS[info.dtype])
         self._read(info, first * stored.itemsize, stored.reshape(-1).view(np.uint8).data)
         return widen(stored, info.dtype)
@@ -207,7 +207,7 @@ class TensorReader:
             file = self._open(info.path)
             file.seek(info.offset + begin)
             while num_read < len(view):
-                # May return fewer bytes than asked for (signals, network disks, the system's own limit): 0 is the end.
+                # May return fewer bytes than requested (signals, network disks, the system's own limit): 0 is the end.
                 count = file.readinto(view[num_read : num_read + CHUNK_BYTES])
                 if not count:
                     break

@@ -62,7 +62,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _shortened = reprlib.Repr()
 _shortened.maxstring = 200
 
-_PLAIN_ENTRY = None  # stands for an entry with nothing odd about it, so that 200,000 of them take no memory
+_PLAIN_ENTRY = None  # for an ordinary entry, so that 200,000 of them take no memory
 
 
 def printable(value: object) -> str:

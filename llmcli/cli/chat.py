@@ -122,7 +122,7 @@ class ConversationOptions:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the conversation is one that chat keeps by itself: only then may a script replace it."""
+        """Whether the conversation is one that chat keeps on its own: only then may a script replace it."""
         return self.is_interactive or self.continue_ or (self.resume is not None and not names_file(self.resume))
 
     def files(self, saved: SavedConversation | None) -> dict[Path, SavedConversation]:
@@ -131,7 +131,7 @@ class ConversationOptions:
         return {Path(self.resume): saved} if is_file and self.resume and saved else {}
 
     def source(self, keeper: Keeper) -> Path | None:
-        """The file to go on with, held by `keeper` if it is a kept one. Raises: UsageError if there is none"""
+        """The file to resume, held by `keeper` if it is a kept one. Raises: UsageError if there is none"""
         if self.continue_:
             return keeper.continue_last()
         if self.resume is None or names_file(self.resume):

@@ -1,7 +1,7 @@
 """How our commands differ from Typer's: groups of options, reading of arguments and the text of help and usage errors.
 
 Declare an option that few need with `hidden=True`; only --help-all shows it. Options are declared once: a command's
-parameter whose type is a dataclass stands for one option a field. Such a group is frozen; its fields are annotated as a
+parameter whose type is a dataclass gives an option for each field. A group is frozen; its fields are annotated as a
 command's parameters are, or are groups themselves.
 """
 
@@ -99,7 +99,7 @@ def given_options(group: Any) -> list[str]:
 
 
 def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Parameter], _Build]:
-    """The options that a parameter stands for, and how its value is computed from theirs."""
+    """The options of a parameter, and how its value is computed from theirs."""
     if is_dataclass(annotation):
         hints = get_type_hints(annotation, include_extras=True)
         parts = {field.name: _expand(field.name, hints[field.name], field.default) for field in fields(annotation)}

@@ -65,7 +65,7 @@ class LengthOptions:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The model or shape whose launches are meant, and of which steps."""
+    """The model or shape whose launches are chosen, and the steps."""
 
     model: SubjectOption = None
     form: FormatOption = None

@@ -116,7 +116,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import what the name stands for."""
+        """Import the object of that name."""
         if name not in find_places():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, attribute = find_places()[name]

@@ -15,7 +15,7 @@ from llmcli.resources import kernel_cache_folder
 def progress(
     what: str, unit: str = "bytes", note: Callable[[], str] = str, *, first: str = "", beside_lines: bool = False
 ) -> Iterator[OnProgress]:
-    """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing.
+    """A bar with what is done and the time left on a terminal, except with --quiet; elsewhere nothing.
 
     `note` gives the text at the end of the bar; `first` is shown until something is done. With
     `beside_lines` stdout gets results meanwhile; on a terminal they show the progress, and there is no bar.

@@ -380,7 +380,7 @@ def serve(
 
 
 def _serve(front: Server, scheduler: Scheduler, run: Run, start_line: str) -> None:
-    """Serve to the end. Raises: typer.Exit; LLMCliError if the front ends by itself"""
+    """Serve to the end. Raises: typer.Exit; LLMCliError if the front process ends early"""
     log = lazy.LogWriter(_write_line)
     try:
         with loaded_objects_set_aside():

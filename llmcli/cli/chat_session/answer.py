@@ -182,7 +182,7 @@ def run_answer(state: Talk, events: Iterator[ChatEvent], view: View) -> TurnReco
 def take_all(events: Iterable[Event], take: Callable[[Event], None], interrupt: Callable[[], Iterable[Event]]) -> None:
     """Take the events of answers. At Ctrl-C `interrupt` closes the answers, and its events are taken too.
 
-    Raises: whatever `events` and `take` raise, once the answers are closed
+    Raises: the errors of `events` and `take`, once the answers are closed
     """
     try:
         for event in events:

@@ -283,7 +283,7 @@ def template(state: ChatSession, argument: str) -> Outcome:
 
 
 def copy_code(state: Talk, argument: str) -> Outcome:
-    """Copy the last code block to the terminal's clipboard, or print it where there is none.
+    """Copy the last code block to the terminal's clipboard, or print it if there is none.
 
     Source: xterm control sequences, OSC 52.
     """
@@ -451,7 +451,7 @@ def is_command(text: str) -> bool:
 
 
 def run_command(state: Talk, text: str) -> Outcome:
-    """Run a line that `is_command`. Raises: UsageError for an unknown one, and whatever the command raises"""
+    """Run a line that `is_command`. Raises: UsageError for an unknown one, and the command's errors"""
     name, argument = _split(text)
     for command in COMMANDS:
         if command.name == name:

@@ -34,7 +34,7 @@ def kept_paths(folder: Path) -> list[Path]:
 
 
 def unnamed_paths(folder: Path) -> list[Path]:
-    """The chats that nobody has named, in the same order."""
+    """The chats without a name of the user's, in the same order."""
     return [path for path in kept_paths(folder) if is_unnamed(path)]
 
 

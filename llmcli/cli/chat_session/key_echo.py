@@ -21,7 +21,7 @@ LEAVING = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 def keys_unseen() -> Iterator[None]:
     """Echo no keys of standard input, a terminal, inside.
 
-    The echo is back whenever this process ends or stops, whatever the reason but a SIGKILL.
+    The echo is back whenever this process ends or stops, for any reason but a SIGKILL.
     """
     descriptor = sys.stdin.fileno()
     if not termios.tcgetattr(descriptor)[3] & termios.ECHO:

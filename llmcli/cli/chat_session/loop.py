@@ -21,7 +21,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 
-TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would stand in the text
+TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would show in the text
 
 
 class PromptLine(Protocol):

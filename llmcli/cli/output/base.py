@@ -59,14 +59,14 @@ class Output(Protocol):
 
 
 def begin_text(facts: RunFacts, sample: int) -> None:
-    """Write what precedes a sample: a heading on stdout where there are several, and on a terminal the prompt."""
+    """Write what precedes a sample: a heading on stdout if there are several, and on a terminal the prompt."""
     if len(facts.samples) > 1:
         terminal.write(f"--- sample {sample + 1} ---\n")
     terminal.show_prompt(facts.lead)
 
 
 class TextOutput:
-    """Writes each sample's text as it comes, whatever order the samples are computed in.
+    """Writes each sample's text as it comes, in any order of computation.
 
     The caller begins the first with `begin_text`, so that the prompt is visible while it is computed.
     """

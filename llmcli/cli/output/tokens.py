@@ -318,7 +318,7 @@ class WhyOutput:
     def _lines(self, rows: list[_Row]) -> Iterator[str]:
         """The table with its heading, each column as wide as its widest cell.
 
-        Where a narrow terminal has no room for the notes, they go on their own line.
+        If a narrow terminal has no room for the notes, they go on their own line.
         """
         widths = [max(map(cell_len, column)) for column in zip(HEADINGS, *(row.cells for row in rows), strict=True)]
         room = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns - sum(widths) - 2 * len(widths)
