@@ -1,4 +1,4 @@
-"""What stored codes mean, written independently of the code that makes them."""
+"""The meaning of stored codes, written independently of the code that makes them."""
 
 import numpy as np
 

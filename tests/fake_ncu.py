@@ -1,4 +1,4 @@
-"""A program that stands for Nsight Compute: it writes what ncu 2025.3 writes, and what goes wrong with it."""
+"""A stand-in for Nsight Compute: it prints the output of ncu 2025.3, and its errors."""
 
 import json
 import stat
@@ -66,7 +66,7 @@ for number in range(3):
 """
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-# Of a kernel that streams weights, as `--print-units base` shows it: the three launches differ.
+# Values of a kernel that streams weights, as `--print-units base` shows them: the three launches differ.
 VALUES = {
     "gpu__time_duration.sum": ["9,600", "9,312", "9,216"],
     "dram__bytes_read.sum": ["34,100,224", "34,099,968", "34,105,344"],

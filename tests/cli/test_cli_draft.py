@@ -149,7 +149,7 @@ def test_a_fault_of_a_draft_model_is_said_once_and_costs_no_text(
 
 
 def texts(result: Result) -> str:
-    """What it printed, without times."""
+    """Its output, without times."""
     return re.sub(r'"timings": {.*?}', "", result.stdout)
 
 

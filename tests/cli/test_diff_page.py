@@ -96,7 +96,7 @@ def test_the_words_follow_the_documented_limits(kl: float, words: str) -> None:
 
 
 def test_an_infinite_divergence_is_still_json() -> None:
-    """Which a browser's parser must read."""
+    """A browser's parser must read it."""
     script = render([token(0, 0.5, 0.0, 1, kl=math.inf)]).all("script")[0].text
     assert "Infinity" not in script
 

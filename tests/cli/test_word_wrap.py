@@ -23,7 +23,7 @@ def width_of(character: str) -> int:
 
 
 def rows_of(text: str, columns: int) -> list[str]:
-    """What a terminal shows: a row is full first, and the next character then begins another."""
+    """A terminal's screen: a full row ends only when the next character comes."""
     rows, used = [""], 0
     for character in re.sub(r"\x1b\[[\d;]*m", "", text):
         if character == "\n":

@@ -140,7 +140,7 @@ def test_rows_are_shared_out_between_clients(scheduler: Scheduler) -> None:
 
 
 def test_a_newcomer_finds_pages_that_a_longer_prompt_holds(tokenizer: Tokenizer) -> None:
-    """No running text can give up pages: the partly filled prompt starts again later."""
+    """No running text can release pages: the partly filled prompt starts again later."""
     scheduler = open_scheduler(tokenizer, num_rows=4, max_seq_len=1024, num_pages=66)
     asked = [scheduler.submit(request("long", 1, 10, prompt=[97] * 1000))]
     for _ in range(13):

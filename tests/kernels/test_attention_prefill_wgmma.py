@@ -125,7 +125,7 @@ def test_blocks_with_many_tiles(
 def test_a_tokens_bits_do_not_depend_on_its_chunk(
     wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, window: int | None
 ) -> None:
-    """Nor on the groups of warps, on the multiprocessors, or on where pages lie."""
+    """Nor on the groups of warps, the multiprocessors, or the places of pages."""
     problem = Problem(QkvLayout(6, 2, 128), dtype, 20, 500, window=window)
     whole = problem.run(wgmma_card)
     for form in LONG_FORMS:

@@ -121,7 +121,7 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
     launch = notes.launches[-1]
     assert launch.name in SPEC.variants
     assert (launch.grid, launch.block) == (((172,), 384) if 16 < num_tokens <= 32 else ((344,), 256))
-    # Of 128,256 outputs as many blocks run as find room, four or two a multiprocessor. They take pieces in turn.
+    # With 128,256 outputs as many blocks run as fit, four or two a multiprocessor. They take pieces in turn.
     head = tile_layout("int8", 128256, 128, 128, "float16")
     gemm_wide(device, **arguments(head, num_tokens), out=Phantom((num_tokens, 128256), np.float32, 4 << 30))
     assert notes.launches[-1].grid == (528 if num_tokens <= 16 else 264,)

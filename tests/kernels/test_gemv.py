@@ -197,7 +197,7 @@ def test_nan_shows_in_its_row_alone(device: Device) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("weight_type", ["int8", "int4"])
 def test_magnitudes_at_the_ends_of_float32(device: Device, weight_type: str) -> None:
-    """Right as long as a span's largest has a quotient; of infinity and its neighbours NaN."""
+    """Right while a span's largest value has a quotient; NaN for infinity and its neighbours."""
     case = make_case(random_matrix(9, weight_type, 32, 256), num_rows=4)
     case.x[:] = np.random.default_rng(9).uniform(0.5, 1, case.x.shape)
     case.x *= np.float32([[2**-99.5], [2**-105.0], [2.0**-120], [2.0**100]])

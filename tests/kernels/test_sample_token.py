@@ -184,7 +184,7 @@ def test_mu_over_200_steps_is_the_hosts(device, name):
 @pytest.mark.cuda
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_as_many_sequences_as_there_is_room_for(device, temperature):
-    """Many of one last id, one for each token, one as long as the history and one longer."""
+    """Many with one last id, one for each token, one as long as the history and one longer."""
     vocab_size = 3000
     history = [4, 2, 9, 4, 2, 7]
     sequences = [((2, 7, 11), 0.1), ((7, 11), 1e-3), ((4, 2, 9, 4, 2, 7, 12), 2.0), ((1, 4, 2, 9, 4, 2, 7, 12), 50.0)]

@@ -59,7 +59,7 @@ def small_weights(form: dict[str, Any]) -> StoredMatrix:
 
 
 def test_the_model_gives_what_an_h200_gave() -> None:
-    """Of one token with an outlier and small weights; exactly added it is -2.41285552."""
+    """One token with an outlier, and small weights; the exact sum is -2.41285552."""
     x, weights = activations(20, 72).astype(np.float64), halves_of(small_weights(FORMATS[0]))
     found = hopper_sums(x, weights) * powers_of_two(20)[:, None]
     assert np.float32(found[2, 16]) == np.float32(-2.41285133)

@@ -83,7 +83,7 @@ def test_what_it_is_asked_for(ncu: FakeNcu) -> None:
 
 @pytest.mark.parametrize("does", ["", "regex"])
 def test_metrics_that_it_does_not_know_are_left_out(ncu: FakeNcu, does: str) -> None:
-    """Both ways in which versions of it name them."""
+    """ncu's versions name them in two ways."""
     gmma, memory = STALL.format("gmma"), "dram__throughput.avg.pct_of_peak_sustained_elapsed"
     ncu.write(does, unknown=(gmma, memory))
     counters = count(ncu.path, ["program"], "sm_90")

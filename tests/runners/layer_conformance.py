@@ -12,7 +12,7 @@ class LayerConformance:
 
     @pytest.mark.parametrize("num_prompt_tokens", [1, 5, 70, 150])
     def test_hidden_states_are_those_of_a_step(self, runner: Runner, num_prompt_tokens: int) -> None:
-        """Of a prompt, a single token and a span; logits and the choices after them have the same bits."""
+        """For a prompt, a single token and a span; logits and the choices after them have the same bits."""
         prompt, others = PROMPT[:num_prompt_tokens], (PROMPT[150:151], PROMPT[151:154])
         looked, expected = runner.open(prompt, GREEDY), runner.open(prompt, GREEDY)
         embeddings: dict[int, bytes] = {}

@@ -179,7 +179,7 @@ def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])
 def test_launches_of_many_rows_as_digits(name: str, count_launches: Any, tmp_path: Path) -> None:
-    """Of codes with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
+    """Codes, with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
     plan = plan_of(folder, num_rows=131)

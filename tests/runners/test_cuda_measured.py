@@ -1,4 +1,4 @@
-"""What `plan` predicts for decoding steps, prompts and their attention, against measurements on cards."""
+"""`plan`'s predictions for decoding steps, prompts and their attention, against measurements on cards."""
 
 from dataclasses import replace
 

@@ -220,7 +220,7 @@ def test_many_rows_have_memory_where_they_are_staged(monkeypatch: pytest.MonkeyP
         plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
         for can_wgmma in (True, False)
     )
-    # Of products of prompts: down in eight parts, or weights widened in pieces.
+    # For products of prompts: down in eight parts, or weights widened in pieces.
     parts, widened = 4 * 256 * 7 * 4096, 128 * 2**20
     digits = 256 * 14336 // 128 * (2 * 128 + 4) + 4 * 256
     held = [held_bytes(plan.workspace) for plan in (with_digits, without)]
@@ -285,7 +285,7 @@ GIB = 2**30
 
 
 def test_less_is_given_only_where_it_must_be() -> None:
-    """Down to two full rows' pages for any number of rows; the narrower prompts of `PREFILL_CHUNKS` come before."""
+    """Prompts get narrower first (`PREFILL_CHUNKS`), then pages shrink to two full rows' for any number of rows."""
     stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
     sizes: dict[str, Any] = {"max_seq_len": 4096, "num_rows": 8}
     pages_of_row = 4096 // 16

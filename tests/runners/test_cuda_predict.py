@@ -152,13 +152,13 @@ def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
 
 @pytest.mark.parametrize("can_wgmma", [True, False])
 def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool) -> None:
-    """Whatever kernels make the products: two operations a token and weight, and what causal attention needs."""
+    """For any kernels of the products: two operations a token and weight, and what causal attention needs."""
     qkv, rest = 3 * 4096 * 4096, 4096 * 4096 + 3 * 4096 * 11008
     card = replace(TYPICAL_CARD, can_wgmma=can_wgmma)
     model = DryModel(shape_7b(card=card), card)
     lengths = (8, True), (16, True), (17, False), (64, True), (65, True), (2048, True), (2048, False)
     for num_tokens, is_last in lengths:
-        # Of many tokens the last layer makes keys and values, and of the prompt's last one all else.
+        # With many tokens the last layer computes keys and values, and all else only for the prompt's last token.
         alone = can_wgmma and num_tokens > 64
         flops: Counter[str] = Counter()
         for one in model.span(num_tokens, 100, is_last=is_last):
@@ -192,7 +192,7 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
 @pytest.mark.parametrize("speed_first", [False, True])
 @pytest.mark.parametrize("num_key_value_heads", [32, 8])
 def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int, speed_first: bool) -> None:
-    """Of many rows, with codes and, for the head, floats; of long prompts, with few tokens a block and with many."""
+    """For many rows, with codes and, for the head, floats; for long prompts, with few tokens a block and with many."""
     model = DryModel(shape_7b(256, num_key_value_heads, speed_first=speed_first), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
     steps = [model.step(num_rows, 100) for num_rows in (*range(1, 34), 40, 72, 136, 256)]

@@ -128,7 +128,7 @@ def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, ch
 
 @pytest.mark.parametrize("shares_order", [True, False])
 def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: SimulatedDevice, tmp_path: Path) -> None:
-    """As rows, also with inputs in an order, which float32 rows have more room for than decoding needs."""
+    """As rows, also with ordered inputs, for which float32 rows have more room than decoding needs."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = write_gptq(source, tmp_path / "model", desc_act=True, shares_order=shares_order)
     reference, runner = load_by_torch(open_model(folder), max_seq_len=256), load_simulated(folder, device)

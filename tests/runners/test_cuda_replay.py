@@ -136,7 +136,7 @@ def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_re
 
 @pytest.mark.parametrize("skip", [("mlp.",), ("k_proj",), ("layers.1.",)])
 def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_products: None, tmp_path: Path) -> None:
-    """Those that the card meets while rows wait: each has run before, with the same operands.
+    """Products that the card needs while rows wait: each has run before, with the same operands.
 
     In float32: the other types have gemm_wide.
     """
@@ -165,7 +165,7 @@ def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_prod
 
 
 def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path) -> None:
-    """Those of the last 256, for these kernels and these arrays."""
+    """The last 256, for these kernels and these arrays."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128)))
     plan = plan_memory(StoredModel.of_model(open_model(folder)), max_seq_len=512, num_rows=2, chunk_tokens=300)

@@ -279,7 +279,7 @@ def test_a_sampler_that_leaves_no_token(load_on_card: Callable[..., Any], int8_m
         choose(step.logits(0)[0], [*PROMPT[:20], expected[0]], bans)
     assert str(found) == str(error.value)
     assert isinstance(found, UsageError)
-    # After what it ran then, and after what it ran before.
+    # The row goes on from its latest token, and from an earlier one.
     runner.set_sampler(row, GREEDY)
     first = one(runner, Span(row, (expected[1],))).token_id
     assert [first, *go_on(runner, row, 5)] == expected[2:]

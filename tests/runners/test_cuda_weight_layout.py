@@ -235,7 +235,7 @@ def test_a_config_that_asks_for_biases_of_tensors_that_have_none(tmp_path: Path)
 
 
 def test_tensors_with_biases_that_the_config_does_not_ask_for(device: SimulatedDevice, tmp_path: Path) -> None:
-    """They are not used, as everywhere: they take no memory and change nothing."""
+    """They are ignored: they take no memory and change nothing."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, attention_bias=True)
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"attention_bias": true', '"attention_bias": false'))

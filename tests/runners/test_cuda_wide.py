@@ -65,7 +65,7 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
 def worst_error(
     folder: Path, device: SimulatedDevice, lengths: Sequence[int] = (65, 128, 129, 196), **options: Any
 ) -> float:
-    """Of the logits after prompts, against torch."""
+    """The worst relative error of logits after prompts, against torch."""
     reference = load(open_model(folder), max_seq_len=200)
     runner = load_on_card(
         open_model(folder),
@@ -98,7 +98,7 @@ def test_prompts_are_computed_as_by_torch(
 def test_short_prompts_are_computed_in_parts(
     name: str, device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
-    """Those of 9 to 64 tokens. append_tokens adds the parts of qkv, the next layer those of down."""
+    """Prompts of 9 to 64 tokens. append_tokens adds the parts of qkv, the next layer those of down."""
     sizes = {**TAILS, "hidden_size": 320, "intermediate_size": 512, "attention_bias": True, "mlp_bias": True}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
@@ -163,7 +163,7 @@ def test_attention_that_makes_images(
 def test_the_last_layer_runs_few_tokens(
     head_dim: int, device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
-    """Those whose logits may be read; the others get keys and values. Bits are those of a prompt that ran whole."""
+    """Only tokens whose logits may be read; others get keys and values. Bits equal those of a whole prompt."""
     sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": head_dim}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 channel"]))
@@ -328,7 +328,7 @@ def test_many_rows_where_speed_comes_first(
     for count in (most_exact + 4, most_exact, most_exact + 4):
         launched.clear()
         step = runner.queue([Span(row) for row in rows[:count]])
-        # Of each layer q, k and v, together or apart, o and down; and the head.
+        # For each layer q, k and v, together or apart, o and down; and the head.
         num_products = 2 * ((3 if skip else 1) + 2) + bool(has_halves)
         assert launched.count("gemm_wide") == (num_products if count > most_exact else 0)
         for number, row in enumerate(rows[:count]):

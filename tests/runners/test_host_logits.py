@@ -69,7 +69,7 @@ def test_token_by_token_logits_equal_transformers(folder: Path, loaded: Callable
 
 
 def test_hidden_states_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
-    """Of a prompt and the tokens after it; transformers has the last layer's only after the final norm."""
+    """For a prompt and the tokens after it; transformers has the last layer's only after the final norm."""
     token_ids = random_ids(40)
     with torch.inference_mode():
         expected = reference(folder)(torch.tensor([token_ids]), output_hidden_states=True).hidden_states

@@ -14,7 +14,7 @@ SAMPLER = Sampler(SamplingParams(), 0)
 
 
 def device_with_rows(num_rows: int) -> PageDevice:
-    """It chooses 100, 101, ..., whatever the row."""
+    """A device that chooses 100, 101, ... for any row."""
     numbers = count(100)
     return PageDevice(lambda history, sampler: next(numbers), num_rows=num_rows)
 

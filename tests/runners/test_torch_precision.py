@@ -34,7 +34,7 @@ def with_one_tensor_of(model: Model, dtype: str) -> Model:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """With everything."""
+    """A processor with all instructions."""
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
     return monkeypatch

@@ -162,7 +162,7 @@ def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | N
         if char.decode() in content
     ]
     chars = [[ids[part] for part in parts] for parts in spelt if all(part in ids for part in parts)]
-    # Of a character that has begun.
+    # The rests of an unfinished character.
     rests = [
         [ids[char[at : at + 1]] for at in range(first, len(char))]
         for char in CHARACTERS

@@ -94,7 +94,7 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
         asked = {**STORY, "response_format": held_by({"const": "a", "horoscope": 1})}
         assert post(server.port, COMPLETE, asked)[0] == 200
         status, answer = post(server.port, COMPLETE, STORY, more="Origin: https://evil.example\r\n")
-        assert status == 200  # a browser shows it to nobody: there is no CORS header, and JSON is asked for before
+        assert status == 200  # a browser hides it: there is no CORS header, and JSON needs a preflight request
         assert server.end() == 0
         assert server.process.stdout is not None
         assert server.process.stdout.read() == ""

@@ -89,7 +89,7 @@ def test_a_random_older_tokenizer_equals_transformers(number, tmp_path):
             if reference.bos_token and not any(token.casefold() in said for token in special):
                 ids = reference.apply_chat_template(messages, return_dict=False, add_generation_prompt=False)
                 assert token_ids == ids, text
-            # Those of the template: a message has none, whatever it says.
+            # Only the template's: a message has none, for any text.
             num_special = sum(token_id in tokenizer.special_token_ids for token_id in token_ids)
             assert num_special <= 1 + ("bos_token" in template.special_tokens), text
     finally:
