@@ -144,7 +144,7 @@ def test_aliases_lead_to_options_that_exist() -> None:
 
 
 def test_the_page_on_llama_cpp_says_the_same() -> None:
-    """Each of llama.cpp's options there that is not ours leads to what the page names."""
+    """Each of llama.cpp's options there that we lack gives the hint that the page names."""
     known = options_of("generate")
     checked = 0
     for theirs, ours, _ in table_rows():

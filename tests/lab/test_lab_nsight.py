@@ -39,7 +39,7 @@ def test_without_a_profiler_the_way_to_it_is_named(bare: Path) -> None:
 
 
 def test_the_nearest_profiler_is_taken(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each place wins over those that were filled before it."""
+    """Each place wins over those filled before it."""
     (bare / "usr/local/cuda-12.0/bin").mkdir(parents=True)  # a toolkit without it
     unusable = install(bare / "opt/nvidia/nsight-compute/2029.1.0")
     unusable.chmod(0o644)

@@ -90,7 +90,7 @@ def test_other_launches_than_those_of_the_walk_are_refused(stems: tuple[str, ...
 
 @pytest.mark.parametrize("maximum", [1 + LEAST_ROOM, 300, 1024, 131072])
 def test_the_sampler_never_leaves_the_context(timed: list[tuple[int, int]], maximum: int) -> None:
-    """Each run moves the row on: the step that is noted, the steps that are timed, and the sampler's own."""
+    """Each run advances the row: the recorded step, the timed steps, and the sampler's own."""
     lengths = Lengths.within(maximum, None, None, 1)
     walk = walk_of("gemv", "sample_token")
     roofline._time(None, walk, noted(walk), lengths, lambda: None)  # type: ignore[arg-type]

@@ -219,7 +219,7 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
 
 
 def test_many_rows_with_speed_first_launch_other_forms() -> None:
-    """Each is compiled before the first step, which would wait for it."""
+    """Each is compiled before the first step, so that it does not wait."""
     kernel, model = read("stage_wide", kernels_folder() / "stage_wide.cu"), shape_model("Llama-3.2-1B", "int8")
 
     def compiled(**options: Any) -> set[str]:

@@ -98,7 +98,7 @@ def house_pages() -> Iterator[tuple[str, str]]:
 
 
 def prose_of(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Their lines without what stands between backticks: names, and output of other programs."""
+    """Their lines without the text between backticks: names, and output of other programs."""
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if not line.startswith(("    ", ">")):

@@ -171,7 +171,7 @@ def test_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_weight_is_not_changed() -> None:
-    """Its codes may be those of a file that is mapped."""
+    """Its codes may belong to a mapped file."""
     weight = random_weight(WeightScheme(8, 128), (64, 128), generator())  # no row and no input to add
     before = weight.codes.clone()
     CodesProduct(weight)

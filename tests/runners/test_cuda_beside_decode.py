@@ -84,7 +84,7 @@ OPERATIONS: dict[str, Callable[[Runner, int], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_other_operations_change_nothing(name: str, runner: Runner, expected: list[int]) -> None:
-    """Each comes while a step of the row is queued whose choice has not been read."""
+    """Each comes while a step of the row is queued and its choice is unread."""
     row = runner.open(PROMPT[:20], GREEDY)
     steps = [runner.queue([Span(row, tuple(PROMPT[runner.num_tokens(row) : 20]))])]
     found = []
@@ -97,7 +97,7 @@ def test_other_operations_change_nothing(name: str, runner: Runner, expected: li
 
 
 def test_a_row_that_is_rolled_back_goes_on_from_there(runner: Runner, expected: list[int]) -> None:
-    """Also while a step is queued, whose choice then counts for nothing."""
+    """Also while a step is queued; its choice is then ignored."""
     row = start(runner, PROMPT[:20])
     go_on(runner, row, 5)
     ahead = runner.queue([Span(row)])

@@ -130,7 +130,7 @@ def test_many_rows_take_a_little_less_than_steps_of_eight_without_wgmma() -> Non
 
 
 def test_rows_as_digits_take_far_less_than_steps_of_eight() -> None:
-    """And more rows more, as each has its part of the tensor cores."""
+    """And more for more rows, as each adds its part of the tensor cores' time."""
     predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
     eight = predictor.decode_seconds(100, 8)
     times = [predictor.decode_seconds(100, num_rows) for num_rows in (8, 16, 32, 64, 128, 256)]

@@ -248,7 +248,7 @@ def test_tensors_with_biases_that_the_config_does_not_ask_for(device: SimulatedD
 
 
 def test_the_tensors_say_what_has_a_bias(tmp_path: Path) -> None:
-    """Not the config and not a name: of two layers one may have it."""
+    """Neither config nor name decides: one of two layers may have it."""
     stored = StoredModel.of_model(written(tmp_path, num_hidden_layers=2, attention_bias=True))
     kept = {name: dtype for name, dtype in stored.dtypes.items() if not name.startswith("model.layers.0.")}
     weights = {name: dtype for name, dtype in stored.dtypes.items() if not name.endswith(".bias")}
