@@ -213,7 +213,7 @@ class CachedModel:
     """One revision of a model in the cache.
 
     Units: `last_used` seconds since 1970, by the file system, of all revisions together; `size_bytes` counts a file
-    that two revisions share in both, and what is there of unfinished files.
+    that two revisions share in both, and the parts of unfinished files.
     """
 
     repo_id: str

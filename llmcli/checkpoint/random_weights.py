@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 POOL_SIZE = 8_388_593
 
 _BIAS_SCALE = 0.1
-# Codes of others: the bits that are random. An exponent of 8-bit floats without its highest bit is no NaN's.
+# Codes of others: the bits that are random. 8-bit floats without the highest bit of their exponent are never NaN.
 _CODE_MASKS = {"I32": np.uint8(0xFF), "F8_E4M3": np.uint8(0xBF)}
 _SCALES = (".scales", ".weight_scale_inv")
 _SPARE_BYTES = 64 * 2**20

@@ -224,8 +224,8 @@ def _num_bytes(shape: list[int], itemsize_bytes: int) -> int | None:
 
 # One safetensors file: the safetensors library reads its header, and from that follows where each tensor's bytes lie.
 #
-# This file checks what the library does not: it waits at a named pipe, maps what is not a file, takes one of two
-# tensors of one name, and has types below one byte. It maps the file into memory; the mapping ends before `read_header`
+# The library waits at a named pipe, maps what is not a file, takes one of two tensors of one name, and has types below
+# one byte; all this is refused here. It maps the file into memory; the mapping ends before `read_header`
 # does, and the bytes themselves are read by ranges (reader.py).
 
 

@@ -1,4 +1,4 @@
-"""A batch before its weights are read: its options, its input, which is checked, and its output, which is locked.
+"""A batch before its weights are read: its options, its checked input and its locked output.
 
 Lines become requests with the session's own functions, so a line gives the text of `generate`. Line k has the run's
 seed and sample index k - 1, as `generate --only k`. A line with a seed of its own has index 0, as `generate --seed`

@@ -55,8 +55,7 @@ _START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the 
 def process_age() -> float:
     """Seconds since this process was started.
 
-    On Linux, to a hundredth of a second. Elsewhere it is the process's computing time, which is nearly all of its
-    start.
+    On Linux, to a hundredth of a second. Elsewhere the process's computing time, which is nearly all of its start.
     """
     computing = time.process_time()
     try:

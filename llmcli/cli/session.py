@@ -392,7 +392,7 @@ def resolve_context(
 def open_session(name: str | None, timeline: Timeline | None = None, *, holds_texts: bool = False) -> Session:
     """Check a model, named as for `model_folder`, and load its tokenizer; missing files are downloaded first.
 
-    With `holds_texts`, texts will have a schema: what that needs of the tokens starts before the tokenizer loads.
+    With `holds_texts`, texts will have a schema: their token tree is begun before the tokenizer loads.
     Raises: CheckpointError and its subclasses.
     """
     timeline = timeline or Timeline()
