@@ -225,7 +225,7 @@ def _num_bytes(shape: list[int], itemsize_bytes: int) -> int | None:
 # One safetensors file: the safetensors library reads its header, and from that follows where each tensor's bytes lie.
 #
 # The library waits at a named pipe, maps what is not a file, takes one of two tensors of one name, and has types below
-# one byte; all this is refused here. It maps the file into memory; the mapping ends before `read_header`
+# one byte; all this is refused here. The library maps the file into memory; the mapping ends before `read_header`
 # does, and the bytes themselves are read by ranges (reader.py).
 
 

@@ -130,7 +130,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     """Run the remaining prompts.
 
     Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
-            UnfinishedTextError with `require_complete` if a text that is held to a schema was cut, now or earlier
+            UnfinishedTextError with `require_complete` if a text with a schema was cut, now or earlier
     """
     progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     _count_kept(job, completeness)

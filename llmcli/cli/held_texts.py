@@ -83,7 +83,7 @@ class SchemaOptions:
         return [flag for flag, value in named.items() if value is not None]
 
     def read(self, *, ignore_eos: bool = False) -> Grammar | None:
-        """The grammar; None if no text is held to anything.
+        """The grammar; None if no text has a schema.
 
         Raises: UsageError for one that cannot be kept exactly, or that no text fits; as `SmallFile.read_text`.
         """
