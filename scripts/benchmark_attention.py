@@ -1,7 +1,7 @@
 """Time of the attention kernels on this card: decode against the bandwidth of a copy, prefill in TFLOP/s.
 
 Every shape runs as a CUDA graph of many launches over the caches of several layers, more than the L2 cache holds.
-The copy is measured in the same process; medians of some rounds, fastest in brackets.
+The copy is measured in the same process; figures are medians of some rounds, the fastest in brackets.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROTATED_BYTES = 1 << 28  # caches of one graph, several times the L2 cache
 
 
 def microseconds(device: Device, launch: Callable[[int], None], num_launches: int, rounds: int) -> list[float]:
-    """Time of one launch in each round; `launch` is given the number of the launch."""
+    """Time of one launch in each round; `launch` gets the number of the launch."""
     stream = device.stream
     launch(0)
     device.synchronize()
@@ -64,13 +64,13 @@ def copy_gbps(device: Device, rounds: int) -> float:
 
 
 def page_table(num_rows: int, num_tokens: int) -> cupy.ndarray:
-    """Pages for so many tokens of each row, in an order that scatters them: [rows, pages_per_row]."""
+    """Pages for `num_tokens` tokens of each row, in an order that scatters them: [rows, pages_per_row]."""
     num_pages = num_rows * -(-num_tokens // PAGE_TOKENS)
     return cupy.asarray(np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(num_rows, -1))
 
 
 def caches(layout: QkvLayout, dtype: np.dtype, num_pages: int) -> cupy.ndarray:
-    """Keys and values of as many layers as fill ROTATED_BYTES: [layers, 2, num_pages, heads, PAGE_TOKENS, head_dim]."""
+    """Keys and values of enough layers to fill ROTATED_BYTES: [layers, 2, num_pages, heads, PAGE_TOKENS, head_dim]."""
     shape = (2, num_pages, layout.num_key_value_heads, PAGE_TOKENS, layout.head_dim)
     num_layers = max(1, min(64, ROTATED_BYTES // (int(np.prod(shape)) * dtype.itemsize)))
     block = normal((1 << 20) + 1)  # an odd size: no two heads are alike
@@ -82,7 +82,7 @@ def caches(layout: QkvLayout, dtype: np.dtype, num_pages: int) -> cupy.ndarray:
 
 
 def scales(keys: cupy.ndarray) -> dict[str, cupy.ndarray]:
-    """What a cache of codes has beside them, the same for all layers that are rotated: 3 % of the bytes stay in L2."""
+    """The scales of a cache of codes, the same for all layers that are rotated: 3 % of the bytes stay in L2."""
     if keys.dtype != np.uint8:
         return {}
     return {name: cupy.full(keys.shape[:3], 1 / 40, cupy.float32) for name in ("key_scales", "value_scales")}

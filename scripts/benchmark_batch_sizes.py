@@ -40,7 +40,7 @@ def measure(model: str, rows: Sequence[int], prompts: Sequence[int], options: Se
     plain = [bench(model, "--rows", count, *decoding) for count in rows]
     many = [count for count in rows if count > MOST_EXACT_ROWS]
     first = [bench(model, "--rows", count, "--speed-first", *decoding) for count in many]
-    first = [report for report in first if report["speed_first"]]  # elsewhere it is the same again
+    first = [report for report in first if report["speed_first"]]  # elsewhere the figures would repeat
     lengths = [word for length in prompts for word in ("--prompt", length)]
     return {"rows": plain, "speed_first": first, "prompts": [bench(model, *lengths, "--depth", DEPTH, *options)]}
 
@@ -58,7 +58,7 @@ def by_length(reports: Iterable[Any]) -> dict[int, Figures]:
 def tables(reports: Reports, peer: str | None, theirs: Mapping[int, float]) -> str:
     """Markdown: decoding by rows, and prompts by length. `theirs` are tokens/s of the peer by rows.
 
-    `plan` is how far its prediction is off: +10% promises too much.
+    `plan` is the error of its prediction: +10% promises too much.
     """
     ours, first = by_rows(reports["rows"]), by_rows(reports["speed_first"])
     header = ["rows", *HEADER, *(f"speed first, {name}" for name in HEADER), *([peer] if peer else [])]
@@ -79,7 +79,7 @@ def _cells(figures: Figures | None) -> list[str]:
     if figures is None:
         return [""] * len(HEADER)
     error = figures["predicted_tokens_per_second"] / figures["tokens_per_second"] - 1
-    share = figures["floor_share"]  # there is none for prompts on the CPU
+    share = figures["floor_share"]  # None for prompts on the CPU
     return [f"{figures['tokens_per_second']:,.0f}", "-" if share is None else f"{share:.0%}", f"{error:+.0%}"]
 
 

@@ -75,12 +75,12 @@ def open_runner(folder: Path, num_threads: int) -> Runner:
 
 
 def clock() -> float:
-    """Seconds, of the processor where one thread computes."""
+    """Seconds, of processor time with one thread."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def seconds_of_prompt(runner: Runner, num_tokens: int, generator: torch.Generator) -> float:
-    """A prompt that no other one begins like."""
+    """A prompt with a beginning of its own."""
     prompt = tuple(torch.randint(0, CONFIG["vocab_size"], (num_tokens,), generator=generator).tolist())
     row = runner.open(prompt, Sampler(SamplingParams(temperature=0.0), seed=0))
     start = clock()
@@ -93,7 +93,7 @@ def seconds_of_prompt(runner: Runner, num_tokens: int, generator: torch.Generato
 
 
 def seconds_per_token(runner: Runner) -> float:
-    """One round of greedy decoding behind a short prompt."""
+    """One round of greedy decoding after a short prompt."""
     prompt = tuple(range(16))
     row = runner.open(prompt, Sampler(SamplingParams(temperature=0.0), seed=0))
     runner.queue([Span(row, prompt[runner.num_tokens(row) :])]).choices()

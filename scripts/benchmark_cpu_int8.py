@@ -54,7 +54,7 @@ def open_runner(shape: str, options: ExportOptions, num_threads: int, destinatio
 
 
 def decode(runner: Runner, params: SamplingParams, num_tokens: int) -> float:
-    """Seconds a token behind a short prompt, after the first."""
+    """Seconds a token after a short prompt, after the first."""
     prompt = tuple(range(PROMPT_TOKENS))
     row = runner.open(prompt, Sampler(params, seed=0))
     runner.queue([Span(row, prompt[runner.num_tokens(row) :])]).choices()
@@ -85,7 +85,7 @@ def operator_on_layers(config: LlamaConfig) -> Callable[[], None]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """What a token reads: every tensor, but the embedding only where it is the head."""
+    """The bytes that a token reads: every tensor, but the embedding only where it is the head."""
     tensors = open_model(folder).tensors
     unread = 0 if tensors.head == EMBEDDING else tensors.tensors[EMBEDDING].num_bytes
     return sum(info.num_bytes for info in tensors.tensors.values()) - unread
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As the command line has it, where torch is imported later: threads that wait keep their cores for 0.1 ms.
+    # As in the command line, which imports torch later: threads that wait keep their cores for 0.1 ms.
     if "GOMP_SPINCOUNT" not in os.environ:
         raise SystemExit("set GOMP_SPINCOUNT=10000, as llmcli does on a quiet machine")
     main()

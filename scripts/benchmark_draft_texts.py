@@ -47,7 +47,7 @@ class KnowingSource:
         self.random = random.Random(0)
 
     def begin(self, prompt: Sequence[int], sampler: Sampler) -> "KnowingGuesses":
-        """Guesses behind the prompt."""
+        """Guesses after the prompt."""
         return KnowingGuesses(self)
 
 
@@ -59,7 +59,7 @@ class KnowingGuesses:
         self._place = 0
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Count what has been said."""
+        """Count the tokens so far."""
         self._place += len(token_ids)
 
     def kind(self) -> int:
@@ -75,7 +75,7 @@ class KnowingGuesses:
         )
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing."""
 
 
 def silence_attention(folder: Path) -> None:
@@ -91,7 +91,7 @@ def silence_attention(folder: Path) -> None:
 
 
 def tell(runner: Runner, prompt: Sequence[int], count: int, source: DraftSource | None) -> tuple[list[int], float]:
-    """A text behind a prompt, and the seconds from its first token to its last."""
+    """A text after a prompt, and the seconds from its first token to its last."""
     drafting = None if source is None else Drafting(source)
     scheduler = Scheduler(runner, NoText(runner.config.vocab_size), drafting=drafting)
     scheduler.submit(Request(tuple(prompt), SAMPLER, (0,), count))

@@ -29,7 +29,7 @@ def open_row(runner: Runner) -> tuple[int, int]:
 
 
 def text_of(runner: Runner) -> list[int]:
-    """What the model says."""
+    """The model's tokens."""
     row, first = open_row(runner)
     said = [first]
     while len(said) < NUM_TOKENS:
@@ -41,7 +41,7 @@ def text_of(runner: Runner) -> list[int]:
 
 
 def seconds_of_step(runner: Runner, text: list[int], num_drafts: int, *, is_right: bool) -> float:
-    """A step behind the first tokens of the text."""
+    """Seconds of a step after the first tokens of the text."""
     row, _ = open_row(runner)
     drafts = text[1 : 1 + num_drafts] if is_right else [(token_id + 1) % 32000 for token_id in text[1 : 1 + num_drafts]]
     start = clock()

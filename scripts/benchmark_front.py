@@ -46,7 +46,7 @@ class Clients:
             self._poll.register(one, select.EPOLLIN)
 
     def wait_for_pieces(self) -> None:
-        """Wait until each has got one."""
+        """Wait until each has one piece."""
         missing = set(self._sockets)
         while missing:
             for number, _ in self._poll.poll():
@@ -63,7 +63,7 @@ class Clients:
 
 
 class Steps:
-    """A scheduler that tells a token of every text in a step, of so many steps, and measures them."""
+    """A scheduler that gives a token of every text in each of a number of steps, and measures them."""
 
     runner: Any = SimpleNamespace(limits=SimpleNamespace(num_pages=0), free_pages=0)
     num_waiting = 0
@@ -83,14 +83,14 @@ class Steps:
         return self._num_begun
 
     def cancel(self, request: int) -> None:
-        """All end by themselves."""
+        """Nothing to cancel: all texts end by themselves."""
 
     def interrupt(self) -> list[Event]:
-        """Nothing is left."""
+        """Do nothing."""
         return []
 
     def step(self) -> list[Event]:
-        """A token of every text, once all have the one before."""
+        """A token of every text, once all have the previous one."""
         if self._clients is None:
             self._clients = Clients(self._port, self._num_clients)
         if self._num_begun < self._num_clients:

@@ -1,4 +1,4 @@
-"""How long `llmcli --help` takes, process start to exit, beside an empty Python program in the same run."""
+"""How long `llmcli --help` takes, process start to exit, next to an empty Python program in the same run."""
 
 import statistics
 import subprocess

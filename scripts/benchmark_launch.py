@@ -28,7 +28,7 @@ LAYOUT = QkvLayout(4, 2, 64)
 
 
 class NotingDevice(Device):
-    """A card that keeps what it is asked to launch. Attributes: launches."""
+    """A card that records the launches it binds. Attributes: launches."""
 
     launches: list[Launch]
 
@@ -37,11 +37,11 @@ class NotingDevice(Device):
         return super()._bind(launch)
 
     def bind_raw(self, launch: Launch) -> Starter:
-        """The launch by CuPy's call."""
+        """Launch by CuPy's call."""
         return RawLaunch(launch, self._kernels[self._key(launch.stem, launch.name)], self.stream)
 
     def bind_driver(self, launch: Launch, overlaps: bool) -> Starter:
-        """The launch by the driver's."""
+        """Launch by the driver's."""
         function = self._kernels[self._key(launch.stem, launch.name)].function
         return self._driver.bind(launch, function, self.stream.ptr, overlaps)
 
@@ -89,7 +89,7 @@ def host_microseconds(device: Device, run: Callable[[], object], rounds: int) ->
 
 
 def ways(device: NotingDevice, launch: Launch) -> dict[str, Callable[[], Starter]]:
-    """What binds the launch, by the name of the way."""
+    """The ways to bind the launch, by name."""
     return {
         "CuPy": lambda: device.bind_raw(launch),
         "driver": lambda: device.bind_driver(launch, overlaps=False),

@@ -36,7 +36,7 @@ MAX_COPIES = 64
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one number of tokens: `make` gives a call with arrays of its own."""
+    """One kernel at one number of tokens: `make` returns a call with its own arrays."""
 
     name: str
     cost: KernelCost
@@ -48,7 +48,7 @@ class Case:
         return self.cost.read_bytes + self.cost.written_bytes
 
     def calls(self) -> list[Callable[[], None]]:
-        """Calls whose arrays together do not fit in L2, as far as MAX_COPIES allow."""
+        """Calls whose arrays together do not fit in L2, at most MAX_COPIES."""
         return [self.make() for _ in range(max(1, min(MAX_COPIES, RING_BYTES // self.num_bytes)))]
 
 
@@ -138,7 +138,7 @@ def cases(device: Device, n: int) -> list[Case]:
 
 
 def reduce_case(device: Device, form: RowForm, num_rows: int, num_columns: int) -> Case:
-    """The sum of rows in a form of one's choice."""
+    """The sum of rows in a chosen form."""
 
     def make() -> Callable[[], None]:
         x, out = normal(num_rows, num_columns), empty(num_rows)
@@ -167,7 +167,7 @@ def split_case(device: Device, num_columns: int) -> Case:
 
 
 def norm_case(device: Device, form: RowForm, n: int) -> Case:
-    """RMSNorm in a form of one's choice; one that holds less than a row reads its rest twice."""
+    """RMSNorm in a chosen form; one that holds less than a row reads its rest twice."""
 
     def make() -> Callable[[], None]:
         x, weight, scale = normal(n, HIDDEN_SIZE), normal(HIDDEN_SIZE), empty(n)

@@ -53,7 +53,7 @@ def make_schema(vocabulary: Vocabulary, number: int) -> Schema:
 
 
 class Steps:
-    """Decoding in many rows; a text that ends is followed by another one. Attributes: seconds: of steps"""
+    """Decoding in many rows; an ended text is followed by another. Attributes: seconds: of steps"""
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, schemas: Sequence[Schema | None]):
         self.seconds: list[float] = []
@@ -75,9 +75,9 @@ class Steps:
         self._places[self._scheduler.submit(request)] = place
 
     def run(self, count: int) -> None:
-        """So many steps in which each row gets a token, away from those in which a text begins or ends.
+        """Run a number of steps in which each row gets a token and no text begins or ends.
 
-        A card works ahead, so a call may wait for what is queued for the next step: a prompt, or a graph's first use.
+        A card works ahead, so a call may wait for work of the next step: a prompt, or a graph's first use.
         """
         num_timed = len(self.seconds) + count
         while len(self.seconds) < num_timed:
@@ -120,7 +120,7 @@ def measure_steps(runner: Runner, tokenizer: Tokenizer, vocabulary: Vocabulary, 
 
 
 def measure_masks(vocabulary: Vocabulary, count: int) -> None:
-    """Print the times of masks by themselves, on the way of random tokens through a schema."""
+    """Print the times of masks alone, for random tokens that follow a schema."""
     schema, seconds = make_schema(vocabulary, 0), list[float]()
     while len(seconds) < count:
         held = schema.begin(at_start=False)
@@ -135,7 +135,7 @@ def measure_masks(vocabulary: Vocabulary, count: int) -> None:
 
 
 def random_text(schema: Schema, seed: int) -> list[int]:
-    """Tokens that the schema allows, as random logits choose them."""
+    """Tokens that random logits choose among those that the schema allows."""
     generator, held, token_ids = np.random.default_rng(seed), schema.begin(at_start=False), list[int]()
     while not held.is_complete and len(token_ids) < MAX_SEQ_LEN:
         token_ids.append(int(generator.choice(np.flatnonzero(unpack_mask(held.mask())))))
@@ -170,7 +170,7 @@ def main() -> None:
         measure_masks(vocabulary, options.steps)
         runner = load(model, max_seq_len=MAX_SEQ_LEN, num_rows=max(options.rows))
         print(f"{runner.description}; us a step, without and with a schema: median, mean")
-        with loaded_objects_set_aside():  # as `batch` and `serve` set them
+        with loaded_objects_set_aside():  # as in `batch` and `serve`
             for num_rows in options.rows:
                 measure_steps(runner, tokenizer, vocabulary, num_rows, options.steps)
 

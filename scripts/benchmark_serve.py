@@ -85,7 +85,7 @@ class TimedScheduler(Scheduler):
 
 @dataclass
 class Bench:
-    """A model that is ready to run, and the size of the work."""
+    """A model ready to run, and the size of the work."""
 
     model: ServedModel
     open_model: Callable[[], ServedModel]
@@ -112,17 +112,17 @@ class Bench:
         ]
 
     def scheduler(self) -> TimedScheduler:
-        """A scheduler as the commands make it."""
+        """A scheduler as in the commands."""
         return TimedScheduler(self.loaded.runner, self.model.tokenizer, drafting=self.loaded.drafting)
 
     def request(self, body: Body) -> Request:
-        """A request as the server makes it."""
+        """A request as in the server."""
         parsed = CompletionBody.model_validate(body)
         (prompt,) = parsed.prompts
         return self.model.completion(parsed, prompt)
 
     def batch(self, bodies: Sequence[Body]) -> "BatchRun":
-        """Run requests as `batch` does."""
+        """Run requests as in `batch`."""
         texts, progress, scheduler = [""] * len(bodies), Progress(), self.scheduler()
 
         def take(index: int, event: Finished | Failed) -> None:
@@ -196,7 +196,7 @@ class BatchRun:
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What the clients have noted of each request, in their order; processor seconds of the worker and of the front."""
+    """The clients' notes on each request, in their order; processor seconds of the worker and of the front."""
 
     results: Sequence[Any]
     worker_seconds: float
@@ -220,13 +220,13 @@ class ServerRun:
 
 
 def processor_seconds_of_front() -> float:
-    """Of the front's process, a child of this one."""
+    """The processor seconds of the front's process, a child of this one."""
     (front,) = [one for one in psutil.Process().children() if "llmcli.serve.front" in " ".join(one.cmdline())]
     return time.clock_gettime(~front.pid << 3 | 2)  # as clock_getcpuclockid of the C library: to the nanosecond
 
 
 def run_processes(port: int, shares: Sequence[Sequence[Body]], num_clients: int, cores: set[int]) -> list[list[Any]]:
-    """Run the clients on these cores, and return what each of their processes tells."""
+    """Run the clients on these cores, and return the output of each of their processes."""
     command = [sys.executable, "-m", "scripts.serve_clients"]
     processes = []
     for index, share in enumerate(shares):
@@ -299,7 +299,7 @@ def measure(bench: Bench, num_texts: int, num_tokens: int, num_rounds: int) -> N
 
 
 def write_model(shape: str, form: str, tokenizer: Path, parent: Path) -> Path:
-    """The folder of a shape with random weights and a tokenizer; one that is there is taken as it is."""
+    """The folder of a shape with random weights and a tokenizer; an existing one is used as it is."""
     folder = parent / f"{shape}-{form}-with-tokenizer"
     if not folder.exists():
         parent.mkdir(parents=True, exist_ok=True)

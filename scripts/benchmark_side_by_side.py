@@ -19,7 +19,7 @@ def rates(model: str | None, num_programs: int, num_tokens: int, is_default: boo
     command += ["--max-new-tokens", str(num_tokens), *(("--model", model) if model else ())]
     environment = dict(os.environ)
     if is_default:
-        environment["GOMP_SPINCOUNT"] = "300000"  # what OpenMP takes by itself
+        environment["GOMP_SPINCOUNT"] = "300000"  # OpenMP's default
         command += ["--threads", str(os.cpu_count())]
     programs = [
         subprocess.Popen(

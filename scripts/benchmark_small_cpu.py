@@ -1,6 +1,6 @@
 """The storyteller on the CPU by numpy and by torch: starts to the first token, prompts and decoding, in turns.
 
-Seconds of the processor, not of the clock: so other programs are felt less. On a quiet core both are the same.
+Seconds of the processor, not of the clock: so other programs disturb less. On a quiet core both are the same.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the command line has it; numpy reads it when it is imported
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in the command line; numpy reads it when it is imported
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def start_seconds(library: str) -> float:
 
 
 def run_prompt(runner: Runner, prompt: Sequence[int]) -> int:
-    """A new row behind its prompt, whose first token is chosen."""
+    """A new row after its prompt, with its first token chosen."""
     row = runner.open(prompt, GREEDY)
     while (begin := runner.num_tokens(row)) < len(prompt):
         end = runner.span_end(row, len(prompt))
@@ -47,7 +47,7 @@ def run_prompt(runner: Runner, prompt: Sequence[int]) -> int:
 
 
 def prompt_seconds(runner: Runner, length: int) -> float:
-    """A prompt that begins like none before it, up to the first token."""
+    """A prompt with a beginning of its own, up to the first token."""
     prompt = np.random.default_rng(time.perf_counter_ns()).integers(10, 4000, length).tolist()
     begin = time.process_time()
     row = run_prompt(runner, prompt)
@@ -57,7 +57,7 @@ def prompt_seconds(runner: Runner, length: int) -> float:
 
 
 def token_seconds(runner: Runner, depth: int) -> float:
-    """A token behind `depth` others."""
+    """A token after `depth` others."""
     row = run_prompt(runner, list(range(100, 100 + depth)))
     begin = time.process_time()
     for _ in range(NEW_TOKENS):

@@ -30,7 +30,7 @@ SAMPLER = Sampler(SamplingParams(temperature=0.0), seed=0)
 
 
 def prompt(runner: Runner, num_tokens: int) -> tuple[int, ...]:
-    """A prompt that nothing has run before."""
+    """A prompt that was not run before."""
     return tuple(random.choices(range(runner.config.vocab_size), k=num_tokens))
 
 
@@ -50,7 +50,7 @@ class Waits:
             self.step()
 
     def submit(self, num_tokens: int, max_new_tokens: int | None) -> int:
-        """Queue a text behind a new prompt."""
+        """Queue a text after a new prompt."""
         return self._scheduler.submit(Request(prompt(self._runner, num_tokens), SAMPLER, (0,), max_new_tokens))
 
     def step(self) -> None:
@@ -78,7 +78,7 @@ def report(name: str, seconds: list[float], tokens_per_second: str = "") -> None
 
 
 def measure(runner: Runner, num_rows: int, num_tokens: int, num_newcomers: int) -> None:
-    """Time rows beside newcomers' prompts of one length."""
+    """Time rows while newcomers' prompts run of one length."""
     waits = Waits(runner, num_rows)
     waits.seconds.clear()
     begin = time.perf_counter()

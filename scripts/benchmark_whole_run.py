@@ -26,7 +26,7 @@ from llmcli.tokenizer.base import NoText
 
 
 def run(runner: Runner, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
-    """Tell all texts; returns seconds. Raises: AssertionError for a text of another length"""
+    """Generate all texts; return the seconds. Raises: AssertionError for a text of another length"""
     scheduler = Scheduler(runner, NoText(runner.config.vocab_size), wait_seconds=math.inf)
     sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
     start = perf_counter()
@@ -59,7 +59,7 @@ def main() -> None:
             speed_first=speed_first,
         )
         times = []
-        with loaded_objects_set_aside():  # as `batch` does
+        with loaded_objects_set_aside():  # as in `batch`
             for _ in range(1 + options.runs):
                 ids = range(runner.config.vocab_size)
                 prompts = [generator.choices(ids, k=options.prompt) for _ in range(options.texts)]

@@ -1,4 +1,4 @@
-"""The processor's cores in two halves, so that what is measured and who measures it do not share a core."""
+"""The processor's cores in two halves, so that the measured program and its clients share no core."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def core_halves(logical: set[int], topology: Path = _TOPOLOGY) -> tuple[set[int], set[int]]:
-    """These logical processors in two halves. Threads of one core are in one half, where the system tells of them.
+    """These logical processors in two halves. Threads of one core are in one half if the system lists them.
 
-    Of fewer than four cores both halves are all.
+    With fewer than four cores both halves are all of them.
     """
     cores = sorted({frozenset(_siblings(one, topology) & logical) for one in logical}, key=min)
     if len(cores) < _LEAST_CORES:

@@ -1,7 +1,7 @@
 """Photographs a page in a browser without a screen: python photograph.py PAGE FRAGMENT PICTURE WIDTH HEIGHT.
 
-Run by `pictures.py` with the Python of an environment that has PySide6; it imports nothing else. The picture has light
-colours whatever the desktop has.
+Run by `pictures.py` with the Python of an environment with PySide6; it imports nothing else. The picture is light
+even on a dark desktop.
 """
 
 import os
@@ -16,11 +16,11 @@ from PySide6.QtWebEngineCore import QWebEngineSettings
 from PySide6.QtWebEngineWidgets import QWebEngineView
 from PySide6.QtWidgets import QApplication
 
-DRAWING_MS = 1500  # it draws a little later than it loads
+DRAWING_MS = 1500  # drawing ends later than loading
 
 
 def photograph(page: Path, fragment: str, picture: Path, width: int, height: int) -> None:
-    """Show a page at a fragment, and keep a picture of the window.
+    """Show a page at a fragment, and save a picture of the window.
 
     Raises: RuntimeError if the page cannot be loaded or the picture cannot be written.
     """

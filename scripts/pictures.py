@@ -2,8 +2,8 @@
 
 Pictures of the terminal are SVG, drawn by rich. The page is a PNG, photographed in a browser: at first use PySide6 is
 installed into an environment of its own, `build/browser`. A picture holds no time and no path, and is made on the CPU,
-so the same program and model make the same one again. `page.json` beside the PNG says what it was made from, so that
-tests find out without a browser whether it is current.
+so the same program and model make the same one. `page.json` next to the PNG records its sources, so that
+tests check without a browser whether it is current.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _MEASURED = re.compile(r"\d+\.\d+(e-?\d+)?|\d+e-?\d+|(?<= d=\")[^\"]*")  # and t
 
 
 def command_line(arguments: tuple[str, ...]) -> str:
-    """The command as one types it, and as the docs have it."""
+    """The command as typed, and as in the docs."""
     return " ".join(f'"{word}"' if " " in word else word for word in ("llmcli", *arguments))
 
 
@@ -55,7 +55,7 @@ class TerminalPicture:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The file's path."""
         return FOLDER / f"{self.name}.svg"
 
     def draw(self) -> str:
@@ -81,7 +81,7 @@ def _environment() -> dict[str, str]:
 
 
 def run_in_terminal(arguments: tuple[str, ...]) -> str:
-    """What `llmcli ARGUMENTS` leaves on a terminal of `COLUMNS` columns, colours included.
+    """The output of `llmcli ARGUMENTS` on a terminal of `COLUMNS` columns, colours included.
 
     Raises: RuntimeError if the command fails.
     """
@@ -108,9 +108,9 @@ def write_page(folder: Path) -> Path:
 
 
 def record_of(page: Path) -> dict[str, str]:
-    """What a picture of a page is made from: the command, the picture's own hash, and that of the page.
+    """The sources of a page's picture: the command, the picture's own hash, and that of the page.
 
-    Of the page its texts, its style and its program count. Measured numbers do not, since another CPU rounds otherwise.
+    The page's hash covers texts, style and script, not measured numbers, since another CPU rounds differently.
     """
     parts = _PROGRAM_OF_PAGE.split(page.read_text(encoding="utf-8"))
     parts[::2] = [_MEASURED.sub("0", part) for part in parts[::2]]
@@ -122,7 +122,7 @@ def record_of(page: Path) -> dict[str, str]:
 
 
 def photograph(page: Path) -> None:
-    """Photograph a page in the browser's environment, which is made if it is missing."""
+    """Photograph a page in the browser's environment, which is created if missing."""
     python = BROWSER / "bin" / "python"
     if not python.exists():
         venv.create(BROWSER, with_pip=True)

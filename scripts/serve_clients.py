@@ -1,11 +1,11 @@
-"""Clients for a server that is measured, in a process of their own: they stream, and note when what came.
+"""Clients of a measured server, in a process of their own: they stream, and note the times of what came.
 
     python -m scripts.serve_clients < WORK
 
 The first line of stdin is JSON: `port`, `clients`, and `bodies`, which the clients send to /v1/completions, each the
 next one when its answer has ended. A line "ready" goes out once all are connected; they begin at the second line of
 stdin. Then JSON goes out, one object for each body: when it was sent, when its first piece and its end came
-(CLOCK_MONOTONIC), and its pieces. What is looked at meanwhile is little, so that clients take no time from the server.
+(CLOCK_MONOTONIC), and its pieces. They check little meanwhile, so as to take no time from the server.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Makes the virtual environment of this source tree and says how far that is, on stderr. Run by environment.sh.
+"""Makes the virtual environment of this source tree and shows the progress on stderr. Run by environment.sh.
 
     python3 set_up.py VENV EXTRAS        for example .venv dev,cuda13; EXTRAS may be empty
 
 It needs nothing but Python. It reads pip's output with `--progress-bar raw`, pip's form for programs: pip's own bars
-scroll by one after another, and show nothing through a pipe. Before pip has all packages it does not tell their number
-or size, so both are counted as they come.
+scroll by one after another, and show nothing through a pipe. Until pip has every package it reports neither number
+nor size, so the script counts both as they come.
 """
 
 import os
@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Older ones know no raw progress; Python 3.11 and 3.12 came with such.
+# Older versions lack raw progress; Python 3.11 and 3.12 came with such.
 PIP = "pip>=24.1"
 
 LARGE_BYTES = 10_000_000  # without a terminal such packages have a line of their own
@@ -35,7 +35,7 @@ _INSTALL = re.compile(r"Installing collected packages: (.+)")
 
 
 class Display:
-    """Lines on stderr, and on a terminal one more that changes: what goes on now."""
+    """Lines on stderr, and on a terminal one more that changes: the current step."""
 
     def __init__(self) -> None:
         self.is_live = sys.stderr.isatty()
@@ -50,7 +50,7 @@ class Display:
             self._write(f"{line}\n")
 
     def show(self, text: str) -> None:
-        """Change the live line; without a terminal there is none."""
+        """Change the live line; without a terminal do nothing."""
         if self.is_live:
             with self._lock:
                 text = text[: self._width() - 1]
@@ -69,20 +69,20 @@ class Display:
 
 
 class Packages:
-    """What pip has told so far."""
+    """What pip has reported so far."""
 
     def __init__(self, display: Display, site_packages: Path) -> None:
         self._display = display
         self._site_packages = site_packages
         self._found: set[str] = set()
         self._now = ""
-        self._finished_bytes = 0  # of the downloads before the present one
-        self._done_bytes = self._size = 0  # of the present one
+        self._finished_bytes = 0  # of the downloads before the current one
+        self._done_bytes = self._size = 0  # of the current one
         self._to_install: list[str] = []
         self._install_start = 0.0
 
     def read(self, line: str) -> bool:
-        """Take in a line of pip's output; return whether it only counts bytes."""
+        """Read a line of pip's output; return whether it only counts bytes."""
         if progress := _PROGRESS.match(line):
             if self._size == 0 and int(progress[2]) >= LARGE_BYTES and not self._display.is_live:
                 self._display.say(f"  {self._now}, {megabytes(int(progress[2]))}")
@@ -106,7 +106,7 @@ class Packages:
         self._now = name
 
     def describe(self) -> str:
-        """What pip does now; nothing before it has found a package."""
+        """What pip does now; nothing before the first package."""
         if not self._found:
             return ""
         if self._to_install:
@@ -116,7 +116,7 @@ class Packages:
         return f"{len(self._found)} packages found{self._downloaded()}; {self._now}{size}"
 
     def _num_installed(self) -> int:
-        """How many packages have all their files, by what pip writes then; it says nothing in between."""
+        """How many packages have all their files, by the INSTALLER that pip writes last."""
         installers = self._site_packages.glob("*.dist-info/INSTALLER")
         return sum(installer.stat().st_mtime >= self._install_start for installer in installers)
 
@@ -135,7 +135,7 @@ class StepFailedError(Exception):
 
 
 def run(display: Display, command: list[str], what: str, packages: Packages | None = None) -> None:
-    """Run one command and show `what`, or what `packages` know; if it fails, show the end of its output.
+    """Run one command and show `what`, or what `packages` reports; if it fails, show the end of its output.
 
     Raises: StepFailedError
     """
@@ -176,7 +176,7 @@ def run(display: Display, command: list[str], what: str, packages: Packages | No
 
 
 def forget_unfinished(site_packages: Path) -> None:
-    """Remove the descriptions of packages whose installation was interrupted: pip would take those for whole.
+    """Remove the descriptions of packages whose installation was interrupted: pip would take them for complete.
 
     It writes INSTALLER when all files of a package are there.
     """
@@ -208,7 +208,7 @@ def set_up(display: Display, venv: Path, extras: str) -> None:
 
 
 def main() -> int:
-    """Set up, and say how to go on if that ends early."""
+    """Set up, and say how to resume if that ends early."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves ends this, as anything in a pipe
     venv, extras = Path(sys.argv[1]), sys.argv[2]
     display = Display()

@@ -1,6 +1,6 @@
-"""A device without a model, whose steps take a fixed time: what the host adds to them is then all there is to measure.
+"""A device without a model, whose steps take a fixed time: so only the host's part is measured.
 
-It works ahead, as a card does, and tells a token by its seed and position alone.
+It works ahead, as a card does, and chooses a token by its seed and position alone.
 """
 
 import time
@@ -41,15 +41,15 @@ class SteadyDevice:
         return SINGLE
 
     def cut(self, position: int, prompt_len: int) -> int:
-        """The start of the page."""
+        """The position of the page's first token."""
         return position // PAGE_TOKENS * PAGE_TOKENS
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        """The end of a page, or of the prompt."""
+        """The end of the page or the prompt."""
         return min((position + max(most, PAGE_TOKENS)) // PAGE_TOKENS * PAGE_TOKENS, prompt_len)
 
     def copy_page(self, source: int, target: int) -> None:
-        """There is nothing in it."""
+        """Do nothing: pages hold nothing."""
 
     def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
         """Keep the seed."""
@@ -60,14 +60,14 @@ class SteadyDevice:
         self._seeds[slot] = sampler.seed + sampler.sample_index
 
     def run(self, works: Sequence[Work]) -> "SteadyStep":
-        """Queue a step behind the others."""
+        """Queue a step after the others."""
         prompt_seconds = self._prompt_token_seconds * sum(len(work.token_ids) for work in works)
         seconds = prompt_seconds + self._step_seconds * any(not work.token_ids for work in works)
         self._free_time = max(self._free_time, time.perf_counter()) + seconds
         return SteadyStep([self._choose(work) for work in works], self._free_time, prompt_seconds)
 
     def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
-        """There are none."""
+        """Not available."""
         raise NotImplementedError
 
     def _choose(self, work: Work) -> tuple[Choice, ...]:
@@ -91,7 +91,7 @@ class SteadyStep:
         return self._chosen
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
-        """There are none."""
+        """Not available."""
         raise NotImplementedError
 
     def prompt_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the folder of real tokenizers and models beside the project, and tiny models made here."""
+"""Fixtures of all tests: the folder of real tokenizers and models next to the project, and tiny models made here."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in the command line; numpy reads it when it is imported
 
 import huggingface_hub
 import pytest
@@ -21,13 +21,13 @@ from llmcli.kernels.device import Device
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-# Programs in a shell's background ignore these signals, and so does what they start. Tests have to interrupt it.
+# Programs in a shell's background, and their children, ignore these signals. Tests have to interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-# Tiny matrices gain nothing from more threads, and waiting for a busy second core costs far more than it brings.
+# Tiny matrices gain nothing from more threads, and waiting for a busy second core costs more than it gains.
 torch.set_num_threads(1)
 
 
@@ -47,9 +47,9 @@ def opened_device() -> Device:
 
 @pytest.fixture
 def device(opened_device: Device) -> Iterator[Device]:
-    """Card 0, its stream current in this thread, with nothing under way at the start and at the end of the test.
+    """Card 0, its stream current in this thread, idle at the start and at the end of the test.
 
-    A failure of the card names the test that caused it, as nothing of it is left for the next one.
+    A failure of the card names the test that caused it, since the next test starts idle.
     """
     opened_device.activate()
     opened_device.synchronize()
@@ -61,7 +61,7 @@ def device(opened_device: Device) -> Iterator[Device]:
 
 @pytest.fixture
 def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
-    """Stands for Nsight Compute: the only program on PATH."""
+    """A stand-in for Nsight Compute: the only program on PATH."""
     folder = tmp_path / "ncu_bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -70,19 +70,19 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
 
 @pytest.fixture
 def num_export_races(request: pytest.FixtureRequest) -> int:
-    """How many pairs of `quantize` are let loose on one folder, and how many of them are killed."""
+    """How many pairs of `quantize` run at once on one folder, and how many of them are killed."""
     return int(request.config.getoption("--export-races"))
 
 
 @pytest.fixture
 def num_batch_prompts(request: pytest.FixtureRequest) -> int:
-    """Prompts of the batch that is killed; the kills and the lines that are looked at follow from it."""
+    """Prompts of the killed batch; the numbers of kills and of checked lines follow from it."""
     return int(request.config.getoption("--batch-evidence"))
 
 
 @pytest.fixture
 def num_schemas(request: pytest.FixtureRequest) -> int:
-    """How many JSON Schemas hold texts; two fifths as many expressions."""
+    """How many JSON Schemas constrain texts; two fifths as many expressions."""
     return int(request.config.getoption("--schemas"))
 
 

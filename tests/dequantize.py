@@ -1,4 +1,4 @@
-"""What stored codes mean, written independently of the code that makes them."""
+"""The meaning of stored codes, written independently of the code that makes them."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from llmcli.quantization.schemes import WeightScheme
 
 
 def dequantize_rows(codes: Array, scales: Array, zero_points: Array | None, scheme: WeightScheme) -> Array:
-    """The weights that codes stand for, (code - zero_point) * scale in float32.
+    """The weights that codes encode, (code - zero_point) * scale in float32.
 
     Shapes: codes [rows, input_size] uint8; scales [rows, groups] float32; zero_points [rows, groups] uint8, or None
     for a symmetric scheme; the result [rows, input_size] float32. A last partial group is allowed.

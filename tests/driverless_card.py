@@ -1,4 +1,4 @@
-"""A device without a card: it binds and starts launches as the real one does; what stands for the driver notes them."""
+"""A device without a card: it binds and starts launches as the real one does; a stand-in driver records them."""
 
 import ctypes
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ class Driver:
 
 
 class MatrixLibrary:
-    """Stands for the matrix library: every function succeeds, and every product has an algorithm."""
+    """A stand-in for the matrix library: every function succeeds, and every product has an algorithm."""
 
     def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
         arguments[-1]._obj.value = 1  # how many were found
@@ -32,7 +32,7 @@ class MatrixLibrary:
 
 
 class DriverlessCard(Device):
-    """Attributes: launches: what the driver was asked for."""
+    """Attributes: launches: the calls of the driver."""
 
     def __init__(self) -> None:
         self.num_multiprocessors, self.shared_bytes_per_block = 132, 227 * 1024

@@ -1,4 +1,4 @@
-"""A program that stands for Nsight Compute: it writes what ncu 2025.3 writes, and what goes wrong with it."""
+"""A stand-in for Nsight Compute: it prints the output of ncu 2025.3, and its errors."""
 
 import json
 import stat
@@ -66,7 +66,7 @@ for number in range(3):
 """
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-# Of a kernel that streams weights, as `--print-units base` shows it: the three launches differ.
+# Values of a kernel that streams weights, as `--print-units base` shows them: the three launches differ.
 VALUES = {
     "gpu__time_duration.sum": ["9,600", "9,312", "9,216"],
     "dram__bytes_read.sum": ["34,100,224", "34,099,968", "34,105,344"],
@@ -89,7 +89,7 @@ UNITS = dict.fromkeys(VALUES, "%") | {
     "dram__bytes_write.sum": "byte",
     **{metric: "inst" for metric in VALUES if metric.startswith("smsp__average")},
 }
-# The same as ncu writes it by itself, and as older ones name the units.
+# The same in ncu's default form, and with the units of older versions.
 AUTO_VALUES = VALUES | {
     "gpu__time_duration.sum": ["9.60", "9.312", "9.216"],
     "dram__bytes_read.sum": ["34.100224", "34.099968", "34.105344"],
@@ -116,7 +116,7 @@ class FakeNcu:
         units: dict[str, str] | None = None,
         unknown: tuple[str, ...] = (),
     ) -> None:
-        """What it does from now on."""
+        """Set what it does from now on."""
         settings = json.dumps([UNITS if units is None else units, VALUES if values is None else values, unknown, does])
         text = PROGRAM.format(python=sys.executable, log=str(self.log), settings=settings)
         self.path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A management library of NVIDIA's for machines without a card."""
+"""NVIDIA's management library for machines without a card."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class NVMLError(Exception):
 
 
 class Nvml(ModuleType):
-    """Stands for pynvml on a machine of two cards; `clock` says the time, `watts` what the second card takes then."""
+    """A stand-in for pynvml on a machine of two cards; `clock` gives the time, `watts` the second card's power then."""
 
     NVMLError = NVMLError
 

@@ -78,7 +78,7 @@ def awq_tensors(codes: Codes) -> dict[str, torch.Tensor]:
 
 
 def gptq_tensors(codes: Codes, bits: int, version: int) -> dict[str, torch.Tensor]:
-    """Version 1 takes 1 off each zero point by one subtraction from the whole word, as gptqmodel does."""
+    """Version 1 subtracts 1 from each zero point by one subtraction from the whole word, as gptqmodel does."""
     zeros = pack(codes.zeros.T, bits)
     if version == 1:
         zeros = zeros - int(sum(1 << shift for shift in range(0, 32, bits)))
@@ -110,7 +110,7 @@ def write_foreign(
     quantized: Callable[[str, torch.Tensor], Codes | None],
     tensors_of: Callable[[Codes], dict[str, torch.Tensor]],
 ) -> Path:
-    """A copy of a float model with linear layers in another form; what they stand for is at `exact(folder)`."""
+    """A copy of a float model with linear layers in another format; `exact(folder)` has the weights they encode."""
     for copy in (folder, exact(folder)):
         shutil.copytree(source, copy)
     tensors = load_file(source / "model.safetensors")
@@ -134,7 +134,7 @@ def write_foreign(
 
 
 def codes_of(folder: Path) -> dict[str, Codes]:
-    """What `write_foreign` has written, by the names of the weights."""
+    """The weights that `write_foreign` wrote, by the names of the weights."""
     kept = np.load(exact(folder) / "codes.npz")
     names = {key.partition(" ")[0] for key in kept}
     return {name: Codes(**{part: kept[f"{name} {part}"] for part in Codes.__annotations__}) for name in names}
@@ -145,7 +145,7 @@ def exact(folder: Path) -> Path:
 
 
 def write_awq(source: Path, folder: Path, *, group_size: int = 64, keep: str = "\0", **config: Any) -> Path:
-    """Layers whose names have `keep` in them stay as they are."""
+    """Layers with `keep` in their names stay as they are."""
 
     def quantized(name: str, weight: torch.Tensor) -> Codes | None:
         size = weight.shape[1] if group_size == -1 else group_size
@@ -173,7 +173,7 @@ def write_gptq(
     shares_order: bool = True,
     **config: Any,
 ) -> Path:
-    """Layers that take the same inputs have the same order of them, as gptqmodel writes it, or each has its own."""
+    """Layers of the same inputs have one order, as in gptqmodel, or each has its own."""
     generator = np.random.default_rng(0)
     orders: dict[str, np.ndarray] = {}
 
@@ -205,7 +205,7 @@ def write_fp8(
     keep: str = "\0",
     **config: Any,
 ) -> Path:
-    """8-bit floats, rounded by torch, as DeepSeek and Qwen publish them. What has `keep` in its name stays."""
+    """8-bit floats, rounded by torch, as DeepSeek and Qwen publish them. Layers with `keep` in their names stay."""
     for copy in (folder, exact(folder)):
         shutil.copytree(source, copy)
     tensors = load_file(source / "model.safetensors")

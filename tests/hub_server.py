@@ -1,6 +1,6 @@
 """A hub on this machine: the part of the hub's HTTP interface that a download uses, with faults on request.
 
-Large files are answered with a redirect to another host name, as the hub does, under which a token must not be sent.
+Large files are answered with a redirect to another host name, as the hub does, which must not get the token.
 """
 
 import hashlib
@@ -46,16 +46,16 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that closes the connection is none."""
+        """A client that closes the connection is not an error."""
 
 
 class HubServer:
-    """Serves `repositories` under `url` and counts what it is asked for."""
+    """Serves `repositories` under `url` and counts requests."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []  # method and path
-        self.ranges: list[str | None] = []  # of large files, as asked for
+        self.ranges: list[str | None] = []  # of large files, as requested
         self.sent_bytes: Counter[str] = Counter()  # of file content, by file name
         self.cuts: list[int] = []  # each breaks one answer with a large file off, after this many bytes
         self.is_damaged = False  # large files: one byte is wrong
@@ -79,7 +79,7 @@ class HubServer:
         return repository
 
     def requested_files(self) -> set[str]:
-        """Names of all files asked for."""
+        """Names of all requested files."""
         return {path.split("/", 5)[5] for path in map(_path, self.requests) if "/resolve/" in path}
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         repo_id = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
         repository = hub.repositories.get(repo_id)
         if repository is None:
-            return self._fail(401, "RepoNotFound")  # as the hub answers one who has no token
+            return self._fail(401, "RepoNotFound")  # the hub's answer without a token
         is_allowed = repository.token is None or self.headers["Authorization"] == f"Bearer {repository.token}"
         if not is_allowed and not repository.is_gated:
             return self._fail(401, "RepoNotFound")
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         for part in reply.body:
             if name:
-                hub.sent_bytes[name] += len(part)  # before who gets it can look
+                hub.sent_bytes[name] += len(part)  # before the client can look
             self.wfile.write(part)
             if name.endswith(LARGE_SUFFIXES):
                 hub.pause.wait(30)

@@ -1,4 +1,4 @@
-"""The kernel of the user's that docs/kernels-lab.md shows, as a file; and faults planted in it."""
+"""The user's kernel of docs/kernels-lab.md, as a file; and faults planted in it."""
 
 import re
 from pathlib import Path

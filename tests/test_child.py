@@ -1,4 +1,4 @@
-"""Child processes take the llmcli of their parent, and no file of ours takes the number of a closed standard stream."""
+"""Child processes use their parent's llmcli, and none of our files gets the number of a closed standard stream."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def other_llmcli(tmp_path: Path) -> Path:
-    """A folder that holds another package of the same name, which cannot be run."""
+    """A folder that holds another package of the same name, which does not run."""
     package = tmp_path / "installed" / "llmcli"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('the other llmcli')\n")

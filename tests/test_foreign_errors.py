@@ -1,4 +1,4 @@
-"""The table of foreign errors: which of ours each becomes, and that our bugs stay bugs."""
+"""The table of foreign errors: which of our errors each becomes, and our bugs stay bugs."""
 
 import errno
 import subprocess

@@ -1,4 +1,4 @@
-"""Names and regular expressions: what `re` says, and an end for those that have none."""
+"""Names and regular expressions: the results of `re`, and an end for endless ones."""
 
 import re
 import time
@@ -14,7 +14,7 @@ LAYERS = [
     for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 ]
 NAMES = [*LAYERS, "lm_head", "model.embed_tokens"]
-# As llm-compressor's recipes and published configs have them.
+# As in llm-compressor's recipes and published configs.
 REAL = [
     ".*lm_head",
     ".*self_attn.(q|k|v|o)_proj$",

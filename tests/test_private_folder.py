@@ -1,4 +1,4 @@
-"""What decides what runs: only the user and root can have put it there."""
+"""Files that decide what runs: only the user and root can have written them."""
 
 import os
 import pwd
@@ -19,7 +19,7 @@ SOMEBODY = 4242
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a file or folder another user's; who may not, becomes another user."""
+    """Give a file or folder to another user; without that right, become another user."""
     if os.geteuid() == 0:
         os.chown(path, SOMEBODY, SOMEBODY)
     else:
@@ -49,7 +49,7 @@ def test_a_folder_that_others_can_write_to_is_refused(mode: int, place: str, tmp
     folder = private_folder(tmp_path / "above" / "home" / "kernels")
     opened = {"itself": folder, "its parent": folder.parent, "far above": folder.parents[1]}[place]
     opened.chmod(mode)
-    if mode == 0o1777 and place != "itself":  # as /tmp: nobody moves the files of others away
+    if mode == 0o1777 and place != "itself":  # as /tmp: nobody can move others' files away
         assert private_folder(folder) == folder
         return
     with pytest.raises(PermissionError) as refused:
@@ -108,7 +108,7 @@ def test_somebody_who_is_faster_in_a_shared_folder_is_noticed(tmp_path: Path, mo
 def test_a_group_of_the_user_alone_is_nobody_else(
     mode: int, name: str, members: list[str], is_private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Debian and Fedora make users, whose umask 002 then opens what lies above our folder to that group."""
+    """As Debian and Fedora make users, whose umask 002 then opens the folders above ours to that group."""
     import grp
 
     folder = tmp_path / "home" / "kernels"
@@ -121,7 +121,7 @@ def test_a_group_of_the_user_alone_is_nobody_else(
     monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=name, gr_mem=members))
     assert (folder_problem(folder) is None) == is_private
     folder.parent.chmod(0o755)
-    folder.chmod(0o770)  # ours is the user's alone, whatever the group
+    folder.chmod(0o770)  # our folder is the user's alone, with any group
     assert f"others can write to {folder}" in str(folder_problem(folder))
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a start: parts never overlap, and with what no part accounts for they are all of the time."""
+"""The timeline of a start: parts never overlap, and with the unaccounted rest they are all of the time."""
 
 from threading import Thread
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from llmcli.timeline import Timeline
 
 
 class Clock:
-    """Stands for the module `time`; moves when it is told to."""
+    """A stand-in for the module `time`; a test moves it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -62,7 +62,7 @@ def test_time_is_given_to_another_part_afterwards(clock: Clock) -> None:
         clock.pass_by(2.0)
         timeline.since("read", began)
         clock.pass_by(4.0)
-        timeline.since("read", 0.0)  # no part gets what has been counted already
+        timeline.since("read", 0.0)  # no part gets time that is counted already
     assert taken(timeline) == {"upload": 1.0, "read": 6.0}
     assert timeline.other_seconds == pytest.approx(0.0)
 

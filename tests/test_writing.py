@@ -1,4 +1,4 @@
-"""The writer: what it refuses, and that a file is there whole or not at all."""
+"""The writer: its refusals, and that a file is whole or absent."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Writes tiny random LLaMA folders without transformers, so that they exist wherever torch does."""
+"""Writes tiny random LLaMA folders without transformers, so that they only need torch."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def write_tiny_llama(
 
 
 def write_broken_llama(folder: Path) -> Path:
-    """A model with one layer whose logits are NaN, as its weights are larger than their products can be."""
+    """A model with one layer whose logits are NaN, as the products of its weights overflow."""
     write_tiny_llama(folder, num_hidden_layers=1)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.down_proj.weight"].fill_(3e38)

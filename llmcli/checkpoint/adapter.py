@@ -22,8 +22,8 @@ from llmcli.reading import CONFIG
 ALL_LINEAR = "all-linear"
 BIASES = ("none", "all", "lora_only")
 
-# What says how an adapter came about, or where it is to run, and nothing about its mathematics. `fan_in_fan_out` is for
-# layers that store their weights transposed, which these models have none of; peft ignores it there, too.
+# Keys about how an adapter was made or where it is to run, not about its mathematics. `fan_in_fan_out` is for layers
+# that store their weights transposed, which these models do not have; peft ignores it there, too.
 _NEUTRAL = frozenset(
     {"peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "task_type"}
     | {"lora_dropout", "fan_in_fan_out", "init_lora_weights", "megatron_core", "runtime_config", "qalora_group_size"}
@@ -34,7 +34,7 @@ _READ = frozenset(
     | {"exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying"}
 )
 _MLX_KEYS = {"fine_tune_type", "lora_parameters", "lora_layers"}
-# Beginnings that change only the adapter's own weights; the others change those of the base model, too.
+# Initialisations that change only the adapter's own weights; the others change the base model's, too.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 _LAYERS_PATTERNS: tuple[Any, ...] = (None, "", [], "layers", ["layers"])
 
@@ -92,7 +92,7 @@ class LoraConfig:
         )
 
     def scale(self, rank: int, alpha: float) -> float:
-        """What the product of a layer's two matrices is multiplied by. Source: arXiv 2106.09685; rsLoRA: 2312.03732"""
+        """The factor of the product of a layer's two matrices. Source: arXiv 2106.09685; rsLoRA: 2312.03732"""
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
 
@@ -176,9 +176,9 @@ PICKLED_ADAPTER_NAME = "adapter_model.bin"
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter whose product counts `weight` times. `name` is as the user gave it: a folder or a hub id.
+    """An adapter, scaled by `weight`. `name` is as the user gave it: a folder or a hub id.
 
-    `state` is what the folder was like before anything in it was opened.
+    `state` is the state of the folder before anything in it was opened.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Adapter:
 
     @property
     def sha256(self) -> str:
-        """Of the file with its weights. Raises: CheckpointError"""
+        """The hash of its weights file. Raises: CheckpointError"""
         path = self.folder / ADAPTER_WEIGHTS_NAME
         try:
             with open(path, "rb") as file:
@@ -264,7 +264,7 @@ class Target:
 def find_targets(config: LoraConfig, linear: Collection[str], others: Collection[str], where: str) -> dict[str, Target]:
     """The layers that an adapter changes by products, by module name (`model.layers.0.mlp.up_proj`).
 
-    `linear` are the linear layers inside the model, `others` what may be named beside them: the embedding and the head.
+    `linear` are the linear layers inside the model, `others` the embedding and the head, which may be named too.
     Raises: CheckpointError if the config matches no layer, or has patterns that `match_names` refuses
     """
     modules = [*linear, *others]

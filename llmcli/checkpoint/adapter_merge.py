@@ -1,7 +1,6 @@
-"""Adds adapters to a model: every tensor of theirs is matched with the base model's, before a weight is read.
+"""Adds adapters to a model: matches each of their tensors with the base model's before a weight is read.
 
-What they change becomes a `MergedTensor`, whose values are computed as it is read; so runners and the exporter read a
-model with adapters as any other.
+A changed tensor becomes a `MergedTensor`, computed as it is read; runners and the exporter read it as any other.
 """
 
 import re
@@ -130,7 +129,7 @@ class _Matching:
         )
 
     def _replaced_name(self, name: str, info: TensorInfo) -> str:
-        """The tensor of the model in whose place another stands."""
+        """The model's tensor that an adapter's tensor replaces."""
         own_name, config = name.replace(_BASE_LAYER, "."), self._adapter.config
         if self._is_tied and own_name in (EMBEDDING, HEAD):
             if _BASE_LAYER in name:  # it has factors
@@ -204,7 +203,7 @@ class _Matching:
 
 
 def _with_own_head(tensors: ModelTensors, adapter: Adapter) -> ModelTensors:
-    """A tied model gets a head of its own where the adapter has another embedding or head than the other.
+    """Give a tied model a head of its own if the adapter's embedding and head may differ.
 
     peft trains copies of what modules_to_save names, unless ensure_weight_tying keeps the two one.
     """

@@ -32,12 +32,12 @@ from llmcli.quantization.rounding import RowErrors, TensorQuality, measure_quali
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
 
-# What turns blocks of a weight's rows into packed codes while an export is written; here by threads of the CPU.
+# Turns blocks of a weight's rows into packed codes while an export is written; here with threads of the CPU.
 
-# Long against a hand-over between threads, short enough that the floats it makes stay in a core's cache and that few
-# threads run dry while a weight comes to its end.
+# Long compared with a hand-over between threads; short enough that its floats stay in a core's cache and few threads
+# are idle at the end of a weight.
 WEIGHTS_PER_TASK = 1 << 18
-MAX_THREADS = 8  # beyond that, one reading and writing thread has nothing left to hand out
+MAX_THREADS = 8  # one thread reads and writes, and cannot feed more
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class PackedRows:
 
 
 class PendingRows(Protocol):
-    """A block on its way."""
+    """A block being quantized."""
 
     def result(self) -> PackedRows | None:
-        """The block, waited for; None if a weight is NaN or infinite, or too large for its scale's dtype.
+        """Wait for the block; None if a weight is NaN or infinite, or too large for its scale's dtype.
 
-        `packed` is the caller's until `capacity` more buffers have been asked for.
+        `packed` is the caller's until `capacity` more buffers are requested.
         """
         ...
 
 
 class RowQuantizer(Protocol):
-    """Quantizes blocks of rows, up to `capacity` of them at a time. Results are asked for in order.
+    """Quantizes blocks of rows, up to `capacity` of them at a time. Results are read in order.
 
     The one on the CPU and the one on a card give the same bytes.
     """
@@ -84,16 +84,16 @@ class RowQuantizer(Protocol):
         ...
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
-        """Where the next block is to be read to. Shapes: as asked for, as floats.STORED_AS[dtype]."""
+        """The buffer to read the next block into. Shapes: as requested, as floats.STORED_AS[dtype]."""
         ...
 
     def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
-        """Begin with the block in the latest buffer; the scheme's group size must divide its rows."""
+        """Start quantizing the block in the latest buffer; the scheme's group size must divide its rows."""
         ...
 
 
 class ThreadedQuantizer:
-    """The CPU's: a few threads, a block each."""
+    """The quantizer on the CPU: a few threads, a block each."""
 
     def __init__(self) -> None:
         num_threads = min(os.cpu_count() or 1, MAX_THREADS)
@@ -113,11 +113,11 @@ class ThreadedQuantizer:
         return max(1, WEIGHTS_PER_TASK // input_size)
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
-        """Where the next block is to be read to."""
+        """The buffer to read the next block into."""
         return np.empty(shape, STORED_AS[dtype])
 
     def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
-        """Begin with the block in the latest buffer."""
+        """Start quantizing the block in the latest buffer."""
         return self._pool.submit(quantize_and_pack, stored, dtype, scheme, scale_dtype)
 
 
@@ -146,9 +146,8 @@ class _Rows:
 class Exporter:
     """One export, by `plan`: `prepare`, which finds what an earlier run left, then `run`.
 
-    `open_reader` opens what the source's tensors are read from, where that is not their files, and `open_quantizer`
-    what quantizes them, where that is not the CPU. No other process writes to the destination from `prepare` to the end
-    of `run`, nor while a caller holds `lock`.
+    `open_reader` replaces reading the source's files, `open_quantizer` the quantizer on the CPU. No other process
+    writes to the destination from `prepare` to the end of `run`, nor while a caller holds `lock`.
     Raises: UsageError for a destination whose path cannot be used.
     """
 
@@ -187,12 +186,12 @@ class Exporter:
         return workspace
 
     def run(self, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor) -> dict[str, TensorQuality]:
-        """Write what is missing and give the export its name. A run that is stopped is taken up by the next one.
+        """Write what is missing and give the export its name. The next run resumes a stopped one.
 
         Returns the quality of every quantized weight, by module name, in the order of the file.
         Units: on_progress gets bytes of the source done and in all.
-        Raises: CheckpointError for weights that are not finite or cannot be read, after which nothing is left behind,
-        or a source that changes meanwhile; UsageError if somebody else made the destination meanwhile; OutputError for
+        Raises: CheckpointError for weights that are not finite or cannot be read, after which nothing remains,
+        or a source that changes meanwhile; UsageError if the destination appears meanwhile; OutputError for
         a disk that cannot be written.
         """
         plan = self.plan
@@ -248,7 +247,7 @@ def _write_shards(
 
 
 class _WeightStream:
-    """Moves one weight from the source to a shard. `quality` is there when all of it is quantized."""
+    """Moves one weight from the source to a shard. `quality` is set when all of it is quantized."""
 
     def __init__(self, weight: PlannedWeight, reader: TensorReader, writer: SafetensorsWriter):
         self._weight = weight

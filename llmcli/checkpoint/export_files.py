@@ -180,7 +180,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read_card(folder: Path) -> Mapping[str, Any] | None:
-    """The quality card of an export by this program, or None; a damaged one is none."""
+    """The quality card of an export by this program, or None if there is none or it is damaged."""
     try:
         card = QUALITY_CARD.read_json_object(folder / CARD_NAME)
     except CheckpointError:
@@ -189,7 +189,7 @@ def read_card(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _is_card(card: Mapping[str, Any]) -> bool:
-    """Whether a card has everything that is shown of it, in the right types."""
+    """Whether a card has every field that is shown, with the right types."""
     tensors, evaluation = card.get("tensors"), card.get("evaluation")
     return (
         card.get("format_version") == CARD_FORMAT_VERSION

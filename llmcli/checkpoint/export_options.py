@@ -9,7 +9,7 @@ DEFAULT_SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What the user asked for. `head_bits` None keeps the output head; `skip` are patterns of layers to keep."""
+    """The user's choices. `head_bits` None keeps the output head; `skip` are patterns of layers to keep."""
 
     scheme: WeightScheme
     head_bits: int | None = None

@@ -27,7 +27,7 @@ LINEAR_SUFFIX = "_proj.weight"
 
 @dataclass(frozen=True)
 class PlannedWeight:
-    """A tensor of the export by its name there, where it comes from, and how it is quantized: None is byte by byte.
+    """A tensor of the export by its name there, where it comes from, and how it is quantized: None copies it.
 
     With a `layer` it is quantized in the source already: `parts` are its tensors there, `info` the first of them.
     With `stores_order` the group of each input is written, too.
@@ -56,7 +56,7 @@ class PlannedWeight:
 
     @property
     def kind(self) -> str:
-        """The row of the table of sizes it counts in."""
+        """Its row in the table of sizes."""
         if self.name == EMBEDDING:
             return "embedding"
         if self.name == HEAD:
@@ -83,12 +83,12 @@ class PlannedWeight:
 
     @property
     def source_bytes(self) -> int:
-        """What it takes in the source."""
+        """Its size in the source."""
         return sum(info.num_bytes for info in self.parts) if self.parts else self.info.num_bytes
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in the export."""
+        """Its size in the export."""
         return sum(tensor.num_bytes for tensor in self.outputs)
 
 
@@ -120,9 +120,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """Everything an export will be but its numbers. `channel_layers` do not fall into whole groups, `skipped` stay.
+    """Everything about an export but its values. `channel_layers` have no whole groups; `skipped` stay unquantized.
 
-    `options` is None for a conversion, which takes the source's codes over.
+    `options` is None for a conversion, which copies the source's codes.
     """
 
     model: Model
@@ -166,7 +166,7 @@ class ExportPlan:
 
     @property
     def stores_order(self) -> bool:
-        """Whether layers have the group of each input."""
+        """Whether layers store the group of each input."""
         return any(weight.stores_order for weight in self.weights)
 
     @property
@@ -176,7 +176,7 @@ class ExportPlan:
         return is_shared and self.options is not None and self.options.head_bits is not None
 
     def check_sources(self) -> None:
-        """Refuse a source, or an adapter, that is not as it was. Raises: CheckpointError"""
+        """Refuse a source, or an adapter, that has changed. Raises: CheckpointError"""
         for state in (self.source, *(adapter.state for adapter in self.model.adapters)):
             state.check()
 
@@ -237,7 +237,7 @@ def plan_export(model: Model, options: ExportOptions, source: SourceState | None
         name for name, weight in quantized.items() if weight.scheme and weight.scheme.group_size is None
     )
     if options.scheme.group_size is None:
-        channel_layers = ()  # that is what was asked for
+        channel_layers = ()  # the user's choice
     if not options.scheme.is_symmetric:
         _refuse_mixed_asymmetric(options, channel_layers, quantized)
     return ExportPlan(
@@ -257,7 +257,7 @@ def plan_export(model: Model, options: ExportOptions, source: SourceState | None
 
 
 def vllm_concerns_of(weights: Sequence[PlannedWeight]) -> tuple[str, ...]:
-    """What vLLM may not take of an export."""
+    """What vLLM may not accept in an export."""
     linear = {weight.module: weight for weight in weights if weight.kind in ("attention", "MLP", "output head")}
     schemes = {name: weight.scheme for name, weight in linear.items()}
     shapes = {name: weight.shape for name, weight in linear.items()}
@@ -370,7 +370,7 @@ def plan_conversion(
 
     `source` is the folder as it was before the model was opened; without it, as it is now.
     Raises: UsageError for a model that is not quantized, or in that form already; UnsupportedModelError for 8-bit
-    floats, which are no codes; CheckpointError for an order of inputs that cannot be read, or contradicts something.
+    floats, which are not codes; CheckpointError for an order of inputs that cannot be read, or contradicts something.
     """
     tensors, folder = model.tensors, model.checkpoint.folder
     if tensors.scaled:

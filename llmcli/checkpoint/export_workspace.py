@@ -90,7 +90,7 @@ def refuse_existing(destination: Path, *, replace: bool) -> None:
 
 
 def _is_model_folder(folder: Path) -> bool:
-    """Other programs have a config.json too, so that it takes weights beside it."""
+    """Whether a folder holds a config and weights: other programs have a config.json, too."""
     return (
         not folder.is_symlink()
         and (folder / CONFIG_NAME).is_file()
@@ -109,7 +109,7 @@ def refuse_overlap(plan: ExportPlan, destination: Path) -> None:
         raise UsageError(f"{destination} is the source itself; give another folder")
     if source in target.parents:
         raise UsageError(f"{destination} is inside the source {source}; give a folder outside it")
-    # The hub's cache keeps the files themselves elsewhere than the folder that links to them.
+    # The hub's cache keeps the files outside the folder that links to them.
     origins = {source} | {weight.info.path.resolve() for weight in plan.weights}
     if any(target in origin.parents for origin in origins):
         raise UsageError(f"{destination} holds the source {source}; give another folder")
@@ -117,7 +117,7 @@ def refuse_overlap(plan: ExportPlan, destination: Path) -> None:
 
 @contextmanager
 def destination_errors_explained(destination: Path) -> Iterator[None]:
-    """Raise OutputError in place of what the system says of a destination inside the block, with what helps.
+    """Turn the system's errors about a destination inside the block into OutputError, with a remedy.
 
     Raises: OutputError; InsufficientMemoryError where memory ran out.
     """
@@ -134,11 +134,11 @@ def destination_errors_explained(destination: Path) -> Iterator[None]:
             ) from error
 
 
-# The hidden folder beside its destination in which an export grows, and the journal that lets a later run go on.
+# The hidden folder next to the destination, in which an export grows, and the journal that lets a later run resume.
 #
 # Both are named after the destination and the plan's fingerprint. The folder gets its config.json last, and takes the
-# destination's name only when it is complete: what a killed run leaves looks like no model and is in nobody's way.
-# What is replaced gets a hidden name first, and has its own again if the run is killed before the new one has it.
+# destination's name only when it is complete, so a killed run leaves nothing that looks like a model.
+# A replaced folder gets a hidden name first, and its own back if the run is killed before the new one has it.
 
 _SPARE_BYTES = 64 * 1024**2  # headers, small files, and what the file system itself needs
 
@@ -146,9 +146,9 @@ _SPARE_BYTES = 64 * 1024**2  # headers, small files, and what the file system it
 class ExportWorkspace:
     """The growing export. `finished` holds the qualities of each finished shard's weights, by shard and by weight.
 
-    `num_resumed` shards were finished by an earlier run; `has_cleaned` says that an earlier run with another source,
-    other choices or another version of the program had left a folder, which is gone now. The caller holds the lock of
-    the destination as long as it uses this.
+    `num_resumed` shards were finished by an earlier run; `has_cleaned`: an earlier run with another source, other
+    choices or another version of the program had left a folder, now removed. The caller holds the destination's lock
+    while it uses this.
     Raises: UsageError for a destination that exists, unless `replace` allows it; OSError from every method.
     """
 
@@ -211,7 +211,7 @@ class ExportWorkspace:
     def publish(self) -> None:
         """Give the folder its final name; what had that name before is removed once it is safe to do so.
 
-        Raises: UsageError if somebody has made a destination since that may not be replaced.
+        Raises: UsageError if a destination has appeared that may not be replaced.
         """
         _sync_folder(self.folder)
         refuse_existing(self._destination, replace=self._replace)
@@ -248,7 +248,7 @@ class ExportWorkspace:
         return self._destination.with_name(f".{self._destination.name}.{what}-{self._plan.fingerprint}")
 
     def _siblings(self, what: str) -> list[Path]:
-        """The hidden folders and journals of all exports to this destination, whatever their plan."""
+        """The hidden folders and journals of all exports to this destination, for any plan."""
         pattern = re.compile(rf"\.{re.escape(self._destination.name)}\.{what}-[0-9a-f]{{16}}(\.journal.*)?")
         return [path for path in self._destination.parent.iterdir() if pattern.fullmatch(path.name)]
 
@@ -263,7 +263,7 @@ class ExportWorkspace:
 
     def _write_durably(self, path: Path, content: bytes) -> None:
         path.parent.mkdir(exist_ok=True)
-        torso = self.folder / ".torso"  # not beside the destination, where others may be able to write
+        torso = self.folder / ".torso"  # not next to the destination, where others may be able to write
         with torso.open("wb") as file:
             file.write(content)
             file.flush()

@@ -38,14 +38,14 @@ MLX_ADAPTER_NAME = "adapters.safetensors"
 SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 # compressed-tensors wrote the second at first, MLX the third.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
-# Where tools keep the method, some of them only there.
+# Files in which tools keep the method, some of them only there.
 _QUANTIZATION_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
 _MAX_NAMED = 4  # tensors named in one message; the rest are counted
-_MAX_MISSING = 100  # files: who has to fetch them wants to know all of them
+_MAX_MISSING = 100  # files: a user who fetches them needs all the names
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Check everything about a model folder that its file names, JSON files and safetensors headers can tell.
+    """Check everything about a model folder that its file names, JSON files and safetensors headers can show.
 
     Symbolic links are followed wherever they lead, for the hub's cache is made of them; names inside the index may
     not leave the folder.
@@ -94,7 +94,7 @@ def quantization_of(config_json: Mapping[str, Any], where: str) -> Quantization 
 
 
 def _declared(config_json: Mapping[str, Any]) -> Any | None:
-    """The value of `quantization_config`, under whichever of its names it stands."""
+    """The value of `quantization_config`, under any of its names."""
     return next((value for key in _QUANTIZATION_KEYS if (value := config_json.get(key)) is not None), None)
 
 
@@ -138,9 +138,9 @@ def _not_a_folder(file: Path) -> CheckpointError:
 
 
 def refuse_adapter(where: object, names: Collection[str]) -> None:
-    """Refuse a folder or repository `where` whose files `names` hold a LoRA adapter, also beside a full model.
+    """Refuse a folder or repository `where` whose files `names` hold a LoRA adapter, even next to a full model.
 
-    Running the model without it would be half the work, and --adapter says on which model it runs.
+    Without the adapter only half of what the folder holds would run; with --adapter the user names the base model.
     Raises: UnsupportedModelError.
     """
     has_safetensors = any(name.endswith(".safetensors") for name in names)
@@ -200,7 +200,7 @@ def _refuse_other_kinds(folder: Path, names: set[str]) -> None:
 
 
 def _model_folders_in(folder: Path) -> str | None:
-    """What to give in the place of a folder that lies above models; None where it does not."""
+    """The advice for a folder that lies above model folders; None for any other."""
     found = [path.parent for pattern in ("", "snapshots/") for path in sorted(folder.glob(f"{pattern}*/{CONFIG_NAME}"))]
     inside = [str(path) for path in found if any(path.glob("*.safetensors"))]
     return f"give {'one of the models in it: ' if len(inside) > 1 else ''}{_listed(inside)}" if inside else None
@@ -265,8 +265,8 @@ def _read_shards(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
     misplaced = [
         name
         for name, shard in weight_map.items()
-        # Some tools list the head of a tied model and store it as the embedding only. Whether it must be there is for
-        # who knows the config.
+        # Some tools list the head of a tied model and store it as the embedding only. Whether it must be there
+        # depends on the config.
         if places.get(name) != shard and not (name.endswith(HEAD) and name not in places)
     ]
     if misplaced:
@@ -294,7 +294,7 @@ def _shard_names(index: Path, weight_map: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """For work that makes very many objects and no cycles: looking for some again and again doubles its time."""
+    """Pause the collector for work that makes very many objects and no cycles: collecting doubles its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -311,7 +311,7 @@ def _listed(names: list[str], limit: int = _MAX_NAMED) -> str:
 
 # The files of a source that an export reads: which they are, and that none changes while it is at work.
 #
-# A change is seen by size, time and inode. What sets the old time again on a file of the same size is not.
+# A change shows in size, time or inode. A file of the same size whose old time was restored goes unnoticed.
 
 CARD_NAME = "quantization.json"
 MODEL_CARD_NAME = "README.md"
@@ -328,7 +328,7 @@ _WEIGHTS_SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells a file from what it was or will be. Units: size in bytes, mtime in nanoseconds."""
+    """Identifies one state of a file. Units: size in bytes, mtime in nanoseconds."""
 
     size: int
     mtime: int
@@ -337,7 +337,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class SourceState:
-    """A source's folder as it was when `record` looked. `files` holds config, index, weights and what is taken over."""
+    """A source's folder as it was when `record` looked. `files` holds config, index, weights and what is copied."""
 
     folder: Path
     files: Mapping[str, FileState]
@@ -347,7 +347,7 @@ class SourceState:
         """The folder as it is now; to be called before anything in it is opened.
 
         A folder that cannot be read has no files: opening the model says why.
-        Raises: CheckpointError for what would be taken over and is not a regular file.
+        Raises: CheckpointError for something to copy that is not a regular file.
         """
         wanted = [path for path in _entries(folder) if _is_of_model(path)] + list(files_to_copy(folder).values())
         states = {}
@@ -378,9 +378,9 @@ class SourceState:
 
 
 def files_to_copy(folder: Path) -> dict[str, Path]:
-    """Files of the source that an export takes over, by their name there: tokenizer, templates, settings, licences.
+    """Files of the source that an export copies, by their name there: tokenizer, templates, settings, licences.
 
-    Weights, hidden files, files too long to be any of these, and what this program writes itself stay behind.
+    Weights, hidden files, files too long to be any of these, and what this program writes itself are left out.
     Raises: CheckpointError for what has such a name and is not a regular file.
     """
     files = {}
@@ -402,7 +402,7 @@ def files_to_copy(folder: Path) -> dict[str, Path]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # whoever opens the model says why
+    except OSError:  # opening the model says why
         return []
 
 

@@ -1,4 +1,4 @@
-"""How quantized layers are stored: what every format gives, and each of them, which names its tensors and reads them.
+"""How quantized layers are stored: the interface of a format, and each format, which names and reads its tensors.
 
 Our order is that of compressed-tensors `pack-quantized`: a row of codes for each output, the first in the lowest bits.
 """
@@ -26,7 +26,7 @@ from llmcli.quantization.packing import (
 )
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme, packed_size
 
-# What every format gives: the tensors that it expects of a layer, and the layer in our order.
+# The interface of a format: the tensors that it expects of a layer, and the layer in our order.
 
 Array = npt.NDArray[Any]
 
@@ -36,13 +36,13 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """The name that users see."""
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
-        """What stands for a linear weight [output_size, input_size]."""
+        """The tensors that replace a linear weight [output_size, input_size]."""
 
     def read(self, source: "LayerSource") -> "StoredLayer":
-        """Read a layer and bring it into our layout; codes stay in the order of the inputs, whatever `input_order` is.
+        """Read a layer and bring it into our layout; codes stay in the order of the inputs, for any `input_order`.
 
         Raises: CheckpointError for read errors, and for values that contradict one another
         """
@@ -53,14 +53,14 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A quantized linear layer: scheme, the shape [output_size, input_size] of the weight it stands for, and format."""
+    """A quantized linear layer: scheme, the shape [output_size, input_size] of the weight it encodes, and format."""
 
     scheme: WeightScheme
     shape: tuple[int, int]
     format: Format
 
     def tensors(self, weight: ExpectedTensor) -> Iterator[ExpectedTensor]:
-        """What stands for its weight."""
+        """The tensors that replace its weight."""
         return self.format.tensors(weight, self.scheme)
 
 
@@ -125,7 +125,7 @@ def read_layer(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo],
 
 
 def read_stored(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo], reader: TensorReader) -> StoredLayer:
-    """The same with the codes in the order of the inputs.
+    """As `read_layer`, with the codes in the order of the inputs.
 
     Raises: CheckpointError for read errors, NaN and infinity, and for values that contradict one another
     """
@@ -192,7 +192,7 @@ class Awq:
     name: str = "AWQ gemm"
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
-        """What stands for a linear weight, whose outputs are a multiple of 8."""
+        """The tensors that replace a linear weight, whose outputs are a multiple of 8."""
         module, (output_size, input_size) = weight.layer, weight.shape
         num_groups, words = scheme.num_groups(input_size), output_size // AWQ_WORD_COLUMNS
         reason = f"{weight.name} {list(weight.shape)} as AWQ, {scheme}"
@@ -201,7 +201,7 @@ class Awq:
         yield ExpectedTensor(f"{module}.scales", (num_groups, output_size), reason)
 
     def read(self, source: LayerSource) -> StoredLayer:
-        """Read a layer and turn it, code for code."""
+        """Read a layer and transpose it, code for code."""
         scales, scale_dtype = source.read_scales("scales")
         return StoredLayer(
             packed=rows_of_awq(source.read("qweight")),
@@ -211,7 +211,7 @@ class Awq:
         )
 
     def read_order(self, source: LayerSource) -> None:
-        """Inputs have their own order."""
+        """None: inputs keep their order."""
 
 
 # GPTQ, versions 1 and 2: codes of 4 or 8 bits in int32 along the inputs, a column for each output.
@@ -221,7 +221,7 @@ class Awq:
 class Gptq:
     """A layer has qweight, qzeros, scales and, with `stores_order`, g_idx: the group of each input.
 
-    `zero_offset` is what was taken off the zero points; `orders_inputs` is what the config says of g_idx, or None.
+    `zero_offset` is what was subtracted from the zero points; `orders_inputs` what the config says of g_idx, or None.
     """
 
     zero_offset: int
@@ -230,12 +230,12 @@ class Gptq:
 
     @property
     def name(self) -> str:
-        """With its version, and whether inputs were ordered."""
+        """The name with its version, and whether inputs were ordered."""
         version = "GPTQ" if self.zero_offset else "GPTQ v2"
         return f"{version} with desc_act" if self.orders_inputs else version
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
-        """What stands for a linear weight."""
+        """The tensors that replace a linear weight."""
         module, (output_size, input_size), bits = weight.layer, weight.shape, scheme.num_bits
         num_groups = scheme.num_groups(input_size)
         reason = f"{weight.name} {list(weight.shape)} as GPTQ, {scheme}"
@@ -247,7 +247,7 @@ class Gptq:
             yield ExpectedTensor(f"{module}.g_idx", (input_size,), reason, dtypes=("I32",))
 
     def read(self, source: LayerSource) -> StoredLayer:
-        """Read a layer and turn it, code for code."""
+        """Read a layer and transpose it, code for code."""
         scales, scale_dtype = source.read_scales("scales")
         return StoredLayer(
             packed=rows_of_columns(source.read("qweight")),
@@ -267,7 +267,7 @@ class Gptq:
         words = source.read("qzeros").view(np.uint32)
         if scheme.is_symmetric:
             stored = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
-            # Not every program that writes version 1 takes the 1 off. Either way the values say which it is.
+            # Not every program that writes version 1 subtracts the 1. The values show which it is.
             expected = [scheme.offset - offset for offset in range(self.zero_offset, -1, -1)]
             if not any((stored == value).all() for value in expected):
                 raise CheckpointError(
@@ -275,7 +275,7 @@ class Gptq:
                     "throughout, and config.json says sym true; one of them is wrong"
                 )
             return None
-        # The 1 was taken off whole words, where a zero point of 0 borrows from its neighbour; so it is added likewise.
+        # The 1 came off whole words, where a zero point of 0 borrows from its neighbour; it is added likewise.
         ones = sum(1 << shift for shift in range(0, 32, scheme.num_bits)) * self.zero_offset
         words = words + np.uint32(ones)
         zero_points = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
@@ -300,7 +300,7 @@ class IntQuantized:
     name: str = "compressed-tensors int-quantized"
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
-        """What stands for a linear weight."""
+        """The tensors that replace a linear weight."""
         output_size, input_size = weight.shape
         shape = (output_size, input_size)
         reason = f"{weight.name} {list(shape)} as {scheme}"
@@ -318,7 +318,7 @@ class IntQuantized:
         return StoredLayer(pack_rows(_codes(source.read("weight")), 8), scales, scale_dtype, zero_points)
 
     def read_order(self, source: LayerSource) -> None:
-        """Inputs have their own order."""
+        """None: inputs keep their order."""
 
 
 def _codes(values: Array) -> Array:
@@ -339,11 +339,11 @@ class PackQuantized:
 
     @property
     def name(self) -> str:
-        """With whether inputs were ordered."""
+        """The name, with whether inputs were ordered."""
         return "compressed-tensors pack-quantized" + (" with g_idx" if self.orders_inputs else "")
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
-        """What stands for a linear weight; weight_shape holds its own shape. Shapes: see `WeightScheme`."""
+        """The tensors that replace a linear weight; weight_shape holds its own shape. Shapes: see `WeightScheme`."""
         output_size, input_size = weight.shape
         shape = (output_size, input_size)
         reason = f"{weight.name} {list(shape)} as {scheme}"
@@ -385,7 +385,7 @@ FP8_DTYPE = "F8_E4M3"
 # Both mean weight = stored * scale; the inverse is that of the scale with which the weight was divided.
 SCALE_SUFFIXES = ("weight_scale", "weight_scale_inv")
 
-# Weights widened at a time: long against a call of numpy, short enough for the cache.
+# Weights widened at a time: long compared with a call of numpy, short enough for the cache.
 _BLOCK_ELEMENTS = 2**20
 
 
@@ -398,10 +398,10 @@ class Fp8Layer:
     scale: str
 
     def tensors(self, weight: ExpectedTensor) -> Iterator[ExpectedTensor]:
-        """What stands for a linear weight."""
+        """The tensors that replace a linear weight."""
         reason = f"{weight.name} {list(weight.shape)} as {self.scheme}"
         scale_shape = self.scheme.scale_shape(self.shape)
-        # Scales that are one for all, or one a row, are stored with more or fewer dimensions of size 1.
+        # Scales of a whole tensor or of a row are stored with more or fewer dimensions of size 1.
         alike = ((), (1,), (1, 1)) if scale_shape == (1, 1) else ((scale_shape[0],),) if scale_shape[1] == 1 else ()
         yield ExpectedTensor(weight.name, weight.shape, reason, dtypes=(FP8_DTYPE,))
         yield ExpectedTensor(f"{weight.layer}.{self.scale}", scale_shape, reason, other_shapes=alike)
@@ -428,7 +428,7 @@ class Fp8Layer:
         if self.scheme.block_inputs is not None:
             scales = scales.repeat(min(self.scheme.block_inputs, input_size), axis=1)[:, :input_size]
         weights: Floats = E4M3_VALUES[read_rows(info, begin, end, reader)]
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is seen below
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow is checked below
             weights *= scales
         if not np.isfinite(weights).all():
             raise not_finite(info)

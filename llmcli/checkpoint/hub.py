@@ -49,7 +49,7 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
     network, unless `update` asks for the newest commit of the revision. `on_progress(done, total)` gets bytes of
     weights, and is called only if some have to be downloaded.
     Raises: CheckpointError for all that can go wrong on the way, with the next step; UnsupportedModelError for a model
-    that would be refused once it is there, before its weights are downloaded.
+    that would be refused later, before its weights are downloaded.
     """
     hub_id = find_hub_id(name)
     if hub_id is None:
@@ -64,7 +64,7 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
 
 
 def resolve_adapter(name: str, *, on_progress: Callable[[int, int], None], update: bool = False) -> Path:
-    """The same for a LoRA adapter, of which only config and weights are downloaded. Raises: as `resolve_model`"""
+    """As `resolve_model`, for a LoRA adapter: only config and weights are downloaded. Raises: as `resolve_model`"""
     hub_id = find_hub_id(name)
     if hub_id is None:
         return Path(name)
@@ -108,7 +108,7 @@ def find_cached_adapter(hub_id: HubId) -> Path | None:
 def _download(
     client: HubClient, hub_id: HubId, repository: Path, revision: str, on_progress: Callable[[int, int], None]
 ) -> Path:
-    """Download what is missing, the small files first, since they tell whether the rest is worth it.
+    """Download what is missing, the small files first, since they show whether the rest is worth it.
 
     All by the commit that the list of files names, so that nothing mixes.
     """
@@ -171,7 +171,7 @@ def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Colle
 def _transfer(
     client: HubClient, snapshot: Path, files: dict[str, FileMetadata], on_position: Callable[[int], None]
 ) -> None:
-    """Download files and link them; `on_position` gets the number of bytes of all of them that are there."""
+    """Download files and link them; `on_position` gets the number of bytes of all files so far."""
     finished = 0
     for name, file in files.items():
         transfer = plan_transfer(snapshot.parents[1], file)
@@ -202,7 +202,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(printable, names[:_MAX_NAMED])) + more
 
 
-# Lists and removes the models in huggingface_hub's cache, whichever tool downloaded them.
+# Lists and removes the models in huggingface_hub's cache, by any tool.
 
 _LAST_SECOND = 253_402_214_400  # of the year 9999, less a day for the time zone
 _MAX_REF_BYTES = 4096
@@ -213,12 +213,12 @@ class CachedModel:
     """One revision of a model in the cache.
 
     Units: `last_used` seconds since 1970, by the file system, of all revisions together; `size_bytes` counts a file
-    that two revisions share in both, and what is there of unfinished files.
+    that two revisions share in both, and the parts of unfinished files.
     """
 
     repo_id: str
     commit: str
-    refs: tuple[str, ...]  # the branches and tags that were asked for by name
+    refs: tuple[str, ...]  # the branches and tags requested by name
     size_bytes: int
     last_used: float
     is_complete: bool
@@ -228,7 +228,7 @@ class CachedModel:
 
 @dataclass(frozen=True)
 class CachedModels:
-    """What the cache holds; `unreadable` says for each folder that is not as it should be what is wrong with it."""
+    """What the cache holds; `unreadable` says what is wrong with each damaged folder."""
 
     cache: Path
     models: tuple[CachedModel, ...]
@@ -246,7 +246,7 @@ class Removal:
     def execute(self) -> None:
         """Remove them. Files that a remaining revision uses stay.
 
-        Raises: CheckpointError if a folder cannot be removed, of which huggingface_hub only writes a log line.
+        Raises: CheckpointError if a folder cannot be removed; huggingface_hub only logs that.
         """
         with foreign_errors_explained(f"{hub_cache_folder()} cannot be changed", CheckpointError):
             self._strategy.execute()
@@ -307,7 +307,7 @@ def _scan() -> HFCacheInfo | None:
 
 
 def _check_ref(ref: Path) -> None:
-    """Refuse what the scan would wait for, or could not take for text."""
+    """Refuse a file on which the scan would wait, or that it could not read as text."""
     mode = ref.stat().st_mode
     if stat.S_ISDIR(mode):
         return

@@ -36,7 +36,7 @@ from llmcli.errors import CheckpointError
 from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
 from llmcli.reading import parse_json
 
-# Turns what fails on the way to the hub, and what the hub answers, into one line with the next step.
+# Turns failed connections and the hub's answers into one line with the next step.
 
 _AGAIN = "try again; partial downloads resume"
 _BAD_TOKEN = "Invalid credentials in Authorization header"
@@ -51,7 +51,7 @@ class HubBusyError(CheckpointError):
 
 @contextmanager
 def hub_errors_explained(hub_id: HubId) -> Iterator[None]:
-    """Raise CheckpointError in place of what fails on the way to the hub and into its cache."""
+    """Turn errors of reaching the hub and of writing its cache into CheckpointError."""
     with foreign_errors_explained(f"{hub_id} cannot be downloaded", CheckpointError):
         try:
             yield
@@ -62,7 +62,7 @@ def hub_errors_explained(hub_id: HubId) -> Iterator[None]:
 
 
 def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
-    """Refuse every answer that is not the content asked for; the body, which anyone may have written, is not read.
+    """Refuse every answer that is not the requested content, without reading its untrusted body.
 
     Raises: CheckpointError; HubBusyError where waiting may help.
     """
@@ -77,7 +77,7 @@ def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
         raise CheckpointError(
             f"{hub_id.repo_id} has no revision {hub_id.revision or 'main'}; {page}/commits/main lists them"
         )
-    # A hub that says no more means a private model, or none, for which it has the same answer.
+    # Without more detail the model is private or does not exist: the hub answers both alike.
     if code == "RepoNotFound" or (status == 401 and response.headers.get("X-Error-Message") != _BAD_TOKEN):
         raise CheckpointError(
             f"{hub_id.repo_id} is neither a local folder nor a model on {hub}; check the spelling, "
@@ -91,7 +91,7 @@ def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
 
 
 def offline_error(hub_id: HubId) -> CheckpointError:
-    """What there is to say where a download is needed and forbidden."""
+    """The error for a download that is needed but forbidden."""
     return CheckpointError(
         f"{hub_id} is neither a local folder nor complete in the cache {hub_settings().cache}, "
         f"and HF_HUB_OFFLINE forbids downloads; {_complete_snapshots(hub_id)}unset HF_HUB_OFFLINE"
@@ -99,7 +99,7 @@ def offline_error(hub_id: HubId) -> CheckpointError:
 
 
 def _complete_snapshots(hub_id: HubId) -> str:
-    """Names the commits that are complete in the cache, where none is known as the revision that is asked for."""
+    """Name the complete commits in the cache, for a revision that is not among them."""
     snapshots = sorted((repository_folder(hub_id.repo_id) / "snapshots").glob("*"))
     whole = [folder for folder in snapshots if folder.name.isalnum() and (is_complete(folder) or _has_adapter(folder))]
     ids = " or ".join(f"{hub_id.repo_id}@{folder.name}" for folder in whole[:_MAX_COMMITS])
@@ -118,7 +118,7 @@ def _explain(error: BaseException, hub_id: HubId) -> str:
         return f"{hub} did not answer in time for {hub_id}; check the network, then {_AGAIN}"
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
         reason = str(error)[:_MAX_REASON]
-        if isinstance(error, httpx2.ConnectError):  # what a folder's misspelt name comes to without a network
+        if isinstance(error, httpx2.ConnectError):  # a folder's misspelt name without a network ends here, too
             return (
                 f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); "
                 f"{_complete_snapshots(hub_id)}check the spelling, or the network (or HF_ENDPOINT), then {_AGAIN}"
@@ -165,7 +165,7 @@ class FileMetadata:
 
 
 class HubClient:
-    """One model of the hub, asked for over connections that stay open. A context manager.
+    """One model of the hub, over connections that stay open. A context manager.
 
     Raises: CheckpointError for answers that are not a hub's; httpx2.HTTPError and OSError, from every method.
     """
@@ -219,7 +219,7 @@ class HubClient:
         url = f"{self._settings.endpoint}/{self._hub_id.repo_id}/resolve/{commit}/{quote(name)}"
 
         def ask() -> FileMetadata:
-            # A redirect to where large files lie tells them, and no other answer.
+            # Only a redirect to where large files lie gives them.
             with self._open("HEAD", url, self._settings.answer_timeout, is_last=_tells_size) as response:
                 headers = response.headers
                 _drain(response)
@@ -272,9 +272,9 @@ class HubClient:
 
 
 def repeat(attempt: Callable[[], _Result], progress: Callable[[], int]) -> _Result:
-    """The result of an attempt; one that fails on the way is made again.
+    """Make an attempt, and again if the connection fails; return its result.
 
-    Given up after five failures in a row, each after which `progress` is no larger than before: half a minute.
+    Gives up after five failures in a row without progress: half a minute.
     """
     num_failures = 0
     while True:
@@ -293,7 +293,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _drain(response: httpx2.Response) -> None:
-    """Read a body that nobody wants, if it is short: the connection can then be used again."""
+    """Read an unused body if it is short, so that the connection can be reused."""
     num_bytes = 0
     for chunk in response.iter_raw():
         num_bytes += len(chunk)
@@ -320,8 +320,8 @@ def _read_list(description: Any, url: str) -> FileList:
 
 # Brings one file into huggingface_hub's cache, and continues where an earlier attempt stopped.
 #
-# huggingface_hub itself deletes a file that was interrupted, so five gigabytes would begin anew. What this leaves
-# behind, `blobs/ETAG`, is what huggingface_hub writes. Refused is content of another length than the hub told before.
+# huggingface_hub itself deletes a file that was interrupted, so five gigabytes would begin anew. This writes
+# `blobs/ETAG` as huggingface_hub does. Content of another length than the hub announced is refused.
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -341,7 +341,7 @@ class Transfer:
 
     @property
     def num_present_bytes(self) -> int:
-        """How many bytes an earlier attempt has brought."""
+        """Bytes that an earlier attempt has downloaded."""
         if self.blob.exists():
             return self.size
         return min(self.size, self.partial.stat().st_size) if self.partial.exists() else 0
@@ -384,7 +384,7 @@ def _append_rest(client: HubClient, transfer: Transfer, file: BinaryIO, on_posit
         on_position(file.tell())
         for chunk in response.iter_raw():
             if file.tell() + len(chunk) > transfer.size:
-                file.truncate(0)  # what came before is not to be trusted either
+                file.truncate(0)  # earlier bytes cannot be trusted either
                 raise CheckpointError(
                     f"{transfer.url} sends more than the {transfer.size} bytes that the hub announced; try again later"
                 )

@@ -20,7 +20,7 @@ from llmcli.reading import CHAT_TEMPLATE, CONFIG, INDEX, TOKENIZER_MODEL, TOKENI
 
 # Checks every name that comes from outside before it becomes part of a path or an address.
 #
-# Names of outside are those that the hub sends (ETag, commit, size, file names, redirects) and the revision of a hub
+# Names from outside are those that the hub sends (ETag, commit, size, file names, redirects) and the revision of a hub
 # id. What does not fit its pattern is refused. The patterns are narrower than what a file system takes: no
 # separators, no control characters, nothing that begins with a dot, and no ending by which the cache knows a file of
 # its own.
@@ -89,7 +89,7 @@ def checked_revision(revision: str) -> str:
 
 
 def is_weights_name(name: object) -> bool:
-    """Whether a name is that of a safetensors file beside config.json; those in subfolders are not opened."""
+    """Whether a name is that of a safetensors file next to config.json; those in subfolders are not opened."""
     return (
         isinstance(name, str)
         and name.endswith(".safetensors")
@@ -101,8 +101,8 @@ def is_weights_name(name: object) -> bool:
 def redirect_target(response: httpx2.Response) -> httpx2.URL:
     """Where an answer redirects to.
 
-    Raises: CheckpointError for anything but http and https, and for leaving https, by which everyone on the way could
-    read along and send something else.
+    Raises: CheckpointError for anything but http and https, and for leaving https, which would let others
+    read and change the answer.
     """
     location = response.headers["Location"]
     try:
@@ -145,7 +145,7 @@ _MAX_NAMED = 3  # files named in one message
 
 
 def weight_files(names: Collection[str], folder: Path) -> list[str]:
-    """The weight files to have, of the files `names`; none if they hold no choice that is a whole model.
+    """The weight files to have among `names`; none if these hold no whole model.
 
     The choice is that of opening a folder: model.safetensors, else the shards of the index, else a single file of
     another name. `folder` holds the index if `names` does.
@@ -176,7 +176,7 @@ def _shards(index: Path) -> list[str]:
 def is_complete(folder: Path) -> bool:
     """Whether a snapshot in the cache holds config, tokenizer and all weights.
 
-    The other small files are not asked for: a repository may not have them, which the cache does not tell.
+    The other small files are not required: a repository may lack them, and the cache does not say so.
     """
     if not folder.is_dir():
         return False

@@ -1,4 +1,4 @@
-"""Tells a hub id, `ORG/NAME` or `ORG/NAME@REVISION`, from the path of a folder; without importing a library."""
+"""Distinguishes a hub id, `ORG/NAME` or `ORG/NAME@REVISION`, from the path of a folder, without importing a library."""
 
 import os
 import re
@@ -19,10 +19,10 @@ class HubId:
 
 
 def find_hub_id(name: str) -> HubId | None:
-    """The hub id that `name` is, or None for a path: whatever exists here, or does not look like an id.
+    """The hub id that `name` is, or None for a path: anything that exists here or does not look like an id.
 
-    One slash, and no `.`, `/`, `~` or drive letter in front, look like an id; so `models/llama`, if there is no such
-    folder, does too.
+    An id has one slash, and no `.`, `/`, `~` or drive letter in front; so `models/llama`, if there is no such folder,
+    folder, looks like one.
     """
     match = _HUB_ID.fullmatch(name)
     if match is None or os.path.exists(name):  # Path.exists() raises for a name that is too long

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # All that is used of huggingface_hub: its settings, its token, its cache's scan and lock. Never its downloads.
 #
-# Its import fails with a traceback where an environment variable is odd, so these are checked first; refused are
-# numbers and addresses that it or the HTTP client cannot use.
+# Importing it fails with a traceback if an environment variable is odd, so these are checked first: numbers and
+# addresses that it or the HTTP client cannot use are refused.
 
 _TIMEOUTS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
 _MAX_TIMEOUT = 1_000_000  # seconds
@@ -231,7 +231,7 @@ def link_file(snapshot: Path, name: str, blob: Path) -> None:
 def _write_ref(repository: Path, revision: str, commit: str) -> None:
     ref = repository / "refs" / revision
     ref.parent.mkdir(parents=True, exist_ok=True)
-    # Beside refs/, not in it: whatever lies there is a ref, also what a kill leaves.
+    # Next to refs/, not in it: any file in it counts as a ref, even what a killed run leaves.
     descriptor, temporary = tempfile.mkstemp(prefix=".ref-", dir=repository)
     try:
         with os.fdopen(descriptor, "w") as file:

@@ -25,7 +25,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import Quantization, notes_of, refuse_method
 
-# Names that a wrapper of the model has put itself into, before all tensors' names or within them.
+# Parts that wrappers of a model add to tensors' names, in front or within.
 
 # Parts of names, and what writes them.
 _WRITERS = {
@@ -41,7 +41,7 @@ _OTHER_WRITER = "a program that has the model as a part of its own"
 
 
 def wrapper_of(names: Iterable[str], modules: Sequence[str]) -> str | None:
-    """What stands in the names of tensors where the model's `modules` are absent, what wrote it, and the next step.
+    """If the model's `modules` are absent: what tensors' names contain instead, what wrote it, and the next step.
 
     None where the names have nothing of this kind: the modules are really absent.
     """
@@ -75,7 +75,7 @@ def wrapper_of(names: Iterable[str], modules: Sequence[str]) -> str | None:
 # Old converters stored this table per layer; it is recomputed from the config.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
-# What the modules of other forms hold in the place of a weight.
+# What the modules of other formats hold instead of a weight.
 _OTHER_FORMS = {".q_weight": "exl2", ".trellis": "exl3", ".B": "marlin"}
 
 _MAX_NAMED = 4  # tensors named in one message; the rest are counted
@@ -83,11 +83,11 @@ _MAX_NAMED = 4  # tensors named in one message; the rest are counted
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """The tensors of one model by the model's own names, which each bears whatever its name in the file.
+    """The tensors of one model by the model's own names, whatever their names in the file.
 
     `unused` names what the model does not use, as the files do. `head` names the output head's weight: the embedding's
     own name where the two share one tensor. `packed` holds the quantized layers by module name
-    (`model.layers.0.mlp.up_proj`), `scaled` those of 8-bit floats; their parts stand in `tensors`.
+    (`model.layers.0.mlp.up_proj`), `scaled` those of 8-bit floats; their parts are in `tensors`.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -126,9 +126,9 @@ def match_tensors(
     """Match a folder's tensors with what the config asks for.
 
     The stored tensors decide about the head, then the config, as in Hugging Face's tie_weights: an lm_head.weight
-    that is there is used; without one, tie_word_embeddings shares the embedding. A tied model may also store its one
+    is used if present; without one, tie_word_embeddings shares the embedding. A tied model may also store its one
     matrix as lm_head.weight only. Names may lack the prefix `model.` or bear it twice, as in transformers.
-    Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype that is no weight.
+    Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype of no weight.
     """
     weights = list(expected_tensors(config))
     stored = tensors
@@ -180,7 +180,7 @@ def match_tensors(
             )
         _check(tensor, tensors[tensor.name])
     used = {tensor.name: replace(tensors[tensor.name], name=tensor.name) for tensor in expected}
-    seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may stand under another name
+    seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may have another name
     names = sorted(name for name, info in stored.items() if id(info) not in seen)
     ignored = (*_IGNORED_SUFFIXES, *ACTIVATION_SUFFIXES) if layers else _IGNORED_SUFFIXES
     unused = tuple(printable(name) for name in names if not name.endswith(ignored))
@@ -190,9 +190,9 @@ def match_tensors(
 
 
 def _by_own_name(tensors: Mapping[str, TensorInfo], modules: Collection[str]) -> dict[str, TensorInfo]:
-    """Tensors by the names of the model, whose modules are given; one of no module keeps the name it has.
+    """Tensors by the names of the model, with its modules given; a tensor of no module keeps its name.
 
-    Where several stand for one, the first in the order of the files' names counts, as in transformers.
+    Of several for one, the first in the order of the files' names counts, as in transformers.
     """
     named: dict[str, TensorInfo] = {}
     for name in sorted(tensors):
@@ -253,7 +253,7 @@ def _named(names: list[str]) -> str:
 class Model:
     """A model folder that passed every check that needs no weights. `notes` are sentences that users should know.
 
-    `adapters` are those that its tensors have been changed by.
+    `adapters` are those that have changed its tensors.
     """
 
     checkpoint: Checkpoint
@@ -266,7 +266,7 @@ class Model:
     def input_orders(self) -> Mapping[str, Array]:
         """The input that each column of a layer belongs to once its codes are sorted, by module name; read once.
 
-        Layers whose groups are of neighbours are not in it.
+        Layers that group neighbouring inputs are not in it.
         Shapes: int64 [input_size]
         Raises: CheckpointError for read errors, and for an order that contradicts something
         """

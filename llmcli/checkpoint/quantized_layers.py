@@ -54,7 +54,7 @@ def find_layers(
             (weight, _listed(group, weight, stored, where)) for weight in linear if (group := groups[weight.layer])
         )
     else:
-        # These methods keep layers in 16 bits without listing them, so the tensors of a layer tell what it is.
+        # These methods keep layers in 16 bits without listing them, so the tensors of a layer show what it is.
         # Where one lacks its scales, they are missing under the name that the others have.
         scale = max(SCALE_SUFFIXES, key=lambda suffix: sum(name.endswith(f".{suffix}") for name in stored))
         found = ((weight, _told(quantization, weight, stored, where, scale)) for weight in linear)
@@ -109,7 +109,7 @@ def _told(
     where: str,
     usual_scale: str,
 ) -> Layer | None:
-    """What the tensors of a layer say that it is; None for a plain one."""
+    """The kind of a layer by its tensors; None for a plain one."""
     module, (output_size, input_size) = weight.layer, weight.shape
     plain = stored.get(weight.name)
     if isinstance(quantization, Fp8Config):
@@ -143,6 +143,6 @@ def _told(
 
 
 def _scheme_of_scales(scales: TensorInfo | None, output_size: int) -> Fp8Scheme:
-    """One scale or one a row: configs without blocks do not say which, and the shape does."""
+    """One scale or one a row: configs without blocks do not say, so the shape decides."""
     is_of_rows = scales is not None and output_size > 1 and scales.shape in ((output_size,), (output_size, 1))
     return Fp8Scheme(1 if is_of_rows else None, None)

@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 POOL_SIZE = 8_388_593
 
 _BIAS_SCALE = 0.1
-# Codes of others: the bits that are random. An exponent of 8-bit floats without its highest bit is no NaN's.
+# Codes of others: the bits that are random. 8-bit floats without the highest bit of their exponent are never NaN.
 _CODE_MASKS = {"I32": np.uint8(0xFF), "F8_E4M3": np.uint8(0xBF)}
 _SCALES = (".scales", ".weight_scale_inv")
 _SPARE_BYTES = 64 * 2**20
@@ -81,7 +81,7 @@ class RandomReader(TensorReader):
 def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress) -> None:
     """Write the shape `name` in a format of `shapes.FORMATS` as a model folder, which must not exist.
 
-    Nothing is left behind if it fails or is stopped.
+    Nothing remains if it fails or is stopped.
     Raises: UsageError as `shape_source`; CheckpointError, OutputError for a disk that is full or cannot be written
     """
     scheme = FORMATS[form]
@@ -112,7 +112,7 @@ def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress
 
 
 def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
-    """The weights as they are, in one file. Not made durable: nobody needs them after a power cut."""
+    """The weights as they are, in one file. Not made durable: they need not survive a power cut."""
     infos = model.checkpoint.tensors
     total = sum(info.num_bytes for info in infos.values())
     if (free := shutil.disk_usage(folder).free) < total + _SPARE_BYTES:

@@ -1,4 +1,4 @@
-"""Reads tensors from disk by large sequential reads, into buffers or arrays, and adds to them what adapters add.
+"""Reads tensors from disk by large sequential reads, into buffers or arrays, and adds the adapters' updates.
 
 Never maps a file: on network disks, WSL and Windows page-sized faults make loading many times slower.
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-# `MergedTensor`: a tensor of a model to which adapters add something while it is read; `Merger` computes it.
+# `MergedTensor`: a model's tensor to which adapters add updates as it is read; `Merger` computes it.
 
-# Sums are computed by whole blocks of rows, whatever part is asked for: so a weight's bits do not depend on how it is
-# cut for reading. Blocks are 96 KiB of floats: from 128 KiB on each is asked of the system, which takes 2 to 4
+# Sums are computed in whole blocks of rows, for any part that is read, so a weight's bits do not depend on how it is
+# cut for reading. Blocks are 96 KiB of floats: from 128 KiB on the system allocates each, which takes 2 to 4
 # times as long (4096 x 4096, ranks 8 and 16).
 _WEIGHTS_PER_BLOCK = 3 << 13
 
@@ -107,7 +107,7 @@ class Merger:
         left, right = (self._read_factor(info) for info in (update.left, update.right))
         if update.is_transposed:
             left, right = np.ascontiguousarray(left.T), np.ascontiguousarray(right.T)
-        with np.errstate(over="ignore"):  # the sums show what overflows
+        with np.errstate(over="ignore"):  # overflow shows in the sums
             return left, right, np.float32(update.scale)
 
     def _read_factor(self, info: TensorInfo) -> Array:
@@ -119,7 +119,7 @@ class Merger:
         return values
 
     def _read_floats(self, info: TensorInfo, first: int, shape: tuple[int, ...]) -> Array:
-        """Elements from `first` on, as float32. Shapes: result as asked for"""
+        """Elements from `first` on, as float32. Shapes: result as requested"""
         stored = np.empty(shape, STORED_AS[info.dtype])
         self._read(info, first * stored.itemsize, stored.reshape(-1).view(np.uint8).data)
         return widen(stored, info.dtype)
@@ -132,7 +132,7 @@ CHUNK_BYTES = 32 * 1024**2
 class TensorReader:
     """Reads tensors by their TensorInfo; keeps one file open per shard until the `with` block ends. Not thread-safe.
 
-    Who reads a `MergedTensor` gets what its adapters make of it, so nobody else needs to know of adapters.
+    Reading a `MergedTensor` gives the merged values, so no other code needs to know of adapters.
     """
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class TensorReader:
             file = self._open(info.path)
             file.seek(info.offset + begin)
             while num_read < len(view):
-                # May return fewer bytes than asked for (signals, network disks, the system's own limit): 0 is the end.
+                # May return fewer bytes than requested (signals, network disks, the system's own limit): 0 is the end.
                 count = file.readinto(view[num_read : num_read + CHUNK_BYTES])
                 if not count:
                     break

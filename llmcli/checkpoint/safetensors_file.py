@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The header of a safetensors file in words: its limits, its types, and what is wrong with one, by tensor and value.
 #
 # The safetensors library decides what a header says (safetensors_file.py). `check_entries` refuses what it lets
-# through; `raise_fault` says of what it has refused which tensor is wrong, in which value, and what was expected.
+# through; `raise_fault` says which tensor and value is wrong in what it has refused, and what was expected.
 
 ITEMSIZE_BYTES = {
     "BOOL": 1,
@@ -62,7 +62,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _shortened = reprlib.Repr()
 _shortened.maxstring = 200
 
-_PLAIN_ENTRY = None  # stands for an entry with nothing odd about it, so that 200,000 of them take no memory
+_PLAIN_ENTRY = None  # for an ordinary entry, so that 200,000 of them take no memory
 
 
 def printable(value: object) -> str:
@@ -80,7 +80,7 @@ def truncated(path: Path, actual_bytes: int, expected_bytes: int) -> CheckpointE
 
 
 def check_entries(header: bytes, path: Path) -> None:
-    """Refuse what the library lets through: of two tensors of one name it takes the last, and much else it passes over.
+    """Refuse what the library lets through: of two tensors of one name it takes the last, and it overlooks more.
 
     Raises: LLMCliError for duplicate names, and for an entry that is not an object of the three keys, dtype a string.
     """
@@ -94,7 +94,7 @@ def check_entries(header: bytes, path: Path) -> None:
 
 
 def raise_fault(header: bytes, path: Path, file_bytes: int) -> None:
-    """Raise why the library has refused a file of this header and length; return if this cannot tell.
+    """Raise the reason why the library refused a file of this header and length; return if unknown.
 
     Raises: LLMCliError
     """
@@ -224,8 +224,8 @@ def _num_bytes(shape: list[int], itemsize_bytes: int) -> int | None:
 
 # One safetensors file: the safetensors library reads its header, and from that follows where each tensor's bytes lie.
 #
-# Added here is what the library does not do: it waits at a named pipe, maps what is no file, takes one of two tensors
-# of the same name, and has types below one byte. It maps the file into memory; the mapping ends before `read_header`
+# The library waits at a named pipe, maps what is not a file, takes one of two tensors of one name, and has types below
+# one byte; all this is refused here. The library maps the file into memory; the mapping ends before `read_header`
 # does, and the bytes themselves are read by ranges (reader.py).
 
 
@@ -361,7 +361,7 @@ class OutputTensor:
 
 
 class SafetensorsWriter:
-    """One file being written. `finish` makes it durable; leaving the `with` block without it leaves a torso.
+    """One file being written. `finish` makes it durable; leaving the `with` block without it leaves a partial file.
 
     Raises: OSError from every method, when the disk is full or fails.
     """

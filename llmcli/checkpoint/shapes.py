@@ -1,6 +1,6 @@
-"""Models of which only the shape is there, `configs/models/*.json`: every tensor has a name, a type and a size.
+"""Models known only by their shape, `configs/models/*.json`: every tensor has a name, a type and a size.
 
-What such a model would be as an export is known as well, so its memory can be planned without a file.
+Their exports are known as well, so memory can be planned without a file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import CONFIG
 from llmcli.resources import resource_folder
 
-# What a shape can be measured as: by a scheme, as `llmcli quantize` takes it without a --group-size, or by the
-# quantization_config that others publish such a model with; bf16 has none.
+# Formats of a shape: a scheme, as `llmcli quantize` takes it without a --group-size, or the quantization_config with
+# which others publish such a model; bf16 has none.
 FORMATS: dict[str, WeightScheme | dict[str, Any]] = {
     "int8": WeightScheme(8, 128),
     "int4": WeightScheme(4, 128),
@@ -40,7 +40,7 @@ def shape_names() -> list[str]:
 def shape_source(name: str, form: str) -> Model:
     """The model that a shape's format is made from: what would be quantized, or what is written as it is.
 
-    Raises: UsageError for a name that is no shape's; CheckpointError for a file that is no config
+    Raises: UsageError for a name that is not a shape's; CheckpointError for a file that is not a config
     """
     path = _shapes_folder() / f"{name}.json"
     if name not in shape_names():
@@ -80,7 +80,7 @@ def export_model(plan: ExportPlan) -> Model:
 
 
 def _stored_as(weight: ExpectedTensor, quantization: Quantization | None, dtype: str) -> Iterator[OutputTensor]:
-    """What stands for a weight: itself, or a linear layer's tensors in the form of others."""
+    """The tensors for a weight: itself, or a linear layer's in another program's format."""
     layer: Fp8Layer | PackedLayer
     if not weight.is_linear or quantization is None:
         yield OutputTensor(weight.name, dtype, weight.shape)

@@ -21,10 +21,10 @@ from llmcli.quantization.floats import widen
 from llmcli.quantization.packing import pack_zero_points, unpack_rows, unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
 
-# A model of another format as if its files were compressed-tensors `pack-quantized`, for who reads tensors by ranges.
+# A model of another format as if its files were compressed-tensors `pack-quantized`, for reading tensors by ranges.
 #
 # Inputs that were ordered before they were grouped come group by group, by `Model.input_orders`. A layer is brought
-# into our order when the first of its tensors is asked for, and kept until others have been.
+# into our order when the first of its tensors is requested, and kept until others are.
 
 # Layers kept: as many as readers that run ahead of one another touch at a time.
 _MAX_LAYERS = 6
@@ -58,7 +58,7 @@ class Translation:
         module = self._of_tensor.get(info.name)
         if module is None:
             return None
-        if info.name.endswith("_shape"):  # asked for before any layer is read
+        if info.name.endswith("_shape"):  # requested before any layer is read
             return np.array(self._foreign[module].shape, np.int64).view(np.uint8)
         with self._lock:
             is_first = module not in self._layers

@@ -21,7 +21,7 @@ from llmcli.cli.terminal import OnProgress, terminal, visible
 
 
 class _Bytes(DownloadColumn):
-    """Nothing while nobody knows how much it will be."""
+    """Nothing while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         """See DownloadColumn."""
@@ -29,7 +29,7 @@ class _Bytes(DownloadColumn):
 
 
 class _Count(MofNCompleteColumn):
-    """The same for things that are counted."""
+    """As `DownloadColumn`, for counts."""
 
     def render(self, task: Task) -> Text:
         """See MofNCompleteColumn."""
@@ -37,7 +37,7 @@ class _Count(MofNCompleteColumn):
 
 
 class _Note(ProgressColumn):
-    """The task's note, or what is done before anything can be counted."""
+    """The task's note, or the first note before anything is counted."""
 
     def render(self, task: Task) -> Text:
         """See ProgressColumn."""
@@ -47,7 +47,7 @@ class _Note(ProgressColumn):
 @contextmanager
 def draw_bar(what: str, unit: str, note: Callable[[], str], first: str) -> Iterator[OnProgress]:
     """A bar with what is done, the time left and the note, which goes away at the end. `first` is the first note."""
-    # On a narrow terminal the bar gets shorter; a figure on two lines could not be read.
+    # On a narrow terminal the bar gets shorter; a figure must not break over two lines.
     whole = Column(no_wrap=True)
     done_column = _Bytes(binary_units=True, table_column=whole) if unit == "bytes" else _Count(table_column=whole)
     name = TextColumn(visible(what), markup=False)

@@ -74,7 +74,7 @@ def _openai_json(line: Line, event: Finished | Failed, num_prompt_tokens: int, m
 
 
 def show_check(job: Job) -> None:
-    """Counts, memory and time of what is still to be run, on standard output.
+    """Print counts, memory and time of the remaining prompts on standard output.
 
     Raises: InsufficientMemoryError if the model does not fit.
     """
@@ -101,7 +101,7 @@ def _plan(job: Job) -> TargetPlan:
     run = job.prompts.run
     subject = lazy.Subject(run.session.name, run.session.model, None)
     target = open_target(run.devices, subject)
-    # On a card more rows than have room for a full context share the memory; those that have are what is planned.
+    # On a card more rows than fit with a full context share the memory; the plan is for those that fit.
     most = job.most_rows if run.devices.card is None else None
     planned = target.plan(subject, context=run.context, num_rows=most)
     limit = job.most_rows or max(len(job.todo), 1)
@@ -109,7 +109,7 @@ def _plan(job: Job) -> TargetPlan:
 
 
 def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, loaded: LoadedRunner, run_seconds: float) -> None:
-    """What the run took, on stderr."""
+    """Print what the run took, on stderr."""
     mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
     facts = {
         "prompts": f"{progress.num_finished} finished, {progress.num_failed} failed",
@@ -127,10 +127,10 @@ def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, loaded: Loa
 
 
 def run_job(job: Job, *, require_complete: bool = False) -> None:
-    """Run what is still to be run.
+    """Run the remaining prompts.
 
     Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
-            UnfinishedTextError with `require_complete` if a text that is held to a schema was cut, now or earlier
+            UnfinishedTextError with `require_complete` if a text with a schema was cut, now or earlier
     """
     progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     _count_kept(job, completeness)
@@ -142,7 +142,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
     loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
     _settle_record(job, loaded.runner.description)
-    # Nobody waits for the next token, so newcomers' prompts are not rationed by time; and equal runs take equal steps.
+    # Nobody waits for the next token, so new prompts are not limited by time, and equal runs take equal steps.
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
     _say_how_many(num_prompts, scheduler.usage.num_rows)
     start_time = time.perf_counter()
@@ -193,7 +193,7 @@ def _say_how_many(num_prompts: int, num_rows: int) -> None:
 
 
 def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
-    """Count what an earlier run has written."""
+    """Count the texts of an earlier run."""
     done = job.written.done
     kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
     completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
@@ -218,7 +218,7 @@ def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, requ
 
 
 def _settle_record(job: Job, runner: str) -> None:
-    """Write down the settings before the first line, or check that the device is that of the lines there are.
+    """Write down the settings before the first line, or check that existing lines come from this device.
 
     Raises: UsageError for another device, OutputError.
     """
@@ -234,7 +234,7 @@ def _settle_record(job: Job, runner: str) -> None:
 class _Sink:
     """Where lines go: the output's file or standard output, each as it comes or in the order of the input.
 
-    What is held back at the end is written even then when the run ends early.
+    What is held back is written at the end, even if the run ends early.
     """
 
     def __init__(self, job: Job):
@@ -251,7 +251,7 @@ class _Sink:
             self._in_order.put(line_id, line)
 
     def finish(self) -> None:
-        """All prompts have a line: bring those of several runs into order, if it is asked for."""
+        """All prompts have a line: sort those of several runs, if asked for."""
         if self._journal is not None and self._in_order is not None:
             self._journal.sort([task.line.id for task in self._job.tasks])
 

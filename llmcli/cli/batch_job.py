@@ -1,8 +1,8 @@
-"""A batch before its weights are read: its options, its input, which is checked, and its output, which is locked.
+"""A batch before its weights are read: its options, its checked input and its locked output.
 
-Lines become requests with the session's own functions, so that a line tells what `generate` tells. Line k has the run's
+Lines become requests with the session's own functions, so a line gives the text of `generate`. Line k has the run's
 seed and sample index k - 1, as `generate --only k`. A line with a seed of its own has index 0, as `generate --seed`
-alone. What the output already holds is found.
+alone. Finds what the output already holds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PIPE = "-"
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Where prompts come from, what stands around them, and where and how results go.
+    """Where prompts come from, what goes around them, and where and how results go.
 
     Raises: UsageError for values that cannot be.
     """
@@ -88,7 +88,7 @@ class BatchOptions:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows at most; None is as many as the device gains from."""
+        """Rows at most; None is as many as the device can use."""
         return parse_rows(self.rows)
 
 
@@ -133,7 +133,7 @@ class Prompts:
 
         Raises: UsageError for what is wrong with all of them, such as a missing chat template.
         """
-        # Flags that no sampler could follow are no problem of a line.
+        # Flags that no sampler could follow are not a problem of one line.
         self.run.sampler(EncodedPrompt("", (), at_start=False))
         tasks = []
         has_messages = False
@@ -142,7 +142,7 @@ class Prompts:
             on_read(reader.num_bytes)
             if line.messages is not None:
                 has_messages = True
-                _ = self._encode_messages  # a template that is missing is no problem of this line
+                _ = self._encode_messages  # a template that is missing is not this line's problem
             try:
                 tasks.append(self._task(line))
             except (UsageError, TokenizerError) as error:
@@ -190,14 +190,14 @@ class Prompts:
         return task
 
     def _grammar(self, held_to: HeldTo) -> Grammar:
-        """What a line is held to; equal ones are read once. Raises: UsageError"""
+        """A line's grammar; equal ones are read once. Raises: UsageError"""
         key = held_to.kind, json.dumps(held_to.value)
         if key not in self._grammars:
             self._grammars[key] = lazy.grammar_of(held_to)
         return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
-        """The messages behind the run's system prompt, unless they have one."""
+        """The messages after the run's system prompt, unless they have their own."""
         if self.options.system is None or any(message["role"] == "system" for message in messages):
             return messages
         return [{"role": "system", "content": self.options.system}, *messages]
@@ -223,7 +223,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Job:
-    """A batch whose input is checked: every prompt, those that are still to be run, and what decides their texts.
+    """A batch whose input is checked: every prompt, those still to run, and all that their texts depend on.
 
     `output` None is standard output. Without lines in the output `record` has no runner yet.
     """
@@ -237,7 +237,7 @@ class Job:
 
     @property
     def most_rows(self) -> int | None:
-        """Rows that were asked for, and no more than prompts; None is as many as are of use."""
+        """The requested rows, at most one for each prompt; None is as many as the device can use."""
         num_rows = self.prompts.options.num_rows
         return None if num_rows is None else max(min(num_rows, len(self.todo)), 1)
 
@@ -246,7 +246,7 @@ class Job:
 def open_job(
     options: BatchOptions, request: RunRequest, name: str | None, max_new_tokens: int | None, grammar: Grammar | None
 ) -> Iterator[Job]:
-    """Check everything that can be checked without the weights, and keep others from the output until the end.
+    """Check everything that can be checked without the weights, and lock the output until the end.
 
     Raises: LLMCliError and its subclasses
     """
@@ -270,7 +270,7 @@ def _resolved(name: str) -> Path:
 
 @contextmanager
 def _open_input(name: str, output: Path | None) -> Iterator[BinaryIO]:
-    """The input, which is waited for if it is a pipe. Refuses the output's file, under whatever name."""
+    """Open the input; wait if it is a pipe. Refuses the output's file under any name."""
     if name == PIPE:
         if sys.stdin is None:
             raise UsageError("standard input is closed; name a file")
@@ -292,7 +292,7 @@ def _refuse_same(file: BinaryIO, output: Path | None) -> None:
         return
     try:
         info = os.fstat(file.fileno())
-    except OSError:  # not a file of the system's, as in tests
+    except OSError:  # not a real file, as in tests
         return
     if os.path.samestat(info, output.stat()):
         raise UsageError(f"{output} is also the input; name another output")
@@ -300,7 +300,7 @@ def _refuse_same(file: BinaryIO, output: Path | None) -> None:
 
 @contextmanager
 def _locked(output: Path | None) -> Iterator[None]:
-    """Keep a second run from the output; a pipe, and a run that only looks, need no lock."""
+    """Lock the output against a second run; a pipe or a dry run needs no lock."""
     if output is None:
         yield
         return
@@ -316,7 +316,7 @@ def _locked(output: Path | None) -> Iterator[None]:
 
 
 def _read(reader: LineReader, prompts: Prompts) -> list[Task]:
-    """Every prompt of the input; with any problem, all are counted, ten are shown, and nothing is run."""
+    """Every prompt of the input. Problems are counted, ten are shown, and nothing runs."""
     problems = Problems()
     size = 0
     if (source := prompts.options.source) != PIPE:
@@ -373,7 +373,7 @@ def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) 
 
 
 def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
-    """Everything but seed and device that decides the texts, by name."""
+    """Everything but seed and device that the texts depend on, by name."""
     run, options, flags = prompts.run, prompts.options, prompts.run.flags
     folder = run.session.model.checkpoint.folder.resolve()
     lark = None if prompts.grammar is None else prompts.grammar.lark.encode()
@@ -407,7 +407,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
 
 
 def _model_files(folder: Path) -> dict[str, str]:
-    """What tells a model's files from others of the same names: size and time of each that its texts depend on."""
+    """Size and time of each file that a model's texts depend on, to detect a change."""
     files = lazy.SourceState.record(folder).files
     return {
         name: f"{state.size} bytes of {datetime.fromtimestamp(state.mtime / 1e9, UTC).isoformat()}"

@@ -104,7 +104,7 @@ def _table(
     engine: Sequence[FiguresT] | None,
     cells: Callable[[FiguresT], list[str]],
 ) -> str:
-    """One row for each item; with kernels of the user's two, and how much faster theirs is."""
+    """One row for each item; with the user's kernels two, and how much faster theirs are."""
     if engine is None:
         return format_table(header, [cells(item) for item in items])
     rows: list[list[str]] = []
@@ -144,7 +144,7 @@ def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
 
 
 def _draft_table(items: Sequence[DraftFigures]) -> str:
-    """A step of one row by its drafts, and the gain where so many of a hundred are right."""
+    """A step of one row by its drafts, and the gain for each share of right drafts."""
     header = ["depth", "drafts", "step", "steps of one", *(f"gain at {rate:.0%}" for rate in lazy.RATES), "runs"]
     return format_table(
         header,
@@ -189,7 +189,7 @@ def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
 
 
 def as_json(report: BenchReport) -> dict[str, Any]:
-    """Everything, with the rates that follow from it; with kernels of the user's, each figure beside that of ours."""
+    """Everything, with the rates that follow from it; with kernels of the user's, each figure next to ours."""
     facts = dataclasses.asdict(report)
     engine = report.engine
     del facts["engine"], facts["draft_steps"]
@@ -285,7 +285,7 @@ def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: 
 
 @dataclass(frozen=True)
 class MeasuringOptions:
-    """What is measured, and where a shape's weights lie meanwhile."""
+    """What is measured, and where a shape's weights are kept."""
 
     prompt: Annotated[
         list[int] | None,
@@ -333,7 +333,7 @@ class MeasuringOptions:
     def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
         """The prompts and the depths to measure.
 
-        Raises: UsageError for those that leave no room in the model's context.
+        Raises: UsageError for those that do not fit in the model's context.
         """
         maximum = subject.model.config.max_position_embeddings
         longest = maximum - self.tokens - lazy.SPARE_TOKENS
@@ -405,7 +405,7 @@ def _measure(
     num_rows: int | None,
     kernels: Sequence[OwnKernel],
 ) -> BenchReport:
-    """Load the model and measure it, and say how far that is. Raises: LLMCliError and its subclasses"""
+    """Load the model and measure it, and show progress. Raises: LLMCliError and its subclasses"""
     prompts, depths = measuring.lengths(subject)
     context = max(*prompts, *depths) + measuring.tokens + lazy.SPARE_TOKENS
     target = open_target(options, subject)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 conversation_option = partial(typer.Option, rich_help_panel="Conversation")
 
-# What a chat with a server has of the options; the others are for a model that runs here.
+# The options that a chat with a server takes; the others are for a model that runs here.
 WITH_SERVER = frozenset(
     {"--server", "--api-key", "--system", "--message", "--resume", "--continue", "--max-new-tokens", "--stop", "--seed"}
     | {"--markdown", "--thinking"}
@@ -66,9 +66,9 @@ WITH_SERVER = frozenset(
 
 @dataclass(frozen=True)
 class ConversationOptions:
-    """What is said, and which conversation it belongs to.
+    """The messages, and the conversation they belong to.
 
-    Raises: UsageError for flags that exclude each other, and for messages that are no text.
+    Raises: UsageError for flags that exclude each other, and for messages that are not text.
     """
 
     server: Annotated[str | None, conversation_option(metavar="URL", help="Talk with the model of this server.")] = None
@@ -103,7 +103,7 @@ class ConversationOptions:
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
             raise UsageError("--resume and --continue cannot be combined")
-        # The variable is for all runs, so it is no question for this one.
+        # The variable is for all runs, so it does not conflict with this one.
         if self.server is None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
             raise UsageError("--api-key needs --server URL")
         for message in self.message or ():
@@ -122,7 +122,7 @@ class ConversationOptions:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the conversation is one that chat keeps by itself: a script must not take its place otherwise."""
+        """Whether the conversation is one that chat keeps on its own: only then may a script replace it."""
         return self.is_interactive or self.continue_ or (self.resume is not None and not names_file(self.resume))
 
     def files(self, saved: SavedConversation | None) -> dict[Path, SavedConversation]:
@@ -131,7 +131,7 @@ class ConversationOptions:
         return {Path(self.resume): saved} if is_file and self.resume and saved else {}
 
     def source(self, keeper: Keeper) -> Path | None:
-        """The file to go on with, held by `keeper` if it is a kept one. Raises: UsageError if there is none"""
+        """The file to resume, held by `keeper` if it is a kept one. Raises: UsageError if there is none"""
         if self.continue_:
             return keeper.continue_last()
         if self.resume is None or names_file(self.resume):
@@ -141,7 +141,7 @@ class ConversationOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What ends an answer, and what it is held to."""
+    """What ends an answer, and its schema."""
 
     max_new_tokens: Annotated[
         int | None,
@@ -158,7 +158,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """How answers are shown. Raises: UsageError for a way that there is not"""
+    """How answers are shown. Raises: UsageError for an unknown way"""
 
     markdown: Annotated[bool, output_option("--markdown", help="Render Markdown on a terminal.")] = False
     thinking: Annotated[
@@ -237,7 +237,7 @@ def _open_remote(
     view: ViewOptions,
     asked: dict[str, float | int | list[str] | None],
 ) -> RemoteTalk:
-    """A conversation with a server; what is None of `asked` it decides itself."""
+    """A conversation with a server; the server decides what is None in `asked`."""
     model = client.model()
     keys = {"model": model, **{key: value for key, value in asked.items() if value is not None}}
     return RemoteTalk(
@@ -262,7 +262,7 @@ def _saved(options: ConversationOptions, keeper: Keeper) -> SavedConversation | 
 
 
 def _begun(saved: SavedConversation | None, options: ConversationOptions) -> Conversation:
-    """What was said before, with the system prompt that is asked for."""
+    """The earlier turns, with the requested system prompt."""
     conversation = saved.conversation if saved else Conversation()
     return conversation if options.system is None else replace_system(conversation, options.system)
 
@@ -287,7 +287,7 @@ def _talk(
 
 
 def _with_adapters_of(saved: SavedConversation, request: RunRequest, name: str | None) -> RunRequest:
-    """The request, with the chat's own adapters unless others or another model are named; a line says so then."""
+    """The request, with the chat's own adapters, which a line names, unless the user names others or another model."""
     if saved.adapters and not request.adapters and name == saved.model:
         return replace(request, adapters=parse_adapters(saved.adapters))
     used = tuple(adapter.text for adapter in request.adapters)
@@ -319,7 +319,7 @@ def _open_state(
     view: ViewOptions,
     grammar: Grammar | None,
 ) -> ChatSession:
-    """Load the model, and what was said before."""
+    """Load the model, and the earlier turns."""
     run = open_run(request, name)
     session = run.session
     variables = parse_template_variables(options.template_var)

@@ -1,7 +1,7 @@
-"""How our commands bend Typer's: groups of options, the reading of arguments, how help and usage errors are written.
+"""How our commands differ from Typer's: groups of options, reading of arguments and the text of help and usage errors.
 
-An option that few need is declared with `hidden=True`; only --help-all shows it. Options are declared once: a command's
-parameter whose type is a dataclass stands for one option a field. Such a group is frozen; its fields are annotated as a
+Declare an option that few need with `hidden=True`; only --help-all shows it. Options are declared once: a command's
+parameter whose type is a dataclass gives an option for each field. A group is frozen; its fields are annotated as a
 command's parameters are, or are groups themselves.
 """
 
@@ -28,7 +28,7 @@ HELP_ALL = HELP_NAMES[-1]
 _EXAMPLE = "llmcli "
 _MAX_NAME_WIDTH = 28
 
-# What the option means alone, and the words that it takes. They are declared as options with a value.
+# The option's meaning alone, and the words that it takes. They are declared as options with a value.
 OPTIONAL_VALUES = {"--stats": ("run", ("start",))}
 
 _PATH_WORDS = frozenset({"FILE", "IN", "OUT"})  # metavars of paths that may also be a word, such as `-`
@@ -59,7 +59,7 @@ class OptionEach:
     annotations: Mapping[str, Any]
 
 
-# Makes the value of a parameter out of all options' values.
+# Computes a parameter's value from all options' values.
 _Build = Callable[[Mapping[str, Any]], Any]
 
 
@@ -99,7 +99,7 @@ def given_options(group: Any) -> list[str]:
 
 
 def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Parameter], _Build]:
-    """The options that a parameter stands for, and how its value is made of theirs."""
+    """The options of a parameter, and how its value is computed from theirs."""
     if is_dataclass(annotation):
         hints = get_type_hints(annotation, include_extras=True)
         parts = {field.name: _expand(field.name, hints[field.name], field.default) for field in fields(annotation)}
@@ -182,7 +182,7 @@ def _default(param: Any) -> str:
 
 
 def with_values(arguments: Sequence[str], taking: set[str]) -> Iterator[tuple[str, bool]]:
-    """The arguments with `--stats=run` for `--stats`, each with whether it may be an option: not one's value.
+    """The arguments with `--stats=run` for `--stats`, each with whether it may be an option, not an option's value.
 
     `taking` are the other options that take a value.
     """
@@ -226,7 +226,7 @@ def usage_message(error: typer.TyperException) -> str:
 
 
 class Command(TyperCommand):
-    """A command: options that may stand alone, --help-all, and a proposal for an option that it lacks."""
+    """A command: options that may stand alone, --help-all, and a suggestion for an unknown option."""
 
     shows_all_options = False
 
@@ -249,11 +249,11 @@ class Command(TyperCommand):
             return super().parse_args(ctx, arguments)
         except typer.TyperException as error:
             problem: Any = error
-            problem.ctx = ctx  # which Typer leaves out where an option lacks its value
+            problem.ctx = ctx  # Typer leaves it out if an option lacks its value
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """What follows the command's name in its usage line: `[OPTIONS] IN [OUT]`."""
+        """The usage line after the command's name: `[OPTIONS] IN [OUT]`."""
         arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
         return ["[OPTIONS]", *(_name(param) if param.required else f"[{_name(param)}]" for param in arguments)]
 
@@ -266,14 +266,14 @@ class Command(TyperCommand):
         write_params(formatter, self.get_params(ctx), shows_all=self.shows_all_options)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Offer all options, those too that only --help-all shows."""
+        """Offer all options, also those that only --help-all shows."""
         for option in _options(self.get_params(ctx)):
             option.hidden = False
         return super().shell_complete(ctx, incomplete)
 
 
 class Group(TyperGroup):
-    """A group of commands, and a proposal for an option or a command that it lacks."""
+    """A group of commands, and a suggestion for an unknown option or command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments before the command's name. Raises: UsageError for an unknown option"""

@@ -1,4 +1,4 @@
-"""The table of commands. A command's module is imported when it is called, so that `--help` comes at once."""
+"""The table of commands. A command's module is imported when it is called, so `--help` is fast."""
 
 import importlib
 from dataclasses import dataclass
@@ -72,4 +72,4 @@ def _add(app: typer.Typer, command: Command) -> None:
 
 
 def _not_called() -> None:
-    """Stands for a command in the list of commands."""
+    """A command's placeholder in the list."""

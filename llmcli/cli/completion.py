@@ -1,6 +1,6 @@
 """What the shell offers for the value of an option or argument. Files are offered by the shell itself.
 
-Each function takes what is typed so far and looks at names only, so that the shell need not wait.
+Each function takes what is typed so far and looks at names only, so the shell need not wait.
 """
 
 import os
@@ -47,12 +47,12 @@ def complete_adapter(incomplete: str) -> list[str]:
 
 
 def complete_draft(incomplete: str) -> list[str]:
-    """The ways to draft, and the models that could."""
+    """The ways to draft, and models that could draft."""
     return _beginning(("auto", "ngram", "off"), incomplete) + complete_model(incomplete)
 
 
 def complete_subject(incomplete: str) -> list[str]:
-    """The same, and the shapes of configs/models."""
+    """As `complete_model`, and the shapes of configs/models."""
     shapes = sorted(path.stem for path in resource_folder("configs").glob("models/*.json"))
     return complete_model(incomplete) + _beginning(shapes, incomplete)
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _LOAD = Path("/proc/loadavg")
-# Rounds of waiting before a thread sleeps, 0.1 ms: the next work is there by then, and to be woken takes as long. By
-# itself OpenMP waits for milliseconds. Three programs on two cores then take ten times as long as one by one.
+# Rounds of waiting before a thread sleeps, 0.1 ms: the next work arrives by then, and waking takes as long. By
+# default OpenMP waits for milliseconds; three programs on two cores then take ten times as long as in turn.
 _WAITING_ROUNDS = 10_000
 _LOAD_SAMPLES, _PAUSE_SECONDS = 8, 0.001
 
@@ -41,7 +41,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 def choose_waiting(num_threads: int | None) -> None:
     """Let waiting threads sleep at once if other programs need the cores; else after a moment.
 
-    What a user has set stays. `num_threads` are those that will compute; None for one a core.
+    A user's setting stays. `num_threads` will compute; None is one for each core.
     """
     if any(name in os.environ for name in _WAITING_VARIABLES):
         return
@@ -51,11 +51,11 @@ def choose_waiting(num_threads: int | None) -> None:
 
 
 def _num_running() -> int:
-    """Other threads of this machine that compute now, in the middle of some samples; 0 where nothing tells."""
+    """Other threads of this machine that compute now, the median of some samples; 0 if unknown."""
     samples = []
     for _ in range(_LOAD_SAMPLES):
         try:
-            samples.append(int(_LOAD.read_text().split()[3].partition("/")[0]) - 1)  # this thread also runs
+            samples.append(int(_LOAD.read_text().split()[3].partition("/")[0]) - 1)  # without this thread
         except (OSError, ValueError, IndexError):
             return 0
         time.sleep(_PAUSE_SECONDS)
@@ -64,7 +64,7 @@ def _num_running() -> int:
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How the model is to be run, as the flags say it. `opened` is the card, if it was opened before.
+    """How the model is to be run, as the flags say it. `opened` is the card, if it is open already.
 
     `speed_first` is for cards: see `llmcli.runners.cuda.load`.
     """
@@ -77,7 +77,7 @@ class RunnerOptions:
     opened: Device | None = None
 
     def __post_init__(self) -> None:
-        """Refuse unknown names, and a card that was asked for and cannot be used."""
+        """Refuse unknown names, and a requested card that cannot be used."""
         if not _DEVICE.fullmatch(self.device):
             raise UsageError(f"--device is {self.device!r}, expected auto, cpu, cuda or cuda:N")
         if self.dtype not in DTYPES:
@@ -98,7 +98,7 @@ class RunnerOptions:
     def card(self) -> int | None:
         """The card to use in the driver's order, None for the CPU.
 
-        Where `auto` finds a driver but no card it can use, a line says why.
+        If `auto` finds a driver but no usable card, a line says why.
         Raises: UsageError if `auto` ends on the CPU, which lacks the dtype.
         """
         if self.device.startswith("cuda"):
@@ -115,33 +115,33 @@ class RunnerOptions:
         return None
 
     def runs_on_numpy(self, model: Model) -> bool:
-        """Whether the CPU runs the model with numpy, which is imported ten times as fast as torch.
+        """Whether the CPU runs the model with numpy, which imports ten times as fast as torch.
 
-        So it runs a small model, where no flag asks for what only torch has. `--dtype float32` asks for torch.
+        It does so for a small model if no flag needs torch. `--dtype float32` asks for torch.
         """
         asks_nothing = (self.dtype, self.kv_cache) == ("auto", "auto") and self.num_threads in (None, 1)
         return asks_nothing and lazy.num_parameters(model) < lazy.SMALL_PARAMETERS
 
     @property
     def with_usual_cache(self) -> RunnerOptions:
-        """The same device with the usual KV cache; what there was to say about the choice is not said again."""
+        """The same device with the usual KV cache; notes about the choice are not repeated."""
         device = "cpu" if self.card is None else f"cuda:{self.card}"
         return replace(self, device=device, kv_cache="auto")
 
     @property
     def note(self) -> str:
-        """Why `auto` takes the device it takes; what has had its own line is not said again."""
+        """Why `auto` takes the device it takes; notes that had a line of their own are not repeated."""
         return " (no NVIDIA driver)" if self.device == "auto" and not has_driver() else ""
 
 
 def start_device(device: str, timeline: Timeline | None = None) -> None:
-    """Begin to start the card that `--device` may mean, if any, so that it is ready sooner; says nothing."""
+    """Start the card that `--device` may mean, if any, ahead of its use and silently."""
     if _DEVICE.fullmatch(device) and device != "cpu":
         start_card(int(device.partition(":")[2] or 0), timeline or Timeline())
 
 
 def has_driver() -> bool:
-    """Whether this machine has an NVIDIA driver at all; asking costs next to nothing where it has none."""
+    """Whether this machine has an NVIDIA driver ; cheap to ask if it has none."""
     return find_driver() is not None
 
 
@@ -153,7 +153,7 @@ def _card_problem(index: int) -> str | None:
 
 
 def prepare_for_torch(num_threads: int | None) -> None:
-    """Say how its threads wait, and refuse a limit on address space under which importing it would end the process.
+    """Set how its threads wait, and refuse a limit on address space that would make its import end the process.
 
     Raises: InsufficientMemoryError.
     """
@@ -175,9 +175,9 @@ def load_runner(
     host_rows: int = 1,
     allows_less: bool = True,
 ) -> Runner:
-    """Read the weights to where the options say.
+    """Read the weights onto the chosen device.
 
-    `num_rows` is for a card; None is as many as are of use. Where less is allowed, they share the memory that there is.
+    `num_rows` is for a card; None is as many as it can use. With `allows_less` they share the memory that there is.
     `host_rows` is for the CPU, which gains little from more than one.
     Raises: LLMCliError and its subclasses
     """

@@ -1,4 +1,4 @@
-"""A card and the CPU as `plan` and `bench` see them.
+"""A card and the CPU for `plan` and `bench`.
 
 The card may be in another machine: nothing here needs CuPy. The CPU's bandwidth is measured.
 """
@@ -23,7 +23,7 @@ from llmcli.runners.host.predict import HostPredictor, HostProbes, HostRates
 
 
 class CardTarget:
-    """A card; one that is not here is given by its memory and rates."""
+    """A card; a distant one is given by its memory and rates."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class CardTarget:
         return TargetPlan(use, predictor, plan.num_rows, stored.precision)
 
     def _most_rows(self, stored: StoredModel, context: int) -> int:
-        """The most rows that all fit with a full context, at least one."""
+        """The most rows that fit with a full context, at least one."""
         low, high = 1, MAX_ROWS
         while low < high:
             middle = (low + high + 1) // 2
@@ -93,7 +93,7 @@ class CardTarget:
 
 
 def distant_card(memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> CardTarget:
-    """A card that is not in this machine, as its maker describes it."""
+    """A card in another machine, by its maker's figures."""
     rates = Rates(read_gbps * 1e9, {})
     num_bytes = int(memory_gib * 2**30)
     return CardTarget(f"a card of {memory_gib:g} GiB", dtype, kv_cache, rates, num_bytes, is_here=False)
@@ -107,7 +107,7 @@ def product_types(model: Model, dtype: str) -> list[str]:
 
 
 class HostTarget:
-    """The CPU, computing in `dtype` what `probes` time; `asked_dtype` is that or `auto`, as the flag says it.
+    """The CPU, computing in `dtype` what `probes` time; `asked_dtype` is the flag's value: that or `auto`.
 
     With `holds_floats` quantized weights are held as floats too; `widens_prompts` is as for `HostDevice`.
     """
@@ -134,7 +134,7 @@ class HostTarget:
         self._widens_prompts = widens_prompts
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
-        """See `Target`. Rows are run one after the other: more than one would gain nothing."""
+        """See `Target`. Rows are run one after the other: more rows gain nothing."""
         model = widened(subject.model) if self._holds_floats else subject.model
         dtype, kv_cache, num_threads = self._dtype, self._kv_cache, self._num_threads
         rows = 1 if num_rows is None else num_rows

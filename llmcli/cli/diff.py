@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts
     from llmcli.measure.evaluate import DiffToken, Verdict
 
-# From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
+# A token is tinted from this change of its probability on; grey-green for more, amber for less. Both contrast with
 # black and with white.
 NOTABLE_CHANGE = 0.02
 MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
@@ -51,7 +51,7 @@ class DiffOutput:
         if self.force and self.html is None:
             raise UsageError("--force needs --html FILE")
         if self.html is not None:
-            PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
+            PAGE.check(self.html, replace=self.force)  # before minutes of work
 
 
 @with_groups
@@ -120,7 +120,7 @@ def diff(
 def _follow(
     sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
 ) -> tuple[DiffFacts, list[DiffToken], Verdict]:
-    """Two models in lockstep on one prompt; an int8 KV cache that the options ask for is the second one's."""
+    """Two models in lockstep on one prompt; a requested int8 KV cache is the second one's."""
     prompt = sessions[0].encode_prompt(text)
     context = len(prompt.token_ids) + max_new_tokens
     for session in sessions:
@@ -155,7 +155,7 @@ def _show_legend(with_color: bool) -> None:
 
 
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
-    """A token's text; it is empty while a character that spans tokens is unfinished."""
+    """A token's text; empty while a character that spans tokens is unfinished."""
     shown = text if token.agrees else marked(text, other)
     if not with_color:
         return shown
@@ -165,7 +165,7 @@ def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
 
 
 def marked(text: str, other: str) -> str:
-    """A's token and B's in its place; a space that both begin with stands before them, so that lines break there."""
+    """A's token and B's; a space that both begin with goes before them, so that lines break there."""
     if text.startswith(" ") and other.startswith(SPACE):
         return f" [{text[1:]}>{other[1:]}]"
     return f"[{text.replace(' ', SPACE)}>{other}]"

@@ -59,7 +59,7 @@ def evaluate_models(
 ) -> tuple[list[Evaluation], Comparison | None]:
     """Perplexity of one model on a text, or of two and how far they are from each other.
 
-    Of two the first is the measure: an int8 KV cache that the options ask for is the second one's.
+    The first of two is the reference; a requested int8 KV cache is the second one's.
     """
     token_ids = sessions[0].encode_prompt(text).token_ids
     bos_token_id = sessions[0].tokenizer.bos_token_id

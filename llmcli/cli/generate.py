@@ -55,8 +55,7 @@ _START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the 
 def process_age() -> float:
     """Seconds since this process was started.
 
-    Linux knows that to a hundredth of a second. Elsewhere it is the time the process has spent computing, which is
-    nearly all it does while it starts.
+    On Linux, to a hundredth of a second. Elsewhere the process's computing time, which is nearly all of its start.
     """
     computing = time.process_time()
     try:
@@ -69,7 +68,7 @@ def process_age() -> float:
 
 
 class RoadFinder:
-    """Finds the `count` likeliest roads of a request's texts. A Ctrl-C ends that; `is_complete` is then false."""
+    """Finds the `count` likeliest roads of a request's texts. Ctrl-C ends the search; `is_complete` is then false."""
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request, count: int):
         self._runner = runner
@@ -101,7 +100,7 @@ class RoadFinder:
 
 @dataclass(frozen=True)
 class KernelRunOptions(RunOptions):
-    """The model that runs, and kernels of the user's in it."""
+    """The model that runs, with the user's kernels if any."""
 
     kernel: KernelOption = None
 
@@ -139,7 +138,7 @@ class PromptOptions:
         return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
-        """The prompt in the model's tokens, shown where that was asked for. Raises: UsageError, TokenizerError"""
+        """The prompt in the model's tokens, shown if requested. Raises: UsageError, TokenizerError"""
         if self.chat:
             variables = parse_template_variables(self.template_var)
             encoded = session.encode_message(text, self.system, self.chat_template, variables)
@@ -152,7 +151,7 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Which continuations are drawn. Raises: UsageError for one that is not among them"""
+    """Which continuations are drawn. Raises: UsageError for one that does not exist"""
 
     num_samples: Annotated[
         int, sampling_option("-n", "--num-samples", min=1, max=10_000, metavar="K", help="Number of samples.")
@@ -176,7 +175,7 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Which texts are written: the samples, and what each is held to."""
+    """Which texts are written: the samples, and their schema."""
 
     samples: SampleOptions = SampleOptions()
     schema: SchemaOptions = SchemaOptions()
@@ -265,7 +264,7 @@ def _request(
 
 
 def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:
-    """The run on a card that launches the user's kernels, once they have passed their checks.
+    """The run on a card that launches the user's kernels, once they pass their checks.
 
     Raises: LLMCliError and its subclasses
     """
@@ -276,14 +275,14 @@ def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, tim
 
 
 def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> ReceiptOutput | None:
-    """The receipt that is asked for, if any. Raises: UsageError for a file that is there, OSError"""
+    """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
     if output.receipt is None:
         return None
     return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
 
 
 def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:
-    """Give the outputs every event and the end; False if Ctrl-C stopped the generation."""
+    """Pass every event and the end to the outputs; False if Ctrl-C stopped the generation."""
     finished: list[Finished] = []
 
     def take(event: Event) -> None:

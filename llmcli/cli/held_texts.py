@@ -1,4 +1,4 @@
-"""Texts that are held to a schema: the options, the schema in a model's tokens, and texts that are cut.
+"""Texts with a schema: the options, the schema in a model's tokens, and cut texts.
 
 The schema is made while the weights load.
 """
@@ -35,7 +35,7 @@ KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, 
 
 @dataclass(frozen=True)
 class SchemaOptions:
-    """What texts are held to. Raises: UsageError for more than one schema, and for options that need one"""
+    """The schema of texts. Raises: UsageError for more than one schema, and for options that need one"""
 
     schema: Annotated[str | None, schema_option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.")] = (
         None
@@ -83,9 +83,9 @@ class SchemaOptions:
         return [flag for flag, value in named.items() if value is not None]
 
     def read(self, *, ignore_eos: bool = False) -> Grammar | None:
-        """The grammar; None if no text is held to anything.
+        """The grammar; None if no text has a schema.
 
-        Raises: UsageError for one that cannot be held exactly, or that no text fits; as `SmallFile.read_text`.
+        Raises: UsageError for one that cannot be kept exactly, or that no text fits; as `SmallFile.read_text`.
         """
         if not self._given:
             return None
@@ -113,7 +113,7 @@ class SchemaOptions:
 
 
 def _is_json(text: str) -> bool:
-    """Whether it is a schema itself, not the name of a file; one that is damaged is recognized by its brace."""
+    """Whether the value is a schema, not a file's name; a damaged one is recognized by its brace."""
     if text.lstrip().startswith("{"):
         return True
     try:
@@ -126,7 +126,7 @@ def _is_json(text: str) -> bool:
 class Schemas:
     """Grammars in the tokens of a model.
 
-    The tree of its tokens is made once, in a thread: that takes a while, as the weights do.
+    The tree of its tokens is built once, in a thread, while the weights load.
     """
 
     def __init__(self, session: Session):
@@ -136,9 +136,9 @@ class Schemas:
         self._vocabulary = lru_cache(KEPT_SCHEMAS)(self._make_vocabulary)
 
     def prepare(self, grammar: Grammar | None, sampler: Sampler) -> None:
-        """Begin to make the tree, if there is a grammar.
+        """Start building the tree, if there is a grammar.
 
-        Raises: UsageError for settings that keep a text from its end
+        Raises: UsageError for settings that stop a text from ending
         """
         if grammar is None:
             return
@@ -159,7 +159,7 @@ class Schemas:
         return self._made(grammar, sampler.eos_token_ids)
 
     def hold(self, request: Request, grammar: Grammar | None) -> Request:
-        """The request with its texts held to the grammar, if there is one. Raises: as `schema`"""
+        """The request with the grammar, if there is one. Raises: as `schema`"""
         return request if grammar is None else replace(request, schema=self.schema(grammar, request.sampler))
 
     def _make(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Schema:
@@ -172,14 +172,14 @@ class Schemas:
 
 
 class CompletenessNotice:
-    """Counts texts that were cut before they fitted their schema. As an `Output` it says so at the end, in one line."""
+    """Counts texts that were cut before they fitted their schema; as an `Output`, reports them in a line at the end."""
 
     def __init__(self) -> None:
         self._num_held = 0
         self._reasons: list[str] = []  # why texts were cut
 
     def show(self, event: Event) -> None:
-        """Texts are not cut before they end."""
+        """Do nothing: only ended texts count."""
 
     def finish(self, finished: Sequence[Finished]) -> None:
         """Count all texts, and say how many are unfinished."""
@@ -194,7 +194,7 @@ class CompletenessNotice:
             self._reasons.append(finished.finish_reason)
 
     def count_kept(self, cut: Sequence[str | None]) -> None:
-        """Count texts of an earlier run that are held to a schema; of each the reason why it was cut, if it was."""
+        """Count an earlier run's texts with a schema, given the reason why each was cut, None for a whole one."""
         self._num_held += len(cut)
         self._reasons += [reason for reason in cut if reason is not None]
 
@@ -213,6 +213,6 @@ class CompletenessNotice:
 
 
 def remedy_of(reasons: Iterable[str]) -> str:
-    """What helps against texts that were cut for these reasons."""
+    """The remedy for texts cut for these reasons."""
     is_short = not {"length", "context"}.isdisjoint(reasons)
     return "give more room with --max-new-tokens or --context" if is_short else "leave out --stop"

@@ -117,7 +117,7 @@ def _inspect(name: str | None, context: int | None) -> ModelInfo:
 
 
 def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
-    """The table, top to bottom; a name of spaces continues the row above."""
+    """The table; a name of spaces continues the row above."""
     shape = facts.shape
     heads = f"{shape['num_attention_heads']} heads over {shape['num_key_value_heads']} key-value heads"
     dtypes = ", ".join(f"{dtype} {size(num_bytes)}" for dtype, num_bytes in facts.bytes_by_dtype.items())

@@ -1,6 +1,6 @@
-"""What `llmcli kernels compare`, `list` and `bench` say: tables, JSON and CSV.
+"""The reports of `llmcli kernels compare`, `list` and `bench`: tables, JSON and CSV.
 
-Of a study: times, what rungs take of a multiprocessor, what became of the claims. Of a model: its launches.
+For a study: times, use of a multiprocessor by rung, verdicts on the claims. For a model: its launches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmcli.lab.walk import Call, KernelUse, Walk
 
 _USE = ("BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS", "OCCUPANCY", "LIMITED BY")
-_LEAST_SHOWN = 0.1  # where no rung reaches it, a rate says nothing of the study
+_LEAST_SHOWN = 0.1  # below it for all rungs, a rate says nothing about the study
 
 LIBRARY = "cublas"
 _LIBRARY_OP = "tokens times a matrix, by CUDA's matrix library"
@@ -66,7 +66,7 @@ def times_table(measured: Sequence[Measured]) -> str:
 
 
 def use_table(measured: Sequence[Measured]) -> str:
-    """What the rungs reach, and what their kernels take of a multiprocessor, at one choice of sizes."""
+    """The rates of the rungs and their use of a multiprocessor, at one choice of sizes."""
     rates = [rate for rate in (_GIGABYTES, _GIGAFLOPS) if any(rate.of(one) >= _LEAST_SHOWN for one in measured)]
     header = ("RUNG", *(rate.name for rate in rates), *_USE)
     rows = []
@@ -136,7 +136,7 @@ def _json_of(one: Measured) -> dict[str, object]:
 
 
 def use_json(use: KernelUse) -> dict[str, object]:
-    """What a launch takes of a multiprocessor."""
+    """A launch's use of a multiprocessor."""
     return {
         "name": use.name,
         "blocks": use.num_blocks,
@@ -151,7 +151,7 @@ def use_json(use: KernelUse) -> dict[str, object]:
 
 
 def _use_cells(use: KernelUse | None) -> tuple[str, ...]:
-    """What a launch takes, in the columns `_USE`."""
+    """A launch's use, in the columns `_USE`."""
     if use is None:
         return ("-",) * len(_USE)
     return (
@@ -195,7 +195,7 @@ def list_text(title: str, walks: Sequence[Walk], kernels: Mapping[str, KernelSpe
 def list_json(
     model: str, arch: str, num_multiprocessors: int, walks: Sequence[Walk], kernels: Mapping[str, KernelSpec]
 ) -> dict[str, object]:
-    """The same as an object."""
+    """The list as an object."""
     launched = {stem for walk in walks for stem, _ in walk.labels}
     return {
         "model": model,
@@ -220,7 +220,7 @@ def bench_text(title: str, steps: Sequence[StepTimes], ceilings: Ceilings, names
 
 
 def ceilings_text(ceilings: Ceilings) -> str:
-    """What the card was measured to reach, in a line."""
+    """The card's measured rates, in a line."""
     rates = ", ".join(f"{rate / 1e12:,.1f} in {kind}" for kind, rate in ceilings.flops.items())
     reads = f"reads {ceilings.read_bytes / 1e9:,.1f} GB/s"
     return f"ceilings: {reads}; large products do {rates} (trillion operations a second)"
@@ -229,7 +229,7 @@ def ceilings_text(ceilings: Ceilings) -> str:
 def bench_json(
     model: str, device: str, arch: str, steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]
 ) -> dict[str, object]:
-    """The same as an object, in seconds and bytes."""
+    """The report as an object, in seconds and bytes."""
     return {
         "model": model,
         "device": device,
@@ -333,7 +333,7 @@ def _short_names(calls: Sequence[Call]) -> dict[str, str]:
 
 
 def _names_text(calls: Sequence[Call], shown: Sequence[Call] | None = None) -> str:
-    """What the short names of a table stand for, where that is another name."""
+    """The full names for a table's short names, where they differ."""
     shorts, names = _short_names(calls), dict.fromkeys(call.name for call in (calls if shown is None else shown))
     return _named_lines((shorts[name], name) for name in names if shorts[name] != name)
 

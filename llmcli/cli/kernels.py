@@ -57,7 +57,7 @@ def list_kernels(
 
 
 def show_kernels(launches: LaunchOptions, arch: str | None, json_: bool) -> None:
-    """Print what the command prints."""
+    """Print the list."""
     subject, lengths = launches.open()
     if arch is None and (problem := lazy.find_problem()) is None:
         device = lazy.Device.open()
@@ -161,7 +161,7 @@ def _list_studies() -> None:
 
 
 def _compare_all(names: list[str], arch: str | None) -> None:
-    """One study after the other."""
+    """Run one study after the other."""
     for name in names:
         study, source = lazy.load_study(name)
         _compare(study, list(study.rungs), {rung.name: source for rung in study.rungs}, arch, False, False)

@@ -1,6 +1,6 @@
-"""`llmcli kernels bench` and `roofline`: every kernel of a model timed alone, and how near that is to the card's best.
+"""`llmcli kernels bench` and `roofline`: every kernel of a model timed alone, and how near it comes to the card's best.
 
-The kernels run on the model's own arrays. Options say which model launches them, and with how many tokens.
+The kernels run on the model's own arrays. Options choose the model that launches them, and the numbers of tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LengthOptions:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The model or shape whose launches are meant, and of which steps."""
+    """The model or shape whose launches are chosen, and the steps."""
 
     model: SubjectOption = None
     form: FormatOption = None
@@ -137,7 +137,7 @@ def bench_kernels(
 
 
 def open_card() -> Device:
-    """Card 0, current in this thread. Raises: DeviceError saying what can be had without a card"""
+    """Card 0, current in this thread. Raises: DeviceError saying what works without a card"""
     problem = lazy.find_problem()
     if problem is not None:
         raise DeviceError(f"CUDA cannot be used: {problem}; llmcli kernels list needs no card")
@@ -209,7 +209,7 @@ def roofline(
     subject, tokens = LaunchOptions(shape, form, lengths).open()
     device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
     try:
-        # What the card could do: products with codes take two int8 operations for each that is counted.
+        # The card's limit: products with codes take two int8 operations for each that is counted.
         roofs = {**ceilings.flops, "int8": lazy.measure_flops(device, "int8")}
     except DeviceError as error:
         terminal.warn(f"the rate of int8 products is left out: {error}")
@@ -229,7 +229,7 @@ def roofline(
 
 
 def _check_picture(out: Path) -> None:
-    """Refuse what could not be drawn, before anything is measured. Raises: UsageError"""
+    """Refuse a figure that cannot be drawn, before measuring. Raises: UsageError"""
     if out.suffix.lower() not in _PICTURES:
         raise UsageError(f"--out {out} must end in {' or '.join(_PICTURES)}")
     try:

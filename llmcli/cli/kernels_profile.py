@@ -1,6 +1,6 @@
-"""`llmcli kernels profile`: one kernel in Nsight Compute, and the few figures that matter.
+"""`llmcli kernels profile`: one kernel in Nsight Compute, and the figures that matter.
 
-Each figure stands with what it means, and a sentence names the limit.
+Each figure comes with its meaning, and a sentence names the limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llmcli.measure.subject import Subject
 
 _FIGURE, _VALUE = 26, 16  # columns
-_MANY_BYTES = 1.2  # times those that are needed, from where the sentence tells of them
+_MANY_BYTES = 1.2  # times the bytes needed, from which on the sentence mentions them
 _SHOWN_STALLS, _LEAST_STALL = 3, 0.05
 _STALLS = {
     "barrier": "waiting at a barrier for the other warps of the block",
@@ -60,7 +60,7 @@ _OF_A_STUDY = "/"  # between a study and its rung
 
 
 class Profiled(NamedTuple):
-    """All that is known of a kernel: what it is in words and in JSON, its launch, what was counted, what could be.
+    """All that is known of a kernel: what it is in words and in JSON, its launch, the counters, the ceilings.
 
     `subject` is the model or the study; `where` says which of its launches; `facts` say the same in JSON.
     """
@@ -306,7 +306,7 @@ def _profile_rung(name: str) -> Profiled:
 def _profiled(
     name: str, subject: str, where: str, facts: Mapping[str, object], call: Call, device: Device, counters: Counters
 ) -> Profiled:
-    """What was counted, beside the ceilings of the card. Raises: DeviceError"""
+    """The counters, with the ceilings of the card. Raises: DeviceError"""
     rates = lazy.measure_rates(device, CEILING_TYPES)
     return Profiled(
         name,

@@ -1,8 +1,8 @@
-"""What is slow to import, by name: `lazy.open_model` imports its module when it is first used.
+"""Slow imports, by name: `lazy.open_model` imports its module when it is first used.
 
-So `--help` and usage errors come at once. The imports below are written for mypy and never run: this module reads in
-its own text what they say. No other module of the command line imports late, but for `commands.py`, which imports that
-of the command that was called.
+So `--help` and usage errors are fast. The imports below are for mypy and never run: this module parses them from its
+own text. No other module of the command line imports late, but for `commands.py`, which imports the module
+of the called command.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import what the name stands for."""
+        """Import the object of that name."""
         if name not in find_places():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, attribute = find_places()[name]
@@ -125,7 +125,7 @@ else:
 
 @cache
 def find_places() -> dict[str, tuple[str, str]]:
-    """Name here -> module of llmcli and name there. It takes a millisecond, when the first name is used."""
+    """Name here -> module of llmcli and name there. Parsed at the first use, in a millisecond."""
     (block,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     modules = [(node, (node.module or "").removeprefix("llmcli.")) for node in imports]

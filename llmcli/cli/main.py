@@ -1,7 +1,7 @@
-"""The program `llmcli`: its commands, and the one place where an error becomes a line and an exit code.
+"""The program `llmcli`: its commands, and where errors become a line and an exit code.
 
 Exit codes: 0 done; 1 our bug, or lines of a batch that failed; 2 usage; 3 checkpoint, config or tokenizer; 4 device or
-memory; 5 output that cannot be written; 6 a replay that told another text; 7 a text that is unfinished, with
+memory; 5 output that cannot be written; 6 a replay whose text differs; 7 a text that is unfinished, with
 --require-complete; 130 interrupted by Ctrl-C; 141 the reader of
 stdout went away.
 """
@@ -26,7 +26,7 @@ from llmcli.foreign_errors import is_memory_error, out_of_memory
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
-# numpy's BLAS reads it when it is loaded. Several threads would wait for each other by spinning: beside other programs
+# numpy's BLAS reads it when it is loaded. Several threads wait for each other by spinning: next to other programs
 # a short prompt then takes twenty times the processor's time.
 _NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_HELP_WIDTH = 120
@@ -53,7 +53,7 @@ def _root(
 
 
 def _build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The program as `arguments` need it."""
+    """The program with the commands that `arguments` need."""
     app = typer.Typer(
         name="llmcli",
         help="Generate text with LLaMA-family models on your own NVIDIA card, or without one.",
@@ -69,7 +69,7 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every way to end passes through here."""
+    """Run one command line and return its exit code; every exit passes through here."""
     if _COMPLETION_VARIABLE in os.environ:
         return _complete()
     try:
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complete() -> int:
-    """Answer the shell's completion; what fails offers nothing and says nothing, as somebody is typing."""
+    """Answer the shell's completion; on failure offer nothing and print nothing, as somebody is typing."""
     typed = next(filter(None, map(os.environ.get, _TYPED_VARIABLES)), "")
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -104,7 +104,7 @@ def _complete() -> int:
 
 
 def _require_current_folder() -> None:
-    """Refuse to run in a folder that was removed: there torch ends the process without a word of ours.
+    """Refuse to run in a folder that was removed: torch would end the process there without our message.
 
     Raises: UsageError.
     """
@@ -115,9 +115,9 @@ def _require_current_folder() -> None:
 
 
 def _fail_unknown(error: Exception) -> int:
-    """The last door: what can strike anywhere gets its line here, all else is a bug."""
+    """Handle what no command caught: errors that can occur anywhere get a line, all else is a bug."""
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        give_up(sys.stdout)  # typer writes its help by itself
+        give_up(sys.stdout)  # typer writes its help itself
         return _fail(error, f"the output cannot be written: {error.strerror}", OutputError.exit_code)
     if is_memory_error(error):
         ours = out_of_memory("llmcli")
@@ -130,13 +130,13 @@ def _fail(error: Exception, message: str, exit_code: int) -> int:
     if terminal.is_debug:
         with contextlib.suppress(OutputClosedError):
             terminal.show("".join(traceback.format_exception(error)))
-    with contextlib.suppress(OutputClosedError):  # stderr without a reader: the exit code still tells
+    with contextlib.suppress(OutputClosedError):  # stderr has no reader; the exit code still counts
         terminal.error(" ".join(message.split()))
     return exit_code
 
 
 def _closed_stream(name: str) -> TextIO:
-    """Stand for a stream that the caller has closed. Messages go nowhere; writing a result fails."""
+    """Replace a stream that the caller has closed. Messages go nowhere; writing a result fails."""
     mode = os.O_RDONLY if name == "stdout" else os.O_WRONLY
     return open(f"<{name}>", "w", encoding="utf-8", opener=lambda *_: os.open(os.devnull, mode))
 

@@ -1,4 +1,4 @@
-"""Options that a command lacks: which of its own was meant, by what other programs call it or by its spelling."""
+"""Options that a command lacks: suggests its own by other programs' names or by spelling."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from llmcli.errors import UsageError
 
 _MAX_PROPOSALS = 2
 
-# What llama.cpp, ollama, llm, mlx-lm, transformers and vLLM call it, with dashes for underscores. A value is an option
+# Names in llama.cpp, ollama, llm, mlx-lm, transformers and vLLM, with dashes for underscores. A value is an option
 # of ours, offered where the command has it, or a note. docs/guide/coming-from-llama.cpp.md has the same names; a test
 # compares.
 _PROMPT = "give the prompt without an option"
@@ -114,7 +114,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--verbose-prompt": ("--show-prompt",),
 }
 
-# The same for commands.
+# As `ALIASES`, for commands.
 COMMAND_ALIASES: Mapping[str, str] = {
     "ask": "generate",
     "benchmark": "bench",
@@ -137,14 +137,14 @@ def near_names(name: str, known: Collection[str]) -> list[str]:
 
 
 def _distance(name: str, other: str) -> int | None:
-    """How many slips lie between two names; None for too many."""
+    """The number of slips between two names; None for too many."""
     words, others = name.strip("-").split("-"), other.strip("-").split("-")
     if len(words) != len(others):
         words, others = ["".join(words)], ["".join(others)]
     total = 0
     for word, meant in zip(words, others, strict=True):
         slips = _slips(word, meant)
-        # People hit the first letter, and two slips make another word of a short one.
+        # The first letter is usually right, and two slips make another word of a short one.
         if slips and (word[:1] != meant[:1] or slips > min(2, min(len(word), len(meant)) // 3)):
             return None
         total += slips
@@ -152,7 +152,7 @@ def _distance(name: str, other: str) -> int | None:
 
 
 def _slips(word: str, meant: str) -> int:
-    """Letters that are missing, too many, wrong or swapped (Damerau and Levenshtein's distance, restricted)."""
+    """The number of letters missing, extra, wrong or swapped (Damerau and Levenshtein's distance, restricted)."""
     before: list[int] = []
     row = list(range(len(meant) + 1))
     for i, letter in enumerate(word, start=1):
@@ -166,7 +166,7 @@ def _slips(word: str, meant: str) -> int:
 
 
 def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str) -> None:
-    """Refuse an option that is not among the `known` ones; `otherwise` is what is said without a proposal.
+    """Refuse an option that is not among the `known` ones; `otherwise` is the message without a suggestion.
 
     A group of one-letter options such as `-qv` is left to the parser, unless other programs have one of that name.
 
@@ -189,7 +189,7 @@ def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> No
 
 
 def _proposal(name: str, known: Collection[str]) -> str:
-    """Which option is meant, or how to do without it; empty without an idea."""
+    """Which option is meant, or how to do without it; empty if unknown."""
     spelled = name if name in ALIASES else name.replace("_", "-").lower()
     ideas = (spelled,) if spelled in known else ALIASES.get(spelled, ())
     options, notes = _usable(ideas, known)
@@ -203,7 +203,7 @@ def _proposal(name: str, known: Collection[str]) -> str:
 
 
 def _usable(ideas: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
-    """Of what an alias means: the options that the command has, and the notes."""
+    """Of an alias's meanings, the command's own options and the notes."""
     return [idea for idea in ideas if idea in known], [idea for idea in ideas if not idea.startswith("-")]
 
 

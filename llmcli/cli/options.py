@@ -1,6 +1,6 @@
 """Options that several commands share: their types, and the groups that a command takes as one parameter.
 
-A group holds what was said. What it means is checked by whoever takes it. An option with `hidden=True` is for few: only
+A group holds the values as given; the command checks their meaning. An option with `hidden=True` is rarely needed: only
 --help-all shows it.
 """
 
@@ -44,14 +44,14 @@ prompt_option = partial(typer.Option, rich_help_panel="Prompt")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 stopping_option = partial(typer.Option, rich_help_panel="Stopping")
 output_option = partial(typer.Option, rich_help_panel="Output")
-KEY_VARIABLE = "LLMCLI_API_KEY"  # what --api-key is taken from where it is not given
+KEY_VARIABLE = "LLMCLI_API_KEY"  # the default of --api-key
 
 AUTO = "auto"
 
 _MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
 _MODEL_DEFAULT = "the built-in storyteller"
 
-# Those that most people set; the others are hidden.
+# The options that most people set; the others are hidden.
 _EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 
 
@@ -74,7 +74,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT, autocompletion=complete_model),
 ]
-# For commands that also take a shape of which no weights are there.
+# For commands that also take a shape without weights.
 SubjectArgument = Annotated[
     str | None,
     typer.Argument(
@@ -223,7 +223,7 @@ DebugOption = Annotated[
 
 
 def chosen_model(argument: str | None, option: str | None) -> str | None:
-    """The model that is named, as an argument or with --model; None for the built-in one.
+    """The named model, as an argument or with --model; None for the built-in one.
 
     Raises: UsageError if both are given.
     """
@@ -244,8 +244,8 @@ def parse_rows(flag: str) -> int | None:
     return int(flag)
 
 
-Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None for what was not given
-# One option for each sampling parameter, in place of one parameter of a command.
+Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None if not given
+# One option for each sampling parameter, as one parameter of a command.
 SamplingNumbers = Annotated[
     Numbers,
     OptionEach(
@@ -276,13 +276,13 @@ class DeviceOptions:
     threads: ThreadsOption = None
 
     def checked(self) -> RunnerOptions:
-        """The same, checked. Raises: UsageError for unknown names, DeviceError for a card that cannot be used"""
+        """The checked options. Raises: UsageError for unknown names, DeviceError for a card that cannot be used"""
         return RunnerOptions(self.device, self.dtype, self.threads, self.kv_cache)
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """How tokens are drawn, beside the numbers."""
+    """How tokens are drawn, besides the numbers."""
 
     preset: PresetOption = None
     logit_bias: LogitBiasOption = None
@@ -317,7 +317,7 @@ class ModelNames:
 
     @property
     def chosen(self) -> str | None:
-        """The one that is given; see `chosen_model`."""
+        """The given model; see `chosen_model`."""
         return chosen_model(self.argument, self.model)
 
 
@@ -331,13 +331,13 @@ class SubjectOptions:
 
     @property
     def chosen(self) -> str | None:
-        """The name that is given; see `chosen_model`."""
+        """The given name; see `chosen_model`."""
         return chosen_model(self.argument, self.model)
 
 
 @dataclass(frozen=True)
 class MessageOptions:
-    """What is said about the run. The options act by themselves: nobody needs the values."""
+    """What is written about the run. The options act by themselves: their values are not used."""
 
     quiet: QuietOption = False
     debug: DebugOption = False
@@ -356,19 +356,19 @@ AdapterOption = Annotated[
 
 @dataclass(frozen=True)
 class AdapterChoice:
-    """An adapter by folder or hub id, and how often its product counts."""
+    """An adapter by folder or hub id, and its weight."""
 
     name: str
     weight: float = 1.0
 
     @property
     def text(self) -> str:
-        """The value of --adapter for it."""
+        """Its value for --adapter."""
         return self.name if self.weight == 1 else f"{self.name}={self.weight!r}"
 
 
 def parse_adapters(values: Sequence[str] | None) -> tuple[AdapterChoice, ...]:
-    """The values of --adapter. What is there as a path is one, whether or not it looks like `PATH=WEIGHT`.
+    """The values of --adapter. An existing path counts as one, whether or not it looks like `PATH=WEIGHT`.
 
     Raises: UsageError for a weight that is not a number other than 0, and an adapter that is named twice
     """
@@ -395,7 +395,7 @@ def _parse_adapter(value: str) -> AdapterChoice:
 
 
 def with_adapters(session: Session, choices: Sequence[AdapterChoice]) -> Session:
-    """The session with adapters in its model. Raises: CheckpointError and its subclasses."""
+    """The session with adapters added to its model. Raises: CheckpointError and its subclasses."""
     if not choices:
         return session
     model = add_adapters(session.model, choices)
@@ -403,7 +403,7 @@ def with_adapters(session: Session, choices: Sequence[AdapterChoice]) -> Session
 
 
 def add_adapters(model: Model, choices: Sequence[AdapterChoice]) -> Model:
-    """The model with adapters, which lines tell of; what the cache lacks is downloaded first.
+    """The model with adapters, with a line for each; missing files are downloaded first.
 
     Raises: CheckpointError and its subclasses.
     """
@@ -435,7 +435,7 @@ DraftOption = Annotated[
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The model that runs, its adapters, its context, its device, and what drafts for it."""
+    """The model that runs, its adapters, its context, its device, and its drafter."""
 
     model: ModelOption = None
     adapter: AdapterOption = None
@@ -456,7 +456,7 @@ SpeedFirstOption = Annotated[
 
 @dataclass(frozen=True)
 class ManyRowsDeviceOptions(DeviceOptions):
-    """Where a model runs, in which precision, and whether a text may depend on those beside it for speed."""
+    """Where a model runs, in which precision, and whether a text may depend on others in its batch for speed."""
 
     speed_first: SpeedFirstOption = False
 

@@ -36,7 +36,7 @@ KernelOption = Annotated[
 
 
 def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnKernel, ...]:
-    """The files that the option names, and whether a card can run them.
+    """Parse the option's files; check that a card can run them.
 
     Raises: UsageError for a name or a file that cannot be, DeviceError without a card
     """
@@ -52,9 +52,9 @@ def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnK
 def open_card(
     devices: RunnerOptions, kernels: Sequence[OwnKernel], model: Model, context: int, num_rows: int
 ) -> RunnerOptions:
-    """The same options with the card opened for these kernels, which have passed all their checks on it.
+    """Open the card for these kernels, check them on it, and return the options with it.
 
-    A line says how long each takes alone, beside ours.
+    A line says how long each takes alone, next to ours.
     Raises: DeviceError for one that is wrong, KernelCompileError, UsageError for one that the model does not launch
     """
     if not kernels:
@@ -110,7 +110,7 @@ def show_change(devices: RunnerOptions, runner: Runner, num_tokens: int) -> None
 
 
 def speed_change(own: Spread, engine: Spread) -> float:
-    """How much faster the user's are in the median run, as a part of the speed of ours."""
+    """The user's speedup in the median run, as a share of our speed."""
     return engine.median / own.median - 1
 
 

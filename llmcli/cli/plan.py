@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DistantCardOptions:
-    """A card that is not in this machine. Raises: UsageError for half of one"""
+    """A card in another machine. Raises: UsageError for one half described"""
 
     memory: Annotated[
         float | None,

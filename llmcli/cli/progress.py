@@ -1,4 +1,4 @@
-"""Shows how far a long piece of work is, where somebody may be watching, and why the first start takes longer."""
+"""Shows the progress of long work where somebody may be watching, and why the first start takes longer."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ from llmcli.resources import kernel_cache_folder
 def progress(
     what: str, unit: str = "bytes", note: Callable[[], str] = str, *, first: str = "", beside_lines: bool = False
 ) -> Iterator[OnProgress]:
-    """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing.
+    """A bar with what is done and the time left on a terminal, except with --quiet; elsewhere nothing.
 
-    `note` gives a text that stands at the end of the bar; `first` stands there until something is done. With
-    `beside_lines` stdout gets results meanwhile. Where that is a terminal they say how far it is, and there is no bar.
+    `note` gives the text at the end of the bar; `first` is shown until something is done. With
+    `beside_lines` stdout gets results meanwhile; on a terminal they show the progress, and there is no bar.
     """
     if terminal.is_quiet or not sys.stderr.isatty() or (beside_lines and sys.stdout.isatty()):
         yield lambda done, total: None
@@ -28,7 +28,7 @@ def progress(
 
 
 def say_compiling(done: int, total: int) -> None:
-    """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
+    """Say that kernels are compiled first; later starts find them in the cache."""
     if done == 0:
         kernels, them = counted(total, "kernel"), "it" if total == 1 else "them"
         problem = folder_problem(kernel_cache_folder())

@@ -1,4 +1,4 @@
-"""Where a prompt comes from, and the values of flags beside it: template variables, and settings of the sampler."""
+"""Where a prompt comes from, and the values of related flags: template variables, and settings of the sampler."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from llmcli.errors import UsageError
 from llmcli.reading import check_value
 
 _PATIENCE_SECONDS = 2
-MAX_BYTES = 64 * 1024**2  # far beyond any context; ends what would never end, such as `yes | llmcli generate`
+MAX_BYTES = 64 * 1024**2  # far beyond any context; stops endless input, such as `yes | llmcli generate`
 
 _ALMOST_JSON = ("true", "false", "null", "none")
 
@@ -24,7 +24,7 @@ NO_BREAKERS = "none"
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt: the argument or the file, and behind it, after a blank line, what is piped in; or that alone.
+    """The prompt: the argument or the file, then a blank line and what is piped in; or that alone.
 
     Raises: UsageError if there is none, or an argument and a file; as `read_text`.
     """
@@ -48,7 +48,7 @@ def read_text(file: Path | None, flag: str = "--file") -> str:
     """The text of a file, else of standard input. One final newline is dropped: editors and echo add it.
 
     `flag` is the option that names the file.
-    A pipe is waited for, as `--file <(git diff)` wants it.
+    It waits for a pipe, as `--file <(git diff)` wants it.
     Raises: UsageError if it cannot be read, is too long, or is not UTF-8 text.
     """
     if file is not None:
@@ -63,7 +63,7 @@ def read_text(file: Path | None, flag: str = "--file") -> str:
 
 
 def _read_piped() -> str:
-    """What is piped in; nothing from a terminal or a device."""
+    """Piped input; nothing from a terminal or a device."""
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
@@ -107,10 +107,10 @@ def _read(file: BinaryIO, where: str) -> str:
 
 
 def parse_template_variables(flags: Sequence[str] | None) -> dict[str, Any]:
-    """The variables by name. A value is JSON; what is not JSON is a text.
+    """The variables by name. A value is JSON; otherwise a text.
 
-    Raises: UsageError for a flag without a name or a value, for a name that is given twice, and for a word such as
-    False, which as a text would mean the opposite.
+    Raises: UsageError for a flag without a name or a value, for a name that is given twice, and for a word
+    such as False, which as a text would count as true.
     """
     variables: dict[str, Any] = {}
     for flag in flags or ():
@@ -142,7 +142,7 @@ def _value(name: str, value: str) -> Any:
 
 @dataclass(frozen=True)
 class SamplerFlags:
-    """What the command line says of the sampler beside numbers; None where it says nothing."""
+    """The sampler's flags besides numbers; None where not given."""
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     order: tuple[str, ...] | None = None
@@ -159,7 +159,7 @@ def parse_sampler_flags(
 ) -> SamplerFlags:
     """The flags as values; names of steps are checked with the parameters, when the sampler is made.
 
-    Raises: UsageError for what no sampler could be asked for.
+    Raises: UsageError for what no sampler can do.
     """
     return SamplerFlags(
         parse_logit_bias(logit_bias or []),
@@ -187,7 +187,7 @@ def parse_logit_bias(flags: Sequence[str]) -> Mapping[int, float]:
 
 
 def _parse_order(flag: str) -> tuple[str, ...]:
-    """Names with commas or, as llama.cpp has it, semicolons between them; `-` in a name is `_`."""
+    """Names separated by commas or, as in llama.cpp, semicolons; `-` in a name is `_`."""
     names = tuple(name.strip().replace("-", "_") for name in re.split("[,;]", flag))
     if not all(names):
         raise UsageError(f"--sampler-order is {flag!r}, expected names of steps with commas between them")

@@ -1,7 +1,7 @@
 """`llmcli quantize` and `convert`: write an int8 or int4 export of a model, or a quantized one as compressed-tensors.
 
-`convert` takes it code for code. Both share source and destination, what they say of sizes, layers and earlier runs,
-and what an export did to a text.
+`convert` copies the codes. Both share source and destination, reports on sizes, layers and earlier runs, and
+the measurement on a text.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ HEAD_BITS = {"keep": None, "int8": 8}
 
 
 def report_layers(plan: ExportPlan) -> None:
-    """Say which layers stay as they are, which tensors are left out, and who may not take the result."""
+    """Say which layers stay as they are, which tensors are left out, and which programs may not accept the result."""
     if plan.skipped:
         terminal.info(f"kept as they are: {first_of(plan.skipped, _MAX_LISTED)}")
     if plan.model.tensors.unused:
@@ -72,7 +72,7 @@ def report_layers(plan: ExportPlan) -> None:
 
 
 def report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
-    """Say what a run that was stopped has left."""
+    """Report what a stopped run has left."""
     if workspace.num_resumed:
         terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
     elif workspace.has_cleaned:
@@ -98,7 +98,7 @@ DestinationArgument = Annotated[
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What may be written, and in files of what size."""
+    """Whether to write or replace, and the size of files."""
 
     shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
@@ -107,7 +107,7 @@ class FileOptions:
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
 
     def shard_bytes(self) -> int:
-        """The size of the largest file. Raises: UsageError for a size that is none."""
+        """The size of the largest file. Raises: UsageError for an invalid size."""
         match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", self.shard_size)
         num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
         if num_bytes < 1:
@@ -118,7 +118,7 @@ class FileOptions:
 def run_export(
     exporter: Exporter, workspace: ExportWorkspace, doing: str, on_tensor: Callable[[str, TensorQuality], None]
 ) -> dict[str, TensorQuality]:
-    """Write the export under a progress bar named `doing`; a Ctrl-C ends the command and says how to go on."""
+    """Write the export under a progress bar named `doing`; Ctrl-C ends the command and says how to resume."""
     try:
         with progress(doing) as on_progress:
             return exporter.run(workspace, on_progress, on_tensor)
@@ -182,7 +182,7 @@ def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQua
 def evaluate_export(
     source: str, adapters: Sequence[AdapterChoice], destination: Path, text: str, options: RunnerOptions
 ) -> None:
-    """Measure what quantizing did to a text: `builtin`, or a file. The figures go into the export's cards.
+    """Measure the effect of quantizing on a text: `builtin`, or a file. The figures go into the export's cards.
 
     Raises: UsageError for a text that cannot be read.
     """
@@ -255,7 +255,7 @@ def convert(
 
 @dataclass(frozen=True)
 class FormOptions:
-    """The form that the weights take."""
+    """The format of the weights."""
 
     bits: Annotated[
         int, typer.Option(metavar="8|4", help="Bits per weight.", autocompletion=complete_words("8", "4"))
@@ -286,7 +286,7 @@ class FormOptions:
     ] = None
 
     def checked(self, shard_bytes: int) -> ExportOptions:
-        """The same, checked. Raises: UsageError for a value that there is not"""
+        """The checked options. Raises: UsageError for an unknown value"""
         return ExportOptions(
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
             head_bits=_choice("--head", self.head, HEAD_BITS),
@@ -297,7 +297,7 @@ class FormOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Where the work is done, and how its result is measured."""
+    """The device of the work, and the text that measures its result."""
 
     device: Annotated[
         str,
@@ -393,7 +393,7 @@ def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None
 
 
 def _report_plan(plan: ExportPlan) -> None:
-    """What the user should know before the work starts."""
+    """Report what the user should know before the work starts."""
     if plan.options is not None and plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """A receipt, and what is otherwise now."""
+    """A receipt, and what differs now."""
 
     file: Annotated[
         Path, typer.Argument(readable=False, metavar="RECEIPT", help="File written by `llmcli generate --receipt`.")
@@ -106,7 +106,7 @@ def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
 
 
 def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> None:
-    """Name what differs of all that the text depends on."""
+    """Name the differences in all that the text depends on."""
     for difference in differences:
         terminal.warn(f"differs: {difference}")
     if not is_unchanged:
@@ -123,7 +123,7 @@ def _likely_reason(differences: Sequence[Difference], *, is_unchanged: bool) -> 
 
 
 def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
-    """The receipt with the samples that are to be generated again."""
+    """The receipt with the samples to generate again."""
     if options.only is None:
         return receipt
     samples = tuple(item for item in receipt.samples if item.sample == options.only)
@@ -134,7 +134,7 @@ def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
 
 
 def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
-    """The run that a receipt describes, and what is to be generated.
+    """The run that a receipt describes, and the samples to generate.
 
     Raises: UsageError, CheckpointError, DeviceError.
     """
@@ -185,7 +185,7 @@ def _devices(receipt: Receipt, flag: str | None) -> RunnerOptions:
 
 
 def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
-    """The model as `open_session` takes it: the one that is given, else the receipt's, if it is on this machine."""
+    """The model as `open_session` takes it: the given one, else the receipt's, if it is on this machine."""
     if options.model is not None:
         return options.model
     name, commit = receipt.model.name, receipt.model.commit
@@ -204,7 +204,7 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
 
 
 def _adapters(receipt: Receipt, options: ReplayOptions) -> Sequence[AdapterChoice]:
-    """The adapters that are given, else the receipt's, if they are on this machine."""
+    """The given adapters, else the receipt's, if they are on this machine."""
     if options.adapter:
         return parse_adapters(options.adapter)
     choices = []
@@ -241,7 +241,7 @@ def _check_fit(receipt: Receipt, session: Session) -> None:
 
 
 def _load(run: Run, receipt: Receipt, request: Request) -> tuple[LoadedRunner, Receipt]:
-    """Read the weights and hash them at the same time; the runner, and the receipt with what is here now."""
+    """Read the weights and hash them at the same time; return the runner, and the receipt as it would be now."""
     session = run.session
     digests = lazy.look_at_files(session.model, receipt.prompt)
     digests.start()
@@ -254,7 +254,7 @@ def _load(run: Run, receipt: Receipt, request: Request) -> tuple[LoadedRunner, R
 
 
 def _encoded_again(session: Session, prompt: PromptFacts) -> PromptFacts:
-    """The prompt with the ids that its text has now. What runs are the receipt's."""
+    """The prompt with its text's ids now; the receipt's ids are run."""
     try:
         if prompt.chat:
             encoded = session.encode_message(prompt.text, prompt.system, prompt.chat_template)
@@ -273,7 +273,7 @@ class _Collector:
         self.finished: list[Finished] = []
 
     def show(self, event: Event) -> None:
-        """Nothing before the end."""
+        """Nothing until the end."""
 
     def finish(self, finished: list[Finished]) -> None:
         """Keep them."""
@@ -283,7 +283,7 @@ class _Collector:
 def _generate(
     run: Run, runner: LoadedRunner, receipt: Receipt, request: Request, options: ReplayOptions
 ) -> Sequence[Finished]:
-    """The texts, shown as they come unless JSON is asked for. Raises: typer.Exit after a Ctrl-C"""
+    """The texts, shown as they come except with --json. Raises: typer.Exit after a Ctrl-C"""
     prompt = EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=request.at_start)
     collector = _Collector()
     outputs: list[Output] = [collector]
@@ -310,7 +310,7 @@ def _json(
 
 
 def _report(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
-    """Say that the texts are the same. Raises: DifferentTextError, which ends with the reason."""
+    """Say that the texts are the same. Raises: DifferentTextError, whose message ends with the reason."""
     differing = [item for item in comparisons if not item.is_same]
     if differing:
         more = f"; {len(differing)} of {len(comparisons)} samples differ" if len(comparisons) > 1 else ""

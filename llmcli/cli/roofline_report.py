@@ -1,4 +1,4 @@
-"""What `llmcli kernels roofline` says: tables, a plot in plain characters, and the sentences that name the gap.
+"""The report of `llmcli kernels roofline`: tables, a plot in plain characters, and the sentences that name the gap.
 
 The plot has operations a byte to the right and operations a second upwards, in decades.
 """
@@ -31,7 +31,7 @@ _CHARACTERS = string.ascii_letters + string.digits
 def draw_roofline(marks: Sequence[Mark], read_bytes: float, flops: Mapping[str, float]) -> str:
     """The roofs `/` and `-` with their names, and the marks over them. All numbers are positive.
 
-    Where marks fall together, the first one is seen.
+    Of marks in one place the first is shown.
     """
     xs = [x for _, x, _ in marks] + [rate / read_bytes for rate in flops.values()]
     left, right = _decades(min(xs), max(xs))
@@ -117,7 +117,7 @@ def gap_text(gap: Gap, ceilings: Ceilings) -> str:
 
 
 def placed_marks(placed: Sequence[Sequence[Point]]) -> tuple[list[Mark], list[str]]:
-    """The marks of all points that have a place on the roofline, and what they are."""
+    """The marks of all points on the roofline, and their meaning."""
     marks: list[Mark] = []
     labels: list[str] = []
     for points, letters in zip(placed, _characters(placed), strict=True):
@@ -131,7 +131,7 @@ def placed_marks(placed: Sequence[Sequence[Point]]) -> tuple[list[Mark], list[st
 def roofline_json(
     title: str, ceilings: Ceilings, steps: Sequence[StepTimes], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
 ) -> dict[str, object]:
-    """The same as an object; rates in bytes and operations a second."""
+    """The report as an object; rates in bytes and operations a second."""
     return {
         "title": title,
         "read_bytes_per_second": ceilings.read_bytes,

@@ -1,4 +1,4 @@
-"""The wiring of a run, for every command that generates: what the flags say, the model that is opened, its runner.
+"""The wiring of a run, for every command that generates: flags, model, runner.
 
 request = check_run(...)      # usage errors, before anything slow; the card begins to start
 run = open_run(request, ...)  # files, tokenizer, sampling
@@ -40,7 +40,7 @@ _OBJECTS_BETWEEN_LOOKS = 50_000  # of Python's collector; usually 700
 
 @dataclass(frozen=True)
 class Draft:
-    """The choice, and the draft model if it names one that can be used. Its weights are not read yet."""
+    """The choice, and the draft model if it names a usable one, before its weights are read."""
 
     choice: str
     session: Session | None = None
@@ -48,7 +48,7 @@ class Draft:
     def load(self, runner: Runner, devices: RunnerOptions, context: int) -> Drafting | None:
         """What drafts for `runner`; None if nothing does.
 
-        A draft model that cannot be loaded is not worth a text: a line says so, and the run has no drafts.
+        If the draft model cannot be loaded, a line says so, and the run has no drafts.
         """
         if self.choice == OFF or (self.choice not in DRAFT_WORDS and self.session is None):
             return None
@@ -72,7 +72,7 @@ class Draft:
 def open_draft(choice: str, session: Session) -> Draft:
     """Check the value of --draft, and the files of the draft model for `session`'s model if it names one.
 
-    Raises: UsageError for an empty name; CheckpointError and its subclasses for a model that is not there
+    Raises: UsageError for an empty name; CheckpointError and its subclasses for a missing model
     """
     if not choice:
         raise UsageError(f"--draft is empty, expected {', '.join(DRAFT_WORDS)} or a model")
@@ -89,7 +89,7 @@ def open_draft(choice: str, session: Session) -> Draft:
 
 
 def _find_difference(first: Tokenizer, second: Tokenizer) -> str | None:
-    """The first token that is not the same in two vocabularies; None if all are."""
+    """The first token that differs between two vocabularies; None if none does."""
     if first.vocab_size != second.vocab_size:
         return f"{second.vocab_size} tokens, not {first.vocab_size}"
     for token_id in range(first.vocab_size):
@@ -105,7 +105,7 @@ def _say_problem(error: LLMCliError) -> None:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the flags say of a run, checked as far as that needs no model."""
+    """The flags of a run, checked as far as possible without a model."""
 
     devices: RunnerOptions
     numbers: Numbers
@@ -127,9 +127,9 @@ def check_run(
     ignore_eos: bool = False,
     timeline: Timeline | None = None,
 ) -> RunRequest:
-    """Check the flags; a card begins to start meanwhile.
+    """Check the flags, and start the card meanwhile.
 
-    Raises: UsageError for what no model could make right, DeviceError for a card that cannot be used.
+    Raises: UsageError for what is wrong with any model, DeviceError for a card that cannot be used.
     """
     timeline = timeline or Timeline()
     flags = parse_sampler_flags(sampler.logit_bias, sampler.sampler_order, sampler.dry_breaker, ignore_eos=ignore_eos)
@@ -145,7 +145,7 @@ def check_run(
 
 @dataclass(frozen=True)
 class LoadedRunner:
-    """A model that is ready to run, the seconds that loading took, and what drafts for it."""
+    """A model that is ready to run, the seconds of loading, and its drafter."""
 
     runner: Runner
     load_seconds: float
@@ -181,7 +181,7 @@ class Run:
         return self.session.sampler(self.sampling.params, self.seed, prompt, self.flags)
 
     def load(self, num_rows: int | None = 1, timeline: Timeline | None = None, *, host_rows: int = 1) -> LoadedRunner:
-        """Read the weights, and say what runs; `num_rows` and `host_rows` as for `device_choice.load_runner`.
+        """Read the weights, and report the device; `num_rows` and `host_rows` as for `device_choice.load_runner`.
 
         Raises: LLMCliError and its subclasses.
         """
@@ -201,7 +201,7 @@ class Run:
         stats: str | None,
         timeline: Timeline,
     ) -> RunFacts:
-        """What the forms of output need to know; `stats` is the value of --stats."""
+        """The facts that outputs need; `stats` is the value of --stats."""
         return RunFacts(
             model=self.model,
             name=self.session.name,
@@ -222,10 +222,10 @@ class Run:
 
 @contextmanager
 def loaded_objects_set_aside() -> Iterator[None]:
-    """Keep Python's collector from what has been loaded until now: all of it stays. Of the rest, let it look rarely.
+    """Freeze what is loaded for Python's collector, and collect the rest rarely.
 
-    For whoever runs many rows: a step makes thousands of objects that end with it or with the next, without the
-    collector. It would look for others among them several times a step.
+    For runs with many rows: each step makes thousands of objects that are freed with it or the next without the
+    collector. It would otherwise run several times a step.
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -241,7 +241,7 @@ def loaded_objects_set_aside() -> Iterator[None]:
 def open_run(
     request: RunRequest, name: str | None, timeline: Timeline | None = None, *, holds_texts: bool = False
 ) -> Run:
-    """Check the model's files, load its tokenizer and resolve everything that the flags leave open.
+    """Check the model's files, load its tokenizer and resolve everything that the flags leave unset.
 
     `holds_texts` as for `open_session`.
     Raises: CheckpointError and its subclasses, UsageError.
@@ -265,7 +265,7 @@ def open_run(
 
 
 def _open_energy_meter(card: int | None) -> EnergyMeter | None:
-    """The energy meter of a card that is loaded and has nothing to do yet, whose power it notes; None without one."""
+    """The energy meter of a loaded, idle card, whose power it notes; None without a meter."""
     meter = lazy.open_meter(card)
     if isinstance(meter, str):
         return None

@@ -1,7 +1,6 @@
 """`llmcli serve`: the model for other programs, over OpenAI's protocol.
 
-The bodies of requests become the engine's with the session's own functions, so that a request tells what `generate`
-tells.
+The bodies of requests become the engine's with the session's own functions, so a request gives the text of `generate`.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ if TYPE_CHECKING:
 server_option = partial(typer.Option, rich_help_panel="Server")
 _MIB = 1024**2
 
-# The CPU gains little from more rows; but who asks while a long text runs should not wait for its end.
+# The CPU gains little from more rows; but a request should not wait for the end of a long text.
 HOST_ROWS = 4
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where the server listens, whom it lets in, and what a client may take.
+    """Where the server listens, who may connect, and the limits of a client.
 
     Raises: UsageError for values that cannot be.
     """
@@ -128,7 +127,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         parse_rows(self.rows)
         parse_template_variables(self.template_var)
-        # The variable is for all runs, so it is no question for one with a file.
+        # The variable is for all runs, so it does not conflict with a file.
         if self.api_key_file is not None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
             raise UsageError("--api-key and --api-key-file cannot be combined")
         for origin in self.cors_origin or ():
@@ -184,7 +183,7 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class SessionModel:
-    """A `ServedModel`. `seed` and `max_new_tokens` are for requests that give none."""
+    """A `ServedModel`. `seed` and `max_new_tokens` are for requests without them."""
 
     run: Run
     seed: int | None
@@ -228,7 +227,7 @@ class SessionModel:
         return replace(self._request(body, "prompt", encoded), scores_prompt=scores_prompt)
 
     def grammar(self, held_to: HeldTo) -> Grammar:
-        """What texts are held to. Raises: UsageError, TokenizerError"""
+        """The grammar of texts. Raises: UsageError, TokenizerError"""
         key = held_to.kind, held_to.key, json.dumps(held_to.value)
         if key not in self._grammars:
             while len(self._grammars) >= KEPT_SCHEMAS:
@@ -256,14 +255,14 @@ class SessionModel:
         def encode(messages: Messages) -> EncodedPrompt:
             try:
                 return encode_messages(messages)
-            except TokenizerError as error:  # where the template lies is no client's business
+            except TokenizerError as error:  # clients need not know where the template lies
                 message = str(error).replace(template.origin, "the chat template")
                 raise Refusal(400, message, param="messages") from error
 
         return encode
 
     def _request(self, body: TextsBody, key: str, prompt: EncodedPrompt) -> Request:
-        """Of the prompt that was given under `key`."""
+        """The engine's request for the prompt under `key`."""
         session, run = self.run.session, self.run
         assert body.seed is not None
         flags = replace(run.flags, logit_bias=self._biases(body), ignore_eos=run.flags.ignore_eos or body.ignore_eos)
@@ -293,7 +292,7 @@ class SessionModel:
         return self.run.session.limit_new_tokens(wanted, num_tokens, context, can_end=can_end)
 
     def _check_length(self, key: str, *messages: Mapping[str, str]) -> None:
-        """Refuse what cannot fit before it is encoded, at a second for each megabyte."""
+        """Refuse what cannot fit before encoding it, which takes a second for each megabyte."""
         num_bytes = sum(len(text.encode(errors="replace")) for message in messages for text in message.values())
         if num_bytes > self.context and num_bytes > self.context * self.tokenizer.longest_token:
             message = (
@@ -381,7 +380,7 @@ def serve(
 
 
 def _serve(front: Server, scheduler: Scheduler, run: Run, start_line: str) -> None:
-    """Serve to the end. Raises: typer.Exit; LLMCliError if the front ends by itself"""
+    """Serve to the end. Raises: typer.Exit; LLMCliError if the front process ends early"""
     log = lazy.LogWriter(_write_line)
     try:
         with loaded_objects_set_aside():
@@ -396,7 +395,7 @@ def _serve(front: Server, scheduler: Scheduler, run: Run, start_line: str) -> No
         is_log_read = log.close()
     code = EXIT_INTERRUPTED if signal.SIGINT in signals else 0
     if not is_log_read:
-        os._exit(code)  # Python's own end would wait for the same lock
+        os._exit(code)  # Python's own exit would wait for the same lock
     raise typer.Exit(code)
 
 
@@ -424,7 +423,7 @@ def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
 
 
 def _write_line(line: str) -> None:
-    with suppress(OutputClosedError):  # nobody reads; clients are served all the same
+    with suppress(OutputClosedError):  # stderr has no reader; clients are served anyway
         terminal.info(line)
 
 

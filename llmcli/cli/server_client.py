@@ -1,6 +1,6 @@
 """`ServerClient`: asks a server that speaks OpenAI's protocol, such as `llmcli serve`, for answers as they come.
 
-What a server sends is a stranger's: lines are bounded, and what is not as the protocol has it is an error.
+A server is not trusted: lines are bounded, and a breach of the protocol is an error.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from llmcli.errors import LLMCliError, ServerError, UsageError
 from llmcli.reading import parse_json
 
 CONNECT_SECONDS = 10.0
-MODEL_SECONDS = 30.0  # for what needs no waiting for a turn
-_NOT_NOW = (408, 429)  # statuses below 500 that are not about what is asked
-_MAX_BYTES = 16 * 1024**2  # of an answer that is no stream, and of a line of one that is
+MODEL_SECONDS = 30.0  # for requests that need not wait for their turn
+_NOT_NOW = (408, 429)  # statuses below 500 that are not the request's fault
+_MAX_BYTES = 16 * 1024**2  # of an answer, or of a line of a stream
 
 
 class ServerClient:
     """See the module.
 
-    Every method but `close` raises, naming the address: UsageError for what the server refuses, which is the caller's
-    fault as it would be here; ServerError for all else.
+    Every method but `close` raises, naming the address: UsageError for a request that the server refuses;
+    ServerError for all else.
     """
 
     def __init__(self, address: str, api_key: str | None):
-        """`address` may end in /v1. Raises: UsageError for what is no address, or no key"""
+        """`address` may end in /v1. Raises: UsageError for an invalid address or key"""
         try:
             url = httpx2.URL(address)
-            url.raw_host.decode().encode("idna")  # as a socket does, which refuses an empty label
+            url.raw_host.decode().encode("idna")  # as sockets do: an empty label is refused
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise UsageError(
                 f"--server is {address!r}, expected an address such as http://127.0.0.1:8080: {error}"
@@ -68,7 +68,7 @@ class ServerClient:
         return name
 
     def pieces(self, body: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """The texts of an answer as they come, the last with the finish reason; closing the iterator drops the rest."""
+        """The texts of an answer as they come, the last with the finish reason; close the iterator to drop the rest."""
         with self._asked("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
             for line in self._lines(response):
                 content = line.removeprefix(b"data:").strip()
@@ -86,8 +86,8 @@ class ServerClient:
     def _asked(
         self, method: str, path: str, body: Any = None, *, read_seconds: float | None = None
     ) -> Iterator[httpx2.Response]:
-        """An answer of which the status is right and nothing has been read."""
-        # An answer may wait for its turn as long as the server lets it.
+        """An answer with a good status, its body not read yet."""
+        # An answer may wait as long for its turn as the server allows.
         timeout = httpx2.Timeout(read_seconds, connect=CONNECT_SECONDS)
         is_answering = False
         try:
@@ -146,7 +146,7 @@ class ServerClient:
     def _refused(self, path: str, status: int, content: bytes) -> LLMCliError:
         try:
             message = _message(self._json(content))
-        except ServerError:  # a page of a proxy, for one
+        except ServerError:  # such as a proxy's page
             message = None
         remedy = ""
         if status == 401:
@@ -161,7 +161,7 @@ class ServerClient:
 
 
 def _message(answer: Mapping[str, Any]) -> str | None:
-    """Why a server refuses: in OpenAI's form, or under a key of others; None if it does not say."""
+    """Why a server refuses: in OpenAI's form, or under another known key; None if it does not say."""
     error = answer.get("error")
     messages = (error.get("message") if isinstance(error, dict) else error, answer.get("message"), answer.get("detail"))
     return next((message for message in messages if isinstance(message, str) and message), None)

@@ -1,6 +1,6 @@
-"""`Session`: a model with its tokenizer and what its files say of prompts, sampling and runners.
+"""`Session`: a model with its tokenizer and what its files say about prompts, sampling and runners.
 
-Beside it the tokens that a schema needs, which are made while all else starts.
+Also the token tree that a schema needs, built while everything else starts.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _MAX_NAMED = 3
 DEFAULT_MAX_CONTEXT = 8192
 DEFAULT_MAX_NEW_TOKENS = 256
 
-# What DRY does not look across, as in llama.cpp: line ends, and the punctuation of dialogue and lists.
+# What stops DRY's search for repeats, as in llama.cpp: line ends, and the punctuation of dialogue and lists.
 DRY_BREAKERS = (b"\n", b":", b'"', b"*")
 
 
 class TokenTree:
     """The tokens of the tokenizer in `folder`, for a model with `vocab_size` logits.
 
-    They are begun at once from what an earlier run has kept; the tokenizer may still be loading then.
+    Starts at once from an earlier run's copy, while the tokenizer may still be loading.
     """
 
     def __init__(self, folder: Path, vocab_size: int):
@@ -73,12 +73,12 @@ class TokenTree:
         self._made: Future[Tokens] | None = None
 
     def start(self, tokenizer: Tokenizer) -> None:
-        """Go on with the tokenizer, if nothing was kept of it."""
+        """Start from the tokenizer if there is no copy."""
         if self._made is None:
             self._made = self._pool.submit(self._make, tokenizer)
 
     def tokens(self) -> Tokens:
-        """Wait for them; `start` must have been called."""
+        """Wait for the result; call `start` before."""
         assert self._made is not None
         return self._made.result()
 
@@ -96,7 +96,7 @@ class TokenTree:
 
 
 def warn_of(model: Model, name: str) -> None:
-    """Say it, a line each; `name` is the model's."""
+    """Warn of unused tensors, and show the notes of the model, a line each; `name` is its name."""
     if unused := model.tensors.unused:
         terminal.warn(f"{name} has tensors that its config does not use: {first_of(unused, _MAX_NAMED)}")
     for note in model.notes:
@@ -105,11 +105,11 @@ def warn_of(model: Model, name: str) -> None:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt as text and ids, and what ends an answer to it beside the model's end-of-sequence tokens."""
+    """A prompt as text and ids, and what ends an answer to it besides the model's end-of-sequence tokens."""
 
     text: str
     token_ids: tuple[int, ...]
-    at_start: bool  # the answer stands alone: its leading space is not part of it
+    at_start: bool  # the answer is a text of its own, without its leading space
     turn_end_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
 
@@ -118,7 +118,7 @@ class EncodedPrompt:
 class Session:
     """A model whose files are checked and whose tokenizer is loaded; no weights are read yet.
 
-    `name` is for the user: the folder's name, or the hub id. `token_tree` is there if it was asked for early.
+    `name` is for the user: the folder's name, or the hub id. `token_tree` is set if requested early.
     """
 
     model: Model
@@ -134,7 +134,7 @@ class Session:
 
     @property
     def _generation_config(self) -> Fields:
-        """The model's own defaults for generation, in which a null says nothing."""
+        """The model's own defaults for generation, without null values."""
         checkpoint = self.model.checkpoint
         values = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
         return lazy.Fields(values, str(checkpoint.folder / "generation_config.json"))
@@ -171,7 +171,7 @@ class Session:
     def encode_message(
         self, message: str, system: str | None, template_choice: str | None, variables: Mapping[str, Any] | None = None
     ) -> EncodedPrompt:
-        """A user's message, and a system prompt if there is one, in the template.
+        """A user's message, with any system prompt, in the template.
 
         Raises: as `open_template`; TokenizerError if the template refuses them
         """
@@ -182,7 +182,7 @@ class Session:
     def message_encoder(
         self, template: ChatTemplate, ends: frozenset[int]
     ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
-        """What encodes conversations with what `open_template` returned.
+        """An encoder of conversations with the template from `open_template`.
 
         The result raises TokenizerError if the template refuses a conversation, or leaves a message out.
         """
@@ -211,7 +211,7 @@ class Session:
 
     @cached_property
     def _generation_defaults(self) -> GenerationDefaults:
-        """What generation_config.json asks for beside numbers."""
+        """What generation_config.json asks for besides numbers."""
         return lazy.read_generation_defaults(self._generation_config, self.eos_token_ids, self.model.config.vocab_size)
 
     def resolve_sampling(
@@ -237,28 +237,28 @@ class Session:
         return sampling if flags is None or flags.order is None else leave_out(sampling, flags.order)
 
     def resolve_stop_strings(self, requested: tuple[str, ...]) -> tuple[str, ...]:
-        """What a text stops before: the texts requested, else those of generation_config.json."""
+        """What a text stops before: the requested stop strings, else those of generation_config.json."""
         return requested or self._generation_defaults.stop_strings
 
     def say_what_is_not_applied(self) -> None:
-        """Name the keys of generation_config.json by which transformers' text would be another one."""
+        """Warn of keys in generation_config.json that would change transformers' text."""
         if keys := self._generation_defaults.not_applied:
             terminal.warn(f"{self.name}: generation_config.json sets {', '.join(keys)}; not applied here")
 
     def can_end(self, prompt: EncodedPrompt) -> bool:
-        """Whether a text behind this prompt can end by itself."""
+        """Whether a text after this prompt can end by itself."""
         return bool(self.eos_token_ids | prompt.turn_end_token_ids)
 
     def limit_new_tokens(
         self, requested: int | None, num_prompt_tokens: int, context: int, *, can_end: bool = False
     ) -> int | None:
-        """How many tokens to generate; None is until the text ends by itself or the context is full.
+        """How many tokens to generate; None means until the text ends by itself or the context is full.
 
         The default is max_new_tokens of generation_config.json. Without it there is no limit if the text can end by
         itself, else ours. An explicit number must fit.
 
         Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context; CheckpointError
-        if the model's default is no positive number.
+        if the model's default is not a positive number.
         """
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
@@ -305,7 +305,7 @@ class Session:
     def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> Sampler:
         """The sampler of an answer to `prompt`.
 
-        Raises: UsageError for a bias on a token that the model lacks, a DRY breaker that is in no token; as `Sampler`.
+        Raises: UsageError for a bias on a token that the model lacks, or a DRY breaker in no token; as `Sampler`.
         """
         vocab_size = self.model.config.vocab_size
         if unknown := [token_id for token_id in flags.logit_bias if token_id >= vocab_size]:
@@ -333,7 +333,7 @@ class Session:
 
     @cached_property
     def _known_breakers(self) -> dict[tuple[str, ...] | None, frozenset[int]]:
-        """What looking at the whole vocabulary has found: a batch asks for every prompt."""
+        """Results of searches of the whole vocabulary: a batch asks for every prompt."""
         return {}
 
     def _find_dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
@@ -357,7 +357,7 @@ class Session:
         num_alternatives: int | None = None,
         keeps_pages: bool = False,
     ) -> Request:
-        """What to generate, for the engine."""
+        """The engine's request."""
         return lazy.Request(
             prompt_token_ids=prompt.token_ids,
             sampler=sampler,
@@ -377,7 +377,7 @@ class Session:
 def resolve_context(
     config: LlamaConfig, name: str, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT
 ) -> int:
-    """As `Session.resolve_context`, for a model of which only the config is needed."""
+    """As `Session.resolve_context`, for a model's config alone."""
     maximum = config.max_position_embeddings
     if requested is None:
         return min(maximum, default_maximum)
@@ -390,9 +390,9 @@ def resolve_context(
 
 
 def open_session(name: str | None, timeline: Timeline | None = None, *, holds_texts: bool = False) -> Session:
-    """Check a model, named as for `model_folder`, and load its tokenizer; what the cache lacks is downloaded first.
+    """Check a model, named as for `model_folder`, and load its tokenizer; missing files are downloaded first.
 
-    `holds_texts` says that texts will be held to a schema: what that needs of the tokens is begun before the tokenizer.
+    With `holds_texts`, texts will have a schema: their token tree is begun before the tokenizer loads.
     Raises: CheckpointError and its subclasses.
     """
     timeline = timeline or Timeline()
@@ -408,10 +408,10 @@ def open_session(name: str | None, timeline: Timeline | None = None, *, holds_te
 
 
 def model_folder(name: str | None) -> Path:
-    """The folder of a model given by folder or hub id; a folder is not looked at.
+    """The folder of a model given by folder or hub id; a folder is not checked.
 
-    None is the built-in model, which a line says. `storyteller` names it too, and `storyteller-bf16` the same in 16
-    bits, if there is no such folder here.
+    None is the built-in model, and a line says so. `storyteller` names it too, and `storyteller-bf16` its 16-bit form,
+    unless such a folder exists here.
     Raises: CheckpointError and its subclasses.
     """
     if name is None:
@@ -425,14 +425,14 @@ def model_folder(name: str | None) -> Path:
 
 
 def shown_name(name: str | None, folder: Path) -> str:
-    """What the user reads for a model: its hub id, or the name of its folder."""
+    """The name shown for a model: its hub id, or the name of its folder."""
     return name if name is not None and find_hub_id(name) else folder.resolve().name
 
 
 def fetch_model(name: str, update: bool = False, *, is_adapter: bool = False) -> Path:
     """The folder of a model or adapter on the hub, from the cache or downloaded into it with a progress bar.
 
-    With `update` a branch that has moved on is downloaded though the cache holds an older commit of it.
+    With `update` a newer commit of the branch is downloaded even if the cache holds an older one.
     Raises: CheckpointError and its subclasses.
     """
     with ExitStack() as stack:
@@ -440,7 +440,7 @@ def fetch_model(name: str, update: bool = False, *, is_adapter: bool = False) ->
 
         def on_progress(done: int, total: int) -> None:
             nonlocal bar
-            if bar is None:  # the first call: only now is it known that there is something to download
+            if bar is None:  # the first call: only now we know that a download is needed
                 terminal.info(f"downloading {name}: {decimal(total - done)} of {decimal(total)}")
                 bar = stack.enter_context(progress(f"downloading {name}"))
             bar(done, total)

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from llmcli.cli.terminal import columns_of, has_color, visible
 
-GAP = 2  # columns of the terminal between two of the table
+GAP = 2  # columns of the terminal between two columns of the table
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for stdout, its columns flush right; on a terminal it is drawn, see `Terminal`.
+    """A table for stdout, its columns flush right; drawn on a terminal, see `Terminal`.
 
-    Columns that a terminal has no room for stand in another table below, behind the first column again.
+    Columns that do not fit on a terminal follow in another table below, after a repeat of the first column.
     """
     if sys.stdout.isatty():
         columns = [[visible(cell) for cell in column] for column in zip(header, *rows, strict=True)]
@@ -42,7 +42,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _blocks(columns: Sequence[Sequence[str]], room: int) -> Iterator[list[Sequence[str]]]:
-    """The columns behind the first, as many at a time as there is room for."""
+    """The columns after the first, as many at a time as fit."""
     block: list[Sequence[str]] = []
     for column in columns[1:]:
         if block and _width(_least(one) for one in (columns[0], *block, column)) > room:
@@ -54,7 +54,7 @@ def _blocks(columns: Sequence[Sequence[str]], room: int) -> Iterator[list[Sequen
 
 def _drawn(columns: Sequence[Sequence[str]], room: int) -> str:
     widths = [_longest(column) for column in columns]
-    for index, column in enumerate(columns):  # words go to lines of their own only where that makes it fit
+    for index, column in enumerate(columns):  # break words into lines only if the table then fits
         excess = max(_width(widths) - room, 0)
         widths[index] = max(widths[index] - excess, _least(column))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
@@ -77,6 +77,6 @@ def _longest(texts: Sequence[str]) -> int:
 
 
 def _least(column: Sequence[str]) -> int:
-    """How narrow a column can be: words may stand below each other, figures stay with their units."""
+    """The least width of a column: words may break into lines, figures keep their units."""
     has_figures = any(character.isdigit() for text in column for character in text)
     return _longest(column) if has_figures else _longest([word for text in column for word in text.split()] or [""])

@@ -1,4 +1,4 @@
-"""What the flags of `plan`, `bench` and `kernels` name: a model or a shape, its files, and a device."""
+"""Opens what the flags of `plan`, `bench` and `kernels` name: a model or a shape, its files, and a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmcli.measure.subject import Subject, Target
 
 DEFAULT_FORMAT = "int8"
-LENGTHS = (128, 2048)  # tokens of prompts and depths, where nothing else is asked for
+LENGTHS = (128, 2048)  # tokens of prompts and depths, by default
 
 
 def open_subject(name: str | None, form: str | None) -> Subject:
@@ -54,7 +54,7 @@ def refuse_scratch_of_model(subject: Subject, folder: Path | None, *, keep: bool
 
 @contextmanager
 def subject_files(subject: Subject, folder: Path | None, *, keep: bool) -> Iterator[Model]:
-    """A subject's model with its files; a shape's are written to `folder`, unless an earlier run has kept them.
+    """A subject's model with its files; a shape's are written to `folder` unless an earlier run kept them there.
 
     Raises: LLMCliError and its subclasses
     """
@@ -73,7 +73,7 @@ def subject_files(subject: Subject, folder: Path | None, *, keep: bool) -> Itera
 
 
 def open_target(options: RunnerOptions, subject: Subject) -> Target:
-    """The device that the options say, its bandwidth measured, and on a card the rates of the model's products.
+    """The chosen device, with its measured bandwidth and, on a card, the rates of the model's products.
 
     Raises: LLMCliError and its subclasses
     """

@@ -1,4 +1,4 @@
-"""Everything that is written: generated text to stdout, all else to stderr, colour and progress only on a terminal.
+"""Writes all output: generated text to stdout, all else to stderr, colour and progress only on a terminal.
 
 The gate for text that others wrote (models, files, hubs, the command line): on a terminal its control characters are
 shown escaped, since a terminal obeys them, and so are characters that reorder or hide text; a pipe gets the characters
@@ -21,8 +21,8 @@ from llmcli.errors import OutputError
 
 OnProgress = Callable[[int, int], None]
 
-# A word that begins with so much room is written at once. A longer one is cut at the edge, so an address stays whole
-# for whoever copies it.
+# A word that begins with this much room is written at once. A longer one is cut at the edge, so an address stays whole
+# when copied.
 LONGEST_WORD = 30
 TAB = 8
 JOINER = "\u200d"  # makes one emoji of two
@@ -30,21 +30,21 @@ JOINER = "\u200d"  # makes one emoji of two
 _PARTS = re.compile(r"\x1b\[[\d;]*m|\n|[ \t]+|[^ \t\n\x1b]+|\x1b")
 _FENCE = re.compile(r"\s*(```+|~~~+)")
 _BEGINS_ITEM = re.compile(r"[-*+\d\N{BULLET}]")
-_FENCE_CHARACTERS = 80  # as much of a line as can tell whether it is a fence
+_FENCE_CHARACTERS = 80  # as much of a line as shows whether it is a fence
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # all of Unicode's but newline and tab
 
-# What orders letters otherwise than they stand (the bidirectional marks, embeddings, overrides and isolates), and what
-# carries text that nobody sees (tags, annotations, invisible operators). Scripts and emoji need the joiners U+200C and
+# Characters that reorder letters (the bidirectional marks, embeddings, overrides and isolates), and those
+# that carry invisible text (tags, annotations, invisible operators). Scripts and emoji need the joiners U+200C and
 # U+200D, the space of no width U+200B, the soft hyphen and variation selectors.
 _UNSEEN = r"\u061c\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 _ESCAPED = re.compile(f"[{_CONTROL}{_UNSEEN}]")
 
-# What JSON does not escape: control characters, and the other two of Unicode's line breaks, at which some tools cut.
+# Not escaped by JSON: control characters, and the other two of Unicode's line breaks, at which some tools cut.
 _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 COLUMNS_UNKNOWN = 80
 
-LEAST_ROOM = 20  # columns beside the names; with fewer the terminal breaks the lines
+LEAST_ROOM = 20  # columns next to the names; with fewer the terminal breaks the lines
 
 
 class WordWrap:
@@ -75,26 +75,26 @@ class WordWrap:
         return "".join(self._out)
 
     def settle(self) -> str:
-        """The word that is held; what comes next may still be part of it."""
+        """The word held back; the next piece may continue it."""
         self._out = []
         if self._word:
             self._write_word()
         return "".join(self._out)
 
     def flush(self) -> str:
-        """All that is held; the text ends here, and another begins on a new line."""
+        """All that is held back; the text ends here, and another begins on a new line."""
         rest = self.settle() + self._shown_space()
         self._fence = ""
         self._begin_line()
         return rest
 
     def _begin_line(self) -> None:
-        self._line = ""  # its beginning
+        self._line = ""  # the beginning of the line
         self._is_code = bool(self._fence)
-        self._column = 0  # cells since the last line break, whoever made it; the terminal itself breaks at its width
-        self._space = ""  # behind the last word; it goes if the next one has no room
-        self._word = ""  # held
-        self._is_written = True  # the beginning of this word
+        self._column = 0  # cells since the last line break, ours or the terminal's at its width
+        self._space = ""  # after the last word; dropped if the next one does not fit
+        self._word = ""  # held back
+        self._is_written = True  # whether the beginning of this word is written
         self._is_joined = False
 
     def _end_line(self) -> None:
@@ -137,7 +137,7 @@ class WordWrap:
         self._is_joined = character == JOINER
 
     def _add(self, piece: str, cells: int) -> None:
-        """Add to the word under way, which begins here if there is none."""
+        """Add to the current word, which begins here if there is none."""
         if self._is_code or (self._is_written and not self._space):
             self._write(piece)
             return
@@ -167,11 +167,11 @@ class WordWrap:
         self._column = self._column_behind(_without_colors(text))
 
     def _shown_space(self) -> str:
-        """The space that nothing follows: a terminal would take a row more for one beyond its edge."""
+        """The space at the end of a text: beyond a terminal's edge it would take another row."""
         return self._space if self._room() >= 0 else ""
 
     def _room(self) -> int:
-        """Cells behind the space that stands before the word; less than none where that has no room either."""
+        """Cells left after the space before the word; negative if that does not fit either."""
         column = self._column_behind(self._space)
         begun = self._column - self._column % self._width
         if self._column and begun == self._column:  # the last row is full
@@ -192,13 +192,13 @@ def _without_colors(text: str) -> str:
 
 
 class OutputClosedError(Exception):
-    """The reader of stdout or stderr went away, as `head` does; nothing is left to say to anyone."""
+    """The reader of stdout or stderr went away, as `head` does; there is nobody to write to."""
 
 
 class Terminal:
-    """The two streams and what may be said on them. One instance, `terminal`, serves the process.
+    """The two streams and what may be written to them. One instance, `terminal`, serves the process.
 
-    `is_drawn` says that the control sequences in a text are our own, such as colours: what others wrote in it must
+    `is_drawn` says that the control sequences in a text are our own, such as colours: text by others in it must
     have gone through `visible`. `wraps` says that a text comes in pieces: on a terminal its lines break between words,
     which may hold a word back until the next call of any method. `doing` is what a progress bar shows before it
     has work to count.
@@ -215,7 +215,7 @@ class Terminal:
         self._emit(sys.stdout, text, is_drawn, wraps)
 
     def write_json(self, value: object) -> None:
-        """One JSON value on one line of stdout, which is one on a terminal too."""
+        """One JSON value on one line of stdout, unbroken on a terminal too."""
         line = json_line(value)
         if sys.stdout.isatty():
             line = re.sub(f"[{_UNSEEN}]", lambda match: json.dumps(match[0])[1:-1], line)
@@ -227,11 +227,11 @@ class Terminal:
             self._emit_line(line, is_drawn)
 
     def show(self, text: str, *, is_drawn: bool = False, wraps: bool = False) -> None:
-        """Text that was asked for beside the result, on stderr; also with --quiet."""
+        """Text that was requested besides the result, on stderr; also with --quiet."""
         self._emit(sys.stderr, text, is_drawn, wraps)
 
     def warn(self, line: str) -> None:
-        """Something the user should know though the run goes on; also with --quiet."""
+        """A warning while the run goes on; also with --quiet."""
         self._emit_line(f"warning: {line}")
 
     def error(self, line: str) -> None:
@@ -239,7 +239,7 @@ class Terminal:
         self._emit_line(f"error: {line}")
 
     def show_prompt(self, prompt: str) -> None:
-        """Show the prompt before its continuation, if both streams are one terminal: a pipe gets only what is new."""
+        """Show the prompt before its continuation if both streams are one terminal: a pipe gets only new text."""
         if self.is_quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):
             return
         dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
@@ -247,7 +247,7 @@ class Terminal:
         _send(sys.stderr, shown)
 
     def _emit_line(self, line: str, is_drawn: bool = False) -> None:
-        """A message: on a terminal it breaks between words. Drop it where stderr cannot take it."""
+        """A message: on a terminal it breaks between words. Drop it if stderr cannot be written."""
         if sys.stderr.isatty():
             wrap = WordWrap(lambda: columns_of(sys.stderr))
             line = wrap.push(line if is_drawn else visible(line)) + wrap.flush()
@@ -281,12 +281,12 @@ def _escape(code: int) -> str:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that colours text, and nobody has asked for none."""
+    """Whether a stream is a terminal that colours text, and colour is not switched off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def give_up(stream: TextIO) -> None:
-    """Send nowhere what is still buffered and cannot be written; the interpreter's own flush at exit would complain."""
+    """Discard what is buffered and cannot be written; the interpreter's own flush at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -327,7 +327,7 @@ def _wrapped(text: str, width: int, room: int) -> str:
 
 @contextlib.contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Let Ctrl-C do nothing meanwhile: a second one must not cost what the first one keeps."""
+    """Ignore Ctrl-C inside: a second one must not lose what the first one saves."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

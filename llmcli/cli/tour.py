@@ -38,9 +38,9 @@ _WORDS = re.compile(r'(?:--\S+ )?(?:"[^"]*"|[^\s-]\S*)|\S+')
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what there is to see, and the command that shows it, as one would type it.
+    """One step: what it shows, and its command as typed.
 
-    `needs` is a built-in model, or what an earlier step writes; `without` says why the step is left out if it is
+    `needs` is a built-in model, or what an earlier step writes; `without` says why the step is skipped if it is
     missing.
     """
 
@@ -51,7 +51,7 @@ class Step:
     without: str = ""
 
     def is_possible(self, folder: Path) -> bool:
-        """Whether what the step needs is there."""
+        """Whether what the step needs exists."""
         return not self.needs or built_in_model(self.needs) is not None or (folder / self.needs).exists()
 
 
@@ -183,13 +183,13 @@ def _run(step: Step, folder: Path, *, with_color: bool) -> int:
     ) as process:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the terminal gave it to the command too, which may have a last word
+        except KeyboardInterrupt:  # the command got the signal too and may still write
             process.wait()
             raise
 
 
 def _offer_page(page: Path, is_asking: bool) -> None:
-    """Copy the page to the current folder, under a name that is free, if the reader wants it.
+    """Copy the page to the current folder, under a free name, if the reader wants it.
 
     Raises: UsageError, OutputError if it cannot be written.
     """

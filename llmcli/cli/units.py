@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
-_LEAST_DIVERGENCE = 1e-6  # in nats; below it stands what rounding leaves of none
+_LEAST_DIVERGENCE = 1e-6  # in nats; below it is only rounding
 
 
 def size(num_bytes: float) -> str:
@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
 
 
 def estimated_duration(seconds: float) -> str:
-    """A time that is only estimated, in whole seconds or more."""
+    """An estimated time, in whole seconds or more."""
     if seconds < 1:
         return "less than a second"
     return f"about {seconds:.0f} s" if seconds < 120 else f"about {duration(seconds)}"
@@ -51,6 +51,6 @@ def counted(count: int, what: str) -> str:
 
 
 def first_of(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """The first names, and how many there are besides."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{separator.join(names[:most])}{more}"

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json asks of a text beside numbers, and what it asks that is not done.
+"""What a model's generation_config.json asks for besides numbers, and which of its settings are ignored.
 
 The numbers are sampling parameters, which `llmcli.sampling.params` resolves. A file's author wrote it for
 transformers, so keys, forms and meaning are transformers'.
@@ -13,8 +13,8 @@ from typing import Any
 from llmcli.config.fields import Fields
 from llmcli.errors import CheckpointError
 
-# Keys that change transformers' text and nothing here, each with the values at which they change nothing there.
-# What only tunes one of these (length_penalty), or only its speed, is not named; renormalize_logits changes no
+# Keys that are ignored here but change transformers' text, each with the values at which they do nothing there.
+# Keys that only tune one of these (length_penalty) or its speed are left out; renormalize_logits changes no
 # probability; a text's length is `max_new_tokens` here, never max_length.
 NOT_APPLIED: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
@@ -66,7 +66,7 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(fields: Fields, eos_token_ids: Set[int], vocab_size: int) -> GenerationDefaults:
-    """Read what concerns a model with these tokens; `eos_token_ids` alone are never bad words, as in transformers.
+    """Read the settings for a model with these tokens; `eos_token_ids` alone are never bad words, as in transformers.
 
     Raises: CheckpointError for a value that transformers would not take either.
     """
@@ -132,7 +132,7 @@ class _Reader:
         return tuple(word for word in words if word) if all(words) else None
 
     def biases(self, value: Any) -> Sequences | None:
-        """Of a sequence that is named twice the last bias counts, as in transformers."""
+        """The last bias of a sequence named twice counts, as in transformers."""
         pairs = value
         if isinstance(value, dict):
             pairs = [[_ids_of_key(key), bias] for key, bias in value.items()]

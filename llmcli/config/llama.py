@@ -62,7 +62,7 @@ def _traits(num_layers: int, *, has_bias: bool = False, **traits: Any) -> Traits
 
 def _llama(fields: Fields, num_layers: int) -> Traits:
     if SLIDING in _layer_types(fields, [FULL] * num_layers):
-        # transformers has its own prompt see everything then, and the tokens after it a window.
+        # transformers would then let the prompt see everything, and later tokens a window.
         raise UnsupportedModelError(f"{fields.where}: layer type {SLIDING} is not supported for llama")
     return _traits(
         num_layers, has_bias=fields.boolean("attention_bias", False), mlp_bias=fields.boolean("mlp_bias", False)
@@ -238,7 +238,7 @@ class LlamaConfig:
     def kv_cache_bytes(self, num_tokens: int, itemsize: int, scale_bytes: int = 0) -> int:
         """Bytes of K and V for `num_tokens` positions of one row in elements of `itemsize` bytes.
 
-        `scale_bytes` are those of the scale that a head's vector has beside its elements.
+        `scale_bytes` are those of the scale stored with a head's vector.
         """
         head_bytes = self.head_dim * itemsize + scale_bytes
         return 2 * self.num_hidden_layers * self.num_key_value_heads * num_tokens * head_bytes
@@ -282,7 +282,7 @@ class LlamaConfig:
 
 
 def _refuse_other_forward_passes(fields: Fields) -> None:
-    """What transformers reads for every family, and this program computes for none."""
+    """Refuse what transformers reads for every family and this program computes for none."""
     if (activation := fields.string("hidden_act", "silu")) != "silu":
         raise UnsupportedModelError(f"{fields.where}: hidden_act {shown(activation)} is not supported, expected 'silu'")
     if fields.values.get("is_causal", True) is not True:  # transformers takes null for false

@@ -91,7 +91,7 @@ class RopeParameters:
 def read_rope_parameters(top: Fields) -> RopeParameters:
     """Rotary parameters from a config.json object.
 
-    Reads both spellings: `rope_parameters` (one object), and the older `rope_theta` beside `rope_scaling`, whose
+    Reads both spellings: `rope_parameters` (one object), and the older `rope_theta` with `rope_scaling`, whose
     type stands under `rope_type` or, older still, `type`. Which of two values counts, and what null means, is as in
     transformers: it asks for the value of some keys and for the presence of others.
     Raises: UnsupportedModelError for a rotary type this program does not compute; CheckpointError for bad values.
@@ -144,7 +144,7 @@ def _rotary_object(top: Fields) -> Mapping[str, Any]:
 
 
 def _original_max_position_embeddings(top: Fields, rope: Fields, default: int) -> float:
-    """The tokens of the training before it was stretched. The value beside the rotary object counts before its own."""
+    """The training context before it was stretched. The value next to the rotary object wins over the one in it."""
     key = "original_max_position_embeddings"
     found = [fields for fields in (rope, top) if key in fields.values]
     values = [fields.positive_float(key) for fields in found]

@@ -1,6 +1,6 @@
 """Texts that do not begin as a story does: so the model finds its way back to plain English from any prompt.
 
-A piece of the role "given" stands for what somebody typed. It is read and not learned, so strange text is never told.
+A piece of the role "given" is what somebody typed. It is read and not learned, so strange text is never generated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRITTEN = string.ascii_letters + string.digits + string.punctuation
 
 
 def _words(random: Random) -> str:
-    """Words that nobody would put side by side, some of them misspelled."""
+    """Unrelated words, some of them misspelled."""
     words = []
     for _ in range(random.randint(2, 9)):
         word = invent_word(random) if random.random() < 0.15 else random.choice(everyday_words())
@@ -50,7 +50,7 @@ def _characters(random: Random) -> str:
 
 
 def _strange_text(random: Random) -> str:
-    """What somebody might type who does not know what the model can do."""
+    """Input of somebody who does not know what the model can do."""
     roll = random.random()
     if roll < 0.3:
         text = random.choice(_FRAGMENTS)
@@ -70,7 +70,7 @@ def _strange_text(random: Random) -> str:
 
 
 def _bridge_after(given: str) -> str:
-    """The pool of sentences that make something of a strange text: whole, open for a clause, or cut before a word."""
+    """The pool of sentences that turn a strange text into a story: whole, open for a clause, or cut before a word."""
     last = given.split()[-1].lower() if given.strip() else ""
     if given.rstrip()[-1:] in tuple(".!?…:;)]}"):
         return "torn2"
@@ -80,14 +80,14 @@ def _bridge_after(given: str) -> str:
 
 
 def _bridge(story: Story, name: str, given: str, random: Random) -> str:
-    """A sentence of a pool that follows what was given, with a space where a word begins it or a comma is behind."""
+    """A sentence of a pool that follows what was given, with a space where a word begins it or a comma follows."""
     sentence = fix_articles(Values(story.values).fill(_BRIDGES[name], random.random)).strip()
     is_joined = given[-1] == " " or (sentence[0] in ",.!?" and given[-1] != ",")
     return sentence if is_joined else f" {sentence}"
 
 
 def strange_beginning(random: Random, split: str) -> tuple[Document, Story]:
-    """Strange text, one sentence that makes something of it, and a story."""
+    """Strange text, one sentence that leads from it, and a story."""
     story = tell(random, split)
     roll = random.random()
     if roll < 0.55:
@@ -103,7 +103,7 @@ def strange_beginning(random: Random, split: str) -> tuple[Document, Story]:
 
 
 def middle_beginning(random: Random, split: str) -> tuple[Document, Story]:
-    """A story from somewhere on: from a sentence, a word, or the middle of a word; what was typed is not learned."""
+    """A story from a random point on: a sentence, a word, or the middle of a word; what was typed is not learned."""
     story = tell(random, split)
     text = story.text
     start = random.randrange(len(text) * 2 // 3)

@@ -1,4 +1,4 @@
-"""Judges of a story and of an answer: plain functions of text, whoever wrote it."""
+"""Judges of a story and of an answer: plain functions of text, by any author."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWER_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request asked for; empty where it left the choice to the teller."""
+    """What a request asked for; empty if the choice was left to the teller."""
 
     name: str = ""
     thing: str = ""

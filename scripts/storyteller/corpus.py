@@ -55,7 +55,7 @@ _UP_TO = list(accumulate(share for _, share in _MAKERS))
 
 
 def document_with_stories(random: Random, split: str) -> Made:
-    """One document and the stories told in it."""
+    """One document and the stories in it."""
     roll = random.random() * _UP_TO[-1]
     make = next(make for (make, _), limit in zip(_MAKERS, _UP_TO, strict=True) if roll <= limit)
     return make(random, split)

@@ -21,7 +21,7 @@ ROW_TOKENS = 1024
 SILENT = 0x8000
 ID_MASK = 0x7FFF
 _BUFFER_DOCUMENTS = 400
-# Training waits for them, and looks at a part each time.
+# Training waits for them, and uses a part each time.
 HELD_OUT_TOKENS = 500_000
 
 
@@ -44,7 +44,7 @@ def _pack(encoded: list[np.ndarray]) -> np.ndarray:
 
 
 def make_rows(tokenizer: Path, seed: int, shard: int, split: str, num_tokens: int) -> tuple[np.ndarray, int]:
-    """Tell, encode and pack at least num_tokens tokens of one shard, in random order of rows; count its documents.
+    """Generate, encode and pack at least num_tokens tokens of one shard, in random order of rows; count its documents.
 
     Shapes: result [num_rows, 1024] uint16.
     """
@@ -100,7 +100,7 @@ def main() -> None:
             for shard in range(arguments.shards)
         ]
         num_documents = [job.result() for job in jobs]
-    # With this the text can be told again, word for word, without keeping it.
+    # With this the text can be generated again, word for word, without storing it.
     (arguments.out / "manifest.json").write_text(json.dumps({"seed": arguments.seed, "documents": num_documents[1:]}))
     print(f"{arguments.shards} shards of {per_shard:,} tokens after {time.time() - start:.0f} s", flush=True)
 

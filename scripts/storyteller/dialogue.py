@@ -94,7 +94,7 @@ def _untidy(random: Random, text: str) -> str:
 
 def phrase_request(random: Random, story: Story) -> str:
     """Ask for this very story, naming some of what is in it."""
-    # Somebody who is asked for must come up in the story.
+    # A requested character must appear in the story.
     others = [who for who in (story.facts["elder"], story.facts["friend"]) if who in story.text]
     story.values.update(ask=story.plot.ask, talekind=_T["talekind"], other=others[0] if others else "a friend")
     return _untidy(random, story.values.fill(_T["story_request"], random.random))
@@ -104,7 +104,7 @@ def story_turn(
     random: Random, split: str = "train", plot: Plot | None = None, is_open: bool = False,
     rare_share: float = RARE_SHARE,
 ) -> Turn:  # fmt: skip
-    """A request and the story that honours it; an open one names nobody, so nobody in it has a rare name."""
+    """A request and its story; an open request names nobody, so nobody in the story has a rare name."""
     story = tell(random, split, plot, 0.0 if is_open else rare_share)
     if is_open:
         user = _untidy(random, story.values.fill(_T["open_request"], random.random))
@@ -123,7 +123,7 @@ def fact_turns(random: Random, story: Story) -> list[Turn]:
     turns = []
     for question in story.plot.questions + GENERAL_QUESTIONS:
         key, value = question.key, story.facts.get(question.key, "")
-        # A single word must stand there as a word; a phrase is unmistakable anyway.
+        # A single word must appear as a word; a phrase is unmistakable anyway.
         if not value or (value.lower() not in low if " " in value else value.lower() not in words):
             continue
         # The thing is asked for by its full name, and answered by the noun at least.
@@ -157,7 +157,7 @@ def _yes_no_turn(random: Random, story: Story) -> Turn:
 
 
 def ending_turn(random: Random, story: Story) -> Turn:
-    """Another ending for the story that was told."""
+    """Another ending for the story."""
     fill = story.values.fill
     ending = tell_ending(random, story)
     lead = fill(_T["ending_lead"], random.random) + " " if random.random() < 0.8 else ""

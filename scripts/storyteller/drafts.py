@@ -34,7 +34,7 @@ RUNNERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One way over all prompts. `speed` is in times the speed without drafts."""
+    """One way over all prompts. `speed` is relative to the speed without drafts."""
 
     way: str
     num_drafts: int
@@ -44,7 +44,7 @@ class Figure:
 
 
 def seconds_of(runner: Runner) -> float:
-    """Processor time where the model runs on it: other programs then do not count."""
+    """Processor time if the model runs on the CPU, so that other programs do not count."""
     return time.perf_counter() if runner.limits.works_ahead else time.process_time()
 
 
@@ -60,7 +60,7 @@ def reply(voice: Voice, request: Request, drafting: Drafting | None) -> tuple[tu
 
 
 def measure(voice: Voice, ways: Mapping[str, Drafting | None], prompts: Sequence[Sequence[Message]]) -> list[Figure]:
-    """Figures of each way, of which "off" is one.
+    """Figures of each way, "off" among them.
 
     Raises: AssertionError if drafts change a text
     """

@@ -90,7 +90,7 @@ def held_out_questions(num_questions: int, seed: int) -> list[tuple[list[Message
 
 
 def questions_about_own(records: Records, seed: int) -> list[tuple[list[Message], Turn]]:
-    """Conversations that hold a story the teller told itself and end in a question that the story answers."""
+    """Conversations with a story by the teller itself and end in a question that the story answers."""
     random = Random(f"own/{seed}")
     return [
         (_conversation(str(record["request"]), str(record["story"]), turn.user), turn)
@@ -156,7 +156,7 @@ def examine_sentences(stories: Records) -> Figures:
 
 
 def examine_copies(stories: Records, manifest: Path, workers: int) -> Figures:
-    """Share of stories of which no training story has more than half the sentences."""
+    """Share of stories that have at most half their sentences in common with any training story."""
     closest = closest_shares(_masked(stories), manifest, workers)
     for record, share in zip(stories, closest, strict=True):
         record["closest"] = round(share, 3)

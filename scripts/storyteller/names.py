@@ -41,16 +41,16 @@ three, four, five, six, day, monday, tuesday, wednesday, thursday, friday, satur
 
 @cache
 def everyday_words() -> tuple[str, ...]:
-    """Words of three to eleven letters that the grammar's own text uses, function words left out."""
+    """Words of three to eleven letters that the grammar's own text uses, without function words."""
     files = [name for folder in ("plots", "pools") for name in text_names(folder)]
-    # A slot is no word, nor the name of a pool, and a contraction is no name.
+    # A slot or a pool's name is not a word, and a contraction is not a name.
     text = re.sub(r"\{[^}]*\}|\w+'\w+|^\w+:", " ", "\n".join(map(read_text, files)), flags=re.MULTILINE)
     words = {word.lower() for word in [*re.findall(r"\b[A-Za-z]{3,11}\b", text), *GIRLS, *BOYS, *PET_NAMES]}
     return tuple(sorted(words - _FUNCTION_WORDS))
 
 
 def odd_word(random: Random) -> str:
-    """A word that is seldom a name: an everyday one, or one that is spelled as none is."""
+    """A word that is seldom a name: an everyday one, or one spelled unlike any name."""
     roll = random.random()
     if roll < 0.75:
         return random.choice(everyday_words())
@@ -64,7 +64,7 @@ def odd_word(random: Random) -> str:
 def blend_name(random: Random) -> str:
     """A name that begins as one name does and ends as another: `Marcia` of Marcus and Alicia, in lower case.
 
-    Whoever only knows the list completes such a name to one that stands there; it has to be copied to its end.
+    A model that only knows the list completes such a name to a listed one; it must copy it to the end.
     """
     names = (*GIRLS, *BOYS, *PET_NAMES)
     while True:

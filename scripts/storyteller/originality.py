@@ -1,6 +1,6 @@
 """Compares stories with the training text sentence by sentence, names and things masked.
 
-The training text is told again from its seeds, so nothing of it has to be kept, and the comparison is exact.
+The training text is generated again from its seeds, so it need not be stored, and the comparison is exact.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def words_in(text: str) -> list[str]:
 
 
 def training_words(seed: int, num_documents: int = WORD_LIST_DOCUMENTS) -> set[str]:
-    """Words of the first training documents, told again; what users typed is left out."""
+    """Words of the first training documents, generated again, without what users typed."""
     random = shard_random(seed, 0, "train")
     words: set[str] = set()
     for _ in range(num_documents):

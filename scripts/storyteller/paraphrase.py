@@ -1,7 +1,7 @@
 """Loosens the wording of a plot: synonyms, contractions, who is named how, sentences joined or parted.
 
 It works on the template text once, when the plots are loaded, so telling a story costs nothing more. A word on the
-left side of `text/synonyms.txt` may be told as any on the right; each row holds only what fits wherever it is used.
+left side of `text/synonyms.txt` may be replaced by any on the right; each row holds only what fits wherever it is used.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SPEECH = re.compile(r"\[?(?:\{@(?:said|asked|cried)|(?:asked|said|cried|called|
 _SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
 _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
-# Who is named in narration may be told by kind instead; a name that is introduced or called is not.
+# A name in narration may become the kind instead, except a name that is introduced or called.
 _WHO = re.compile(r"(?<![\[|])\{(hero|friend)\}(?!,? \{a_|, and| the \{|[|\]])")
 _NAMING = ("called ", "named ", "name was ", "it was ", "It was ", "is ", "word for ", "[", "|")
 _ENDS = (". ", "! ", "? ", '." ', '!" ', '?" ', ".|] ", ".] ")
 _ENDS += tuple(f"{{@{pool}}} " for pool in ("night", "worry", "sad", "glad", "out", "in", "try"))
 _ENDS += ("{out2} ", "{try2} ", "{worry2} ")
-# How it was said; where the sentence ends there, the speaker may do something besides.
+# How it was said; where the sentence ends there, the speaker may also do something.
 _MANNER, _LAST_MANNER = "[||| {@softly}]", "[|||| {@softly}| {@doing}]"
 
 
@@ -57,7 +57,7 @@ _JOINT = re.compile(
     r"|Somebody|No one|One|Not|A|Behind|In|On|At) (?!is\b))"
 )
 _LINKS = {"But": ", but", "And": ", and", "So": ", so", "Then": ", and then"}
-_SUBJECTS = ("{He}", "{hero}", "The {kind}")  # who does the second thing must have done the first
+_SUBJECTS = ("{He}", "{hero}", "The {kind}")  # the same one must do both
 _LONGEST_COMMENT = 9
 _LONGEST = 22  # words of two sentences that are joined
 _CHOICE = re.compile(r"\[([^\[\]|]*)[^\[\]]*\]")

@@ -5,7 +5,7 @@ value for the whole story; `- ...` is one way of telling a beat; `/` ends a beat
 `~ out` allows a line of scenery there; `close` tells the last paragraph; `end` opens the other endings;
 `q key: questions => answers` asks for a fact.
 
-A thread runs beside a plot: what its `open` says of the hero's days, its `close` answers at the end.
+A thread runs alongside a plot: what its `open` says of the hero's days, its `close` answers at the end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Plot:
 
 @dataclass(slots=True)
 class Thread:
-    """Something of the hero's days, told at the beginning and answered at the end."""
+    """Something of the hero's days, opened at the beginning and answered at the end."""
 
     name: str
     lets: dict[str, list] = field(default_factory=dict)

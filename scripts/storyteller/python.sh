@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: sets `root` and `python`, an interpreter that has what they and llmcli need.
+# Sourced by the scripts next to it: sets `root` and `python`, an interpreter that has what they and llmcli need.
 # Set PYTHON to choose the interpreter; where it lacks something, the environment of `scripts/test` is used.
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

@@ -1,4 +1,4 @@
-"""Reads facts back out of a story that a teller told, so that it can be asked about them."""
+"""Reads facts back out of a teller's story, so that it can be asked about them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def facts_of(text: str, name: str, thing: str) -> dict[str, str]:
 
 
 def questions_about(random: Random, text: str, name: str, thing: str) -> list[Turn]:
-    """Questions that a told story answers, in random order."""
+    """Questions that a story answers, in random order."""
     facts = facts_of(text, name, thing)
     values = Values({**PRONOUNS["it"], **facts, "hero": name, "thing": thing})
     turns = [

@@ -66,6 +66,6 @@ def sentence_hash(sentence: str) -> int:
 
 
 def shared_sentences(stories: Sequence[Sequence[str]]) -> list[list[str]]:
-    """For each story, its masked sentences that another of the stories has too."""
+    """For each story, its masked sentences that another story has too."""
     counts = Counter(sentence for story in stories for sentence in set(story))
     return [[sentence for sentence in story if counts[sentence] > 1] for story in stories]

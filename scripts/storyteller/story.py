@@ -1,4 +1,4 @@
-"""Tells one story: casts the characters, renders a plot in its frame, and records the facts that were told."""
+"""Tells one story: casts the characters, renders a plot in its frame, and records its facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .plots import PLOTS, THREADS, Plot, Thread
 from .sentences import repeated_sentences
 from .things import choose_thing
 
-# Rare names and things teach copying. They stand only where a request names them, so that nobody meets them unasked.
+# Rare names and things teach copying. They stand only where a request names them, so nobody meets them unasked.
 RARE_SHARE = 0.4
 INVENTED_KINDS = 0.015
 THREAD_SHARE = 0.5
@@ -60,7 +60,7 @@ _IRREGULAR = {
 
 @dataclass(slots=True)
 class Story:
-    """A told story with all that was fixed while telling it."""
+    """A story with all that was fixed while telling it."""
 
     shape: str
     text: str
@@ -70,7 +70,7 @@ class Story:
 
 
 def fix_articles(text: str) -> str:
-    """Set every `a` and `an` right for the word that came to stand behind it."""
+    """Set every `a` and `an` right for the word after it."""
     return _ARTICLE.sub(lambda match: match[1] + (" " if match[0].endswith("n ") else "n "), text)
 
 

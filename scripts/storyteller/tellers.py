@@ -23,13 +23,13 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back, and whether the teller ended it by itself."""
+    """A reply, and whether the teller ended it by itself."""
 
     text: str
     is_finished: bool
 
 
-# What is answered: a conversation, or a text that goes on.
+# What to answer: a conversation, or a text to continue.
 Prompt = list[Message] | str
 # Replies to prompts, in order; reply k is drawn with the k-th seed from the given one on.
 Teller = Callable[[Sequence[Prompt], int], list[Reply]]
@@ -58,7 +58,7 @@ class Voice:
         return self._generate(self._request(self.session.encode_prompt(text), seed, CONTINUATION_TOKENS))
 
     def request(self, messages: Sequence[Message], seed: int) -> Request:
-        """What to generate to answer the last message."""
+        """The request for an answer to the last message."""
         token_ids = tuple(encode_chat(self.session.tokenizer, self.template, messages))
         prompt = EncodedPrompt("", token_ids, at_start=True, turn_end_token_ids=self.turn_end_token_ids)
         return self._request(prompt, seed, None)

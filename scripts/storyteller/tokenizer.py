@@ -92,7 +92,7 @@ class Encoder:
     def encode_document(self, document: Document, max_tokens: int) -> tuple[list[int], list[bool]]:
         """Ids of a document, and for each whether the loss counts it: raw text and what the assistant says.
 
-        A piece of the role "given" is the beginning of the raw text behind it, and not counted. Exchanges that do not
+        A piece of the role "given" is the beginning of the raw text after it, and not counted. Exchanges that do not
         fit are left off the end.
         """
         ids, counts = [BOS_ID], [False]

@@ -36,12 +36,12 @@ def run_llmcli(words: list[str]) -> dict[str, object]:
 
 
 def quotations(text: str) -> list[tuple[str, str]]:
-    """Commands without the program's name, and what stands quoted after each."""
+    """Commands without the program's name, and the quotation after each."""
     return [(match[2], match[3]) for match in _TOLD.finditer(text)]
 
 
 def quote(command: str, run: Run = run_llmcli, model: str = STORYTELLER) -> str:
-    """What a command tells, as a Markdown quotation with the user's words in bold type."""
+    """A command's output as a Markdown quotation with the user's words in bold type."""
     words = shlex.split(command)
     answer = run([*words, "--model", model, "--json"])
     if words[0] == "chat":
@@ -64,7 +64,7 @@ def beginning(quotation: str) -> str:
 
 
 def refresh(text: str, run: Run = run_llmcli, model: str = STORYTELLER) -> str:
-    """A Markdown text with every quotation told anew."""
+    """A Markdown text with every quotation made again."""
 
     def tell(match: re.Match[str]) -> str:
         told = quote(match[2], run, model)

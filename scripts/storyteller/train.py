@@ -42,7 +42,7 @@ class RowPool:
         paths = [path for path in sorted(self.folder.glob("train-????.npy")) if path.name not in self._taken]
         if not paths:
             return
-        # int16 holds the same bits as uint16, which torch cannot index on every device.
+        # int16 holds the bits of uint16, which torch cannot index on every device.
         fresh = [torch.from_numpy(np.load(path).view(np.int16)).to(self.device) for path in paths]
         self.rows = torch.cat([self.rows, *fresh] if self.rows.numel() else fresh)
         self._taken.update(path.name for path in paths)

@@ -1,8 +1,8 @@
 """The articles that the studies follow, claim by claim: docs/studies/articles.toml, filled in from measured data.
 
-A claim says what the article says, and how to see it: `compare` has lines `STUDY: RUNG < RUNG at SIZES`, `facts` lines
-`STUDY: QUANTITY of RUNG, RUNG at SIZES`, `command` another command; `note` is words without numbers of a card. What
-nothing shows has `not_shown`, the reason.
+A claim states what the article says and how to see it: `compare` has lines `STUDY: RUNG < RUNG at SIZES`, `facts` lines
+`STUDY: QUANTITY of RUNG, RUNG at SIZES`, `command` another command; `note` is words without numbers of a card. A
+claim that nothing shows has `not_shown`, the reason.
 """
 
 import re
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ArticleClaim:
-    """One thing that an article says. `command` is for what another command shows than a study's."""
+    """One thing that an article says. `command` is for what a command other than a study's shows."""
 
     says: str
     lines: tuple[Line, ...] = ()
@@ -50,7 +50,7 @@ class ArticleClaim:
 
 @dataclass(frozen=True)
 class Article:
-    """An article or lesson: its title, whose it is, what it teaches, its claims in its order."""
+    """An article or lesson: its title, author, lesson, and its claims in order."""
 
     title: str
     by: str
@@ -153,7 +153,7 @@ def _at(line: Line) -> str:
 
 
 def _each(tell: Callable[[KernelUse], object]) -> Callable[[Measured], str]:
-    """The same of every kernel of a rung."""
+    """The quantity of every kernel of a rung."""
     return lambda one: " and ".join(str(tell(use)) for use in one.uses)
 
 

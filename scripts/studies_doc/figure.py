@@ -69,7 +69,7 @@ def _microseconds(measured: Sequence[Measured], rung: str, sizes: Mapping[str, i
 
 
 def _legend(results: Sequence[Results]) -> tuple[list[str], float]:
-    """What the colours mean, and where the panels may begin."""
+    """The legend, and where the panels may begin."""
     body, left = [], float(MARGIN)
     for color, one in zip(COLORS, results, strict=False):
         text = f"{one.card}, microseconds"

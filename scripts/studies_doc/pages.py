@@ -44,7 +44,7 @@ article's own numbers are of another card.
 
 
 def all_pages() -> dict[Path, str]:
-    """Every file that the script writes, and what stands in it."""
+    """Every file that the script writes, and its content."""
     files = {}
     with redirect_stdout(io.StringIO()):  # tables are plain where stdout is not a terminal
         for name in study_names():
@@ -58,7 +58,7 @@ def all_pages() -> dict[Path, str]:
 
 
 def study_page(study: Study, results: Sequence[Results]) -> str:
-    """The page of a study, with what there is of it."""
+    """The page of a study, with all its results."""
     parts = [
         f"# {study.name}\n\n```text\n{study.title}\n```\n\nSource: {study.source}. {_escaped(study.note)}".rstrip()
     ]
@@ -107,7 +107,7 @@ def _card_text(study: Study, results: Results) -> str:
 
 
 def _summary(study: Study, results: Results) -> str:
-    """One line: what lies between the rungs, and how many of the claims hold."""
+    """One line: the ratio between the rungs, and how many claims hold."""
     last = [one for one in results.measured if one.sizes == results.measured[-1].sizes]
     times = {one.rung: one.times.median for one in last if one.times is not None}
     slowest, fastest = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
@@ -121,7 +121,7 @@ def _summary(study: Study, results: Results) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Words for Markdown: signs that it would take for its own are escaped, but not in code."""
+    """Words for Markdown: its own signs are escaped, but not in code."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"[\\|*<]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9])", r"\\\g<0>", part) for part in parts[::2]]
     return "`".join(parts)

@@ -1,4 +1,4 @@
-"""What `llmcli kernels compare STUDY --json` said on cards: the files of docs/studies/measured/CARD/STUDY.json."""
+"""What `llmcli kernels compare STUDY --json` printed on cards: the files of docs/studies/measured/CARD/STUDY.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ class Results:
     missing: tuple[str, ...]
 
     def findings(self, study: Study) -> list[Finding]:
-        """What became of those claims whose rungs were measured."""
+        """The verdicts on claims whose rungs were measured."""
         known = {one.rung for one in self.measured}
         claims = tuple(claim for claim in study.claims if {claim.faster, claim.slower} <= known)
         return find_claims(replace(study, claims=claims), self.measured)
 
     def finding(self, study: Study, claim: Claim) -> Finding:
-        """What became of one claim, which need not be of the study's file.
+        """The verdict on one claim, which need not be in the study's file.
 
         Raises: UsageError
         """
@@ -52,7 +52,7 @@ class Results:
 
 
 def read_results(study: Study, folder: Path = MEASURED) -> list[Results]:
-    """What there is of a study, card by card; rungs and sizes that it no longer has are left out.
+    """The results of a study by card; rungs and sizes that it no longer has are left out.
 
     Raises: ValueError for a file of another study
     """

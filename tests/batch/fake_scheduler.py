@@ -22,7 +22,7 @@ class FakeUsage:
 
 
 def length_of(request: Request) -> int:
-    """Tokens of a request's text: texts end in another order than they begin."""
+    """Tokens of a request's text: texts end in a different order than they begin."""
     return 1 + sum(request.prompt_token_ids) % 7
 
 

@@ -158,7 +158,7 @@ def test_what_is_not_json(content: bytes, message: str) -> None:
     ],
 )
 def test_a_key_stands_once_in_an_object(content: bytes, key: str) -> None:
-    """JSON lets the last one win; which of them somebody meant cannot be known."""
+    """JSON keeps the last one; which one was meant is unknown."""
     problems = Problems()
     reader = LineReader(io.BytesIO(b'{"prompt": "a"}\n' + content), "in")
     assert len(list(read_input(reader, (), problems, is_text=False))) == 1
@@ -171,7 +171,7 @@ _ANY_KEYS = st.sampled_from([*KEYS, "custom_id", "method", "url", "body", "x"])
 
 
 def parsed_or_refused(content: bytes, number: int, *, is_text: bool = False) -> Line | None:
-    """The line; None if it is empty or refused, which an error of ours says in at most 1000 characters."""
+    """The line; None if it is empty, or refused by an error of ours of at most 1000 characters."""
     try:
         return parse_line(content, number, is_text=is_text)
     except UsageError as error:
@@ -180,7 +180,7 @@ def parsed_or_refused(content: bytes, number: int, *, is_text: bool = False) -> 
     return None
 
 
-# Drawing is slow where the machine is, which is no fault of the parser.
+# A slow machine draws slowly, which is not the parser's fault.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -34,7 +34,7 @@ def expected_line(number: int) -> str:
 
 
 def run_to_file(path: Path, *, is_ordered: bool = False, scheduler: FakeScheduler | None = None) -> Written:
-    """What the command does with a file; returns what was found in it."""
+    """Do what the command does with a file; return what was found in it."""
     known = {number: number for number in range(NUM_PROMPTS)}
     written = read_output(path, known) if path.exists() else Written()
     todo = [number for number in known if number not in written.done]
@@ -94,7 +94,7 @@ def test_a_kill_at_every_byte_of_the_last_two_lines(tmp_path: Path, is_ordered: 
 def test_a_ctrl_c_after_every_step(tmp_path: Path) -> None:
     for last_step in range(30):
         path = tmp_path / f"out{last_step}"
-        for _ in range(60):  # each run does so many steps and is interrupted
+        for _ in range(60):  # each run does a few steps and is interrupted
             try:
                 run_to_file(path, is_ordered=last_step % 2 == 1, scheduler=FakeScheduler(last_step=last_step))
                 break
@@ -157,7 +157,7 @@ def test_prompts_are_fed_as_they_are_wanted() -> None:
     run_batch(scheduler, tasks(), request_of, take, Progress())
     assert len(ended) == 1000
     assert scheduler.most_waiting <= 4
-    assert scheduler.usage.row_steps / scheduler.usage.steps > 3.9  # no row stood empty
+    assert scheduler.usage.row_steps / scheduler.usage.steps > 3.9  # no row was empty
 
 
 def test_an_error_of_the_scheduler_ends_the_run() -> None:

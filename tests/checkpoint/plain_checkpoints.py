@@ -1,4 +1,4 @@
-"""Model folders of tensors that are filled with one value each, and how they are refused."""
+"""Model folders of tensors filled with one value each, and their refusals."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def save(path: Path, **values: float) -> None:
 
 
 def read_values(folder: Path) -> dict[str, float]:
-    """The value each tensor of the folder is filled with."""
+    """The value that fills each tensor of the folder."""
     values = {}
     with TensorReader() as reader:
         for name, info in open_checkpoint(folder).tensors.items():

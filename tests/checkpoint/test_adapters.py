@@ -243,7 +243,7 @@ def test_what_is_replaced_has_no_weight(base: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_not_finite(base: Path, tmp_path: Path, value: float, alpha: float, where: str) -> None:
-    """Seen when the weight is read, by its name."""
+    """Named when the weight is read."""
     adapter = write_lora(tmp_path / "adapter", SHAPES, lora_alpha=alpha)
     file = adapter / "adapter_model.safetensors"
     tensors = load_file(file)
@@ -257,7 +257,7 @@ def test_numbers_that_are_not_finite(base: Path, tmp_path: Path, value: float, a
 
 
 def test_names_of_a_config_are_harmless(base: Path, tmp_path: Path) -> None:
-    """Control characters of a stranger's config reach no message as they are."""
+    """Control characters of a stranger's config reach no message unescaped."""
     adapter = write_lora(tmp_path / "adapter", SHAPES)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "\x1b[2J"}))

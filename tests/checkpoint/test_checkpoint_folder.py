@@ -1,4 +1,4 @@
-"""Model folders: every layout that is taken, and every folder that is refused with its message."""
+"""Model folders: every accepted layout, and every refused folder with its message."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-# What is taken
+# Accepted
 
 
 def test_single_file(folder):
@@ -57,7 +57,7 @@ def test_other_files_beside_the_weights_do_not_matter(folder):
     assert read_values(folder) == {"a": 1}
 
 
-# What is refused: not a folder, or not a model
+# Refused: not a folder, or not a model
 
 
 def test_missing_folder(tmp_path):
@@ -166,7 +166,7 @@ def test_lora_adapter(folder, names):
     assert "LoRA adapter" in unsupported(folder)
 
 
-# What is refused: the JSON files
+# Refused: the JSON files
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])

@@ -1,4 +1,4 @@
-"""Fuzzing the header reader against the official library: what we accept it accepts, and reads the same."""
+"""Fuzzing the header reader against the official library: it accepts what we accept, and reads the same."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ def path(tmp_path_factory) -> Path:
 
 
 def ours(path: Path) -> Summary | None:
-    """What our reader sees, or None where it refuses; anything but a CheckpointError fails the test."""
+    """What our reader returns, or None if it refuses; anything but a CheckpointError fails the test."""
     try:
         header = read_header(path)
     except CheckpointError as refusal:

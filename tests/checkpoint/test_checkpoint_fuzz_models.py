@@ -1,8 +1,8 @@
-"""Model folders with mutated headers, indexes and configs: only errors of ours come out, soon and in little memory.
+"""Model folders with mutated headers, indexes and configs: only our errors, soon and in little memory.
 
     PYTHONPATH=.:tests python tests/checkpoint/test_checkpoint_fuzz_models.py 20000
 
-runs as many cases as that.
+runs 20,000 cases.
 """
 
 import json
@@ -130,7 +130,7 @@ def write_original(folder: Path) -> None:
 
 
 def run_cases(folder: Path, seeds: range) -> int:
-    """How many mutated folders were refused; the rest were opened."""
+    """How many mutated folders are refused; the rest are opened."""
     write_original(folder)
     originals = {path: path.read_bytes() for path in sorted(folder.iterdir())}
     open_model(folder)

@@ -147,7 +147,7 @@ def test_a_wrapper_in_all_names_is_named(
     assert "download" not in str(error.value)
     fix = "merge the adapter with peft" if writer == "peft" else f"or remove {wrapper} from the names"
     assert fix in str(error.value)
-    if "base" not in wrapper:  # what the message says helps
+    if "base" not in wrapper:  # the message's advice works
         rename(folder, lambda name: name.replace(wrapper, ""))
         open_model(folder)
 

@@ -83,7 +83,7 @@ def test_scales_that_are_not_finite(opened: Callable[..., Model]) -> None:
 
 
 def test_an_order_that_is_not_declared(opened: Callable[..., Model]) -> None:
-    """Groups of neighbours need no order, nor do those that nobody has filled in; any other contradicts the config."""
+    """Groups of neighbours need no order, nor do unset ones; any other contradicts the config."""
     natural = torch.arange(64, dtype=torch.int32) // 32
     for index in (natural, torch.full_like(natural, -1)):
         load(opened({f"{LAYER}.weight_g_idx": index}), max_seq_len=32)

@@ -1,4 +1,4 @@
-"""Reading: the bytes are those the official library reads, and trouble on the way is named."""
+"""Reading: the bytes equal those of the official library, and every fault is named."""
 
 import errno
 import io

@@ -26,7 +26,7 @@ def write_raw(folder: Path, header: object, data: bytes = b"12345678") -> Path:
 
 
 def refusal(path: Path) -> str:
-    """The one line with which the file is refused."""
+    """The one-line refusal of the file."""
     with pytest.raises(CheckpointError) as caught:
         read_header(path)
     message = str(caught.value)
@@ -241,7 +241,7 @@ def test_tensors_named_as_the_keys_of_an_entry_are_read(tmp_path):
 
 
 def test_tensors_are_in_the_order_of_their_bytes_and_empty_ones_in_that_of_their_names(tmp_path):
-    empty = {name: EMPTY_F32_ENTRY for name in "hdbgacfe"}  # of these the library's order varies
+    empty = {name: EMPTY_F32_ENTRY for name in "hdbgacfe"}  # the library's order of these varies
     header = {"z": F32_ENTRY | {"data_offsets": [8, 16]}, "a0": F32_ENTRY} | empty
     assert list(read_header(write_raw(tmp_path, header, bytes(16)))) == [*"abcdefgh", "a0", "z"]
 

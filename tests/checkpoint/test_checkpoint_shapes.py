@@ -17,7 +17,7 @@ from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
 from llmcli.errors import CheckpointError, OutputError, UsageError
 from llmcli.runners.torch.load import load
 
-# As their authors count them, a tied head once.
+# By their authors' count, a tied head once.
 PUBLISHED = {
     "Llama-2-7B": 6_738_415_616,
     "Llama-2-13B": 13_015_864_320,

@@ -1,4 +1,4 @@
-"""Folders of several weight files: which are read, and how an index and its shards may disagree."""
+"""Folders of several weight files: which are read, and contradictions between index and shards."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-# What is taken
+# Accepted
 
 
 def test_shards_with_index(folder):
@@ -80,7 +80,7 @@ def test_hub_cache_of_links_into_blobs(tmp_path):
     assert f"{SHARDS[1]} is missing, a broken link" in refusal(snapshot)
 
 
-# What is refused: several weight files
+# Refused: several weight files
 
 
 def test_shards_without_index(folder):

@@ -103,13 +103,13 @@ def test_transformers_loads_it(name: str, source: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         logits = theirs(TOKENS).logits
         expected = AutoModelForCausalLM.from_pretrained(exact(foreign), dtype=torch.float32)(TOKENS).logits
-    # Weights that it widens, and so all asymmetric ones, it rounds to the type of the scales: float16, by 2^-12.
+    # It rounds weights that it widens, so all asymmetric ones, to the type of the scales: float16, by 2^-12.
     assert (logits - expected).norm() / expected.norm() < (1e-5 if scheme.is_symmetric else 1e-3)
 
 
 @pytest.mark.parametrize("name", ORDERED)
 def test_ordered_inputs_in_transformers(name: str, source: Path, tmp_path: Path) -> None:
-    """compressed-tensors takes them up to 0.18, those with zero points in 0.15.0; later ones refuse them at once."""
+    """compressed-tensors accepts them up to 0.18, those with zero points in 0.15.0; later ones refuse them."""
     write, options, _ = ORDERED[name]
     foreign = write(source, tmp_path / "foreign", **options)
     folder = convert(foreign, tmp_path / "converted")

@@ -1,4 +1,4 @@
-"""What an export holds: the plan, its sizes, its files."""
+"""The content of an export: the plan, its sizes, its files."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Destinations that are something else, and disks that refuse: one line that names what helps."""
+"""Destinations of another kind, and failing disks: one line that names the remedy."""
 
 import errno
 import os
@@ -77,7 +77,7 @@ def test_what_is_not_a_model_folder_is_never_replaced(source: Path, tmp_path: Pa
 def test_a_disk_that_refuses(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str, moment: int
 ) -> None:
-    """At the first or the 30th write; what was finished is taken up."""
+    """At the first or the 30th write; finished shards are kept."""
     count = 0
     write_all = safetensors_file.SafetensorsWriter._write_all
 

@@ -1,4 +1,4 @@
-"""Who may write to a destination, and what those are told who may not."""
+"""Who may write to a destination, and the message for all others."""
 
 import os
 import signal
@@ -122,7 +122,7 @@ def test_a_lock_that_is_being_taken_or_given_back_is_waited_for(
 ) -> None:
     lock, other = (DestinationLock(tmp_path / "export") for _ in range(2))
     lock.acquire()
-    (tmp_path / ".export.lock").write_text("")  # as before its holder has written it
+    (tmp_path / ".export.lock").write_text("")  # as before its holder writes it
     monkeypatch.setattr(time, "sleep", lambda seconds: lock.release())
     other.acquire()
     other.release()

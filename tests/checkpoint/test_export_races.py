@@ -1,4 +1,4 @@
-"""Two `quantize` into one destination, and `quantize` killed: whatever the moment, one whole export and nothing else.
+"""Two `quantize` into one destination, and `quantize` killed: at any moment, one whole export and nothing else.
 
 Six of each by default; `--export-races 200` for more.
 """
@@ -38,9 +38,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Alone:
-    """What runs that nobody disturbed wrote, by their choices.
+    """The exports of undisturbed runs, by their choices.
 
-    One took `seconds`, of which `seconds_of_work` were after it had begun to write.
+    One run took `seconds`, `seconds_of_work` of them after it began to write.
     """
 
     source: Path
@@ -50,7 +50,7 @@ class Alone:
 
 
 def wait_for_work(process: subprocess.Popen[str], parent: Path) -> None:
-    """Return when a run has begun to write, or has ended."""
+    """Wait until a run begins to write, or ends."""
     while process.poll() is None and not any(parent.glob(".export.partial-*/*")):
         time.sleep(0.001)
 
@@ -128,7 +128,7 @@ def test_kills(alone: Alone, tmp_path: Path, num_export_races: int) -> None:
             process = start(alone.source, destination, (*choices, *force))
             if chooser.random() < 0.3:
                 time.sleep(chooser.random() * alone.seconds)
-            else:  # most of a run of so small a model is its start
+            else:  # a run of such a small model is mostly its start
                 wait_for_work(process, destination.parent)
                 time.sleep(chooser.random() * alone.seconds_of_work)
             process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What an export refuses, once each with its message, and that it leaves nothing behind."""
+"""What an export refuses, once each with its message, and that it leaves nothing."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def refusal(source: Path, destination: Path, scheme: WeightScheme = INT8, **options: object) -> str:
-    """The message of an export that is refused, which leaves nothing behind."""
+    """The message of a refused export, which leaves nothing."""
     before = set(destination.parent.iterdir()) if destination.parent.exists() else set()
     with pytest.raises(LLMCliError) as caught:
         export(source, destination, scheme, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""An export that is killed leaves nothing that looks whole, and the next run ends as if nothing had happened."""
+"""A killed export leaves nothing that looks complete, and the next run ends as usual."""
 
 import json
 import random
@@ -21,7 +21,7 @@ INT4 = WeightScheme(4, 32, is_symmetric=False)
 SHARD_BYTES = 60_000
 TESTS = Path(__file__).parent
 
-# Dies by SIGKILL at the given one of all moments at which something is about to reach the disk.
+# Dies by SIGKILL at the given one of all moments before something reaches the disk.
 KILLED_EXPORT = """
 import io, os, signal, sys
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_twenty_kills(source: Path, tmp_path: Path, replaces: bool) -> None:
             if contents(destination) == expected:
                 continue
         for hidden in destination.parent.glob(".export.partial-*/config.json"):
-            assert contents(hidden.parent) == expected  # whole but for its name
+            assert contents(hidden.parent) == expected  # complete except for its name
         plan = plan_export(open_model(source), ExportOptions(INT4, shard_bytes=SHARD_BYTES))
         exporter = Exporter(plan, destination, source.name, replace=replaces)
         workspace = exporter.prepare()
@@ -107,7 +107,7 @@ class StoppedError(Exception):
 
 
 def stopped_export(source: Path, destination: Path, num_tensors: int, scheme: WeightScheme = INT4) -> Exporter:
-    """An export that ends after so many tensors, and the exporter to go on with."""
+    """An export that ends after a number of tensors, and the exporter to resume with."""
     plan = plan_export(open_model(source), ExportOptions(scheme, shard_bytes=SHARD_BYTES))
     exporter = Exporter(plan, destination, source.name)
     seen: list[str] = []
@@ -168,7 +168,7 @@ def test_exports_of_other_names_are_left_alone(source: Path, tmp_path: Path) -> 
 
 
 def num_resumed(exporter: Exporter) -> int:
-    """What a run would take up, that does not take place."""
+    """What a run would reuse, without the run."""
     with exporter.lock:
         found = exporter.prepare().num_resumed
         exporter.lock.release()

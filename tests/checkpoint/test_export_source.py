@@ -1,4 +1,4 @@
-"""A source that changes while it is exported: nothing is published, whichever file it is and however it changes."""
+"""A source that changes while it is exported: nothing is published, whatever file changes and however."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ def run(exporter: Exporter, on_tensor: Callable[[str], None] = lambda name: None
 
 
 def once(change: Callable[[], object], after: int) -> Callable[[str], None]:
-    """Does something after so many tensors."""
+    """Does something after a number of tensors."""
     seen: list[str] = []
 
     def on_tensor(name: str) -> None:
@@ -52,7 +52,7 @@ def once(change: Callable[[], object], after: int) -> Callable[[str], None]:
 
 
 def rewritten(path: Path) -> None:
-    """The same size and bytes, at another time."""
+    """The same size and bytes, another time."""
     info = path.stat()
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns + 1))
 
@@ -118,7 +118,7 @@ def test_shards_of_unchanged_weights_are_taken_up(source: Path, tmp_path: Path) 
 
 
 def test_a_shard_of_bytes_that_were_there_for_a_while_is_not_trusted(source: Path, tmp_path: Path) -> None:
-    """The weights are written over, and later written back with their old time: the state of the opening."""
+    """The weights are overwritten, and later restored with their old time: the state of the opening."""
     weights = source / "model.safetensors"
     before, info = weights.read_bytes(), weights.stat()
     other = (write_model(tmp_path / "other", seed=1) / "model.safetensors").read_bytes()

@@ -128,7 +128,7 @@ def test_nothing_can_be_removed_from_no_cache(hub: HubServer) -> None:
 
 
 def strange(folder: Path, name: str, kind: str) -> Path:
-    """Put something into a folder that no tool would."""
+    """Put something odd into a folder."""
     path = folder / name
     path.unlink(missing_ok=True)
     if kind == "pipe":

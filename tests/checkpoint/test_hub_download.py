@@ -1,4 +1,4 @@
-"""Models by hub id: what is downloaded, what is taken from the cache, what continues after a fault."""
+"""Models by hub id: what is downloaded, what comes from the cache, what resumes after a fault."""
 
 import json
 import threading
@@ -21,11 +21,11 @@ JUNK = (
     *("README.md", "LICENSE", ".gitattributes", "modeling_llama.py", "pytorch_model.bin", "model.gguf", "figure.png"),
     *("consolidated.safetensors", "consolidated.00.pth", "original/params.json", "original/model.safetensors"),
 )
-NOTHING = [0] * 5  # answers after which no other is asked for
+NOTHING = [0] * 5  # answers after which nothing more is requested
 
 
 class Progress:
-    """Records what a progress bar would be told."""
+    """Records the reports to a progress bar."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ def sharded(tiny_llama: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is repeated without waiting."""
+    """Retries do not wait."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
@@ -264,7 +264,7 @@ def test_a_token_opens_private_and_gated_models(
     repository = hub.add_model("org/tiny", tiny_llama)
     repository.token, repository.is_gated = "hf_right", is_gated
     monkeypatch.setenv("HF_TOKEN", "hf_right")
-    open_model(resolve("org/tiny"))  # the host of large files refuses whoever sends it the token
+    open_model(resolve("org/tiny"))  # the host of large files refuses requests with the token
 
 
 def test_over_fifty_gigabytes_are_refused(

@@ -1,4 +1,4 @@
-"""Every way in which a model does not come from the hub, as the line a user reads."""
+"""Every way in which a download from the hub fails, as the line a user reads."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ def refusal(name: str, kind: type[CheckpointError] = CheckpointError) -> str:
 
 @pytest.fixture
 def tiny_hub(hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
-    """A hub with one model, org/tiny; what failed is repeated without waiting."""
+    """A hub with one model, org/tiny; retries do not wait."""
     hub.add_model("org/tiny", tiny_llama)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return hub
@@ -100,7 +100,7 @@ def test_offline(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_complete_commit_without_a_ref_is_named(
     tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch, revision: str | None, has_hub: bool
 ) -> None:
-    """As a cache that was copied without its refs, or filled by a commit's hash."""
+    """As in a cache copied without its refs, or filled by a commit's hash."""
     folder = resolve_model("org/tiny", on_progress=lambda done, total: None)
     shutil.rmtree(folder.parents[1] / "refs")
     shutil.copytree(folder, folder.parent / "incomplete", ignore=shutil.ignore_patterns("*.safetensors"))

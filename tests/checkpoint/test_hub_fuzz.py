@@ -1,6 +1,6 @@
 """Random lies of a hub, seeded: nothing but our errors, nothing written outside the cache, bounded time and bytes.
 
-`--hub-fuzz N` runs N lies instead of 300, and N / 100 kills instead of 3; it wants `--timeout 0` beside it.
+`--hub-fuzz N` runs N lies instead of 300, and N / 100 kills instead of 3; add `--timeout 0`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from llmcli.checkpoint.hub import list_cached_models, resolve_model
 from llmcli.errors import LLMCliError
 
 MAX_SECONDS = 5
-MAX_WRITTEN_BYTES = 30_000_000  # sizes between this and the disk's are not told
+MAX_WRITTEN_BYTES = 30_000_000  # sizes between this and the disk's are not used
 FAST_CASES = 300
 TIMEOUTS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
 
@@ -248,7 +248,7 @@ def test_random_lies(
         files = [path for path in cache.rglob("*") if path.is_file()]
         assert all(cache in path.resolve().parents for path in files), lies.told
         assert sum(path.stat().st_size for path in files if not path.is_symlink()) < MAX_WRITTEN_BYTES, lies.told
-        if index % 3 == 0:  # what a lie leaves is there in the next two cases
+        if index % 3 == 0:  # what a lie leaves stays for the next two cases
             shutil.rmtree(cache)
             cache.mkdir()
     # The truth, after all lies, without what they left.

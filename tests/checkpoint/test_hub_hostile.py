@@ -23,7 +23,7 @@ BAD_NAMES = ("{home}/.bashrc", ".", "..", "", "../../x", "a\\b", "x.incomplete",
 
 @pytest.fixture
 def tiny_hub(hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
-    """A hub with one model, org/tiny; what failed is repeated without waiting."""
+    """A hub with one model, org/tiny; retries do not wait."""
     hub.add_model("org/tiny", tiny_llama)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return hub
@@ -45,7 +45,7 @@ def refusal(name: str = "org/tiny") -> str:
 
 
 def on(hub: HubServer, wanted: str, change: Callable[[str, Reply], None]) -> None:
-    """Change the answers to paths that end in `wanted`; the change is told the method."""
+    """Change the answers to paths that end in `wanted`; the change gets the method."""
 
     def changed(method: str, path: str, reply: Reply) -> None:
         if path.endswith(wanted):
@@ -253,7 +253,7 @@ def test_redirects_without_end(tiny_hub: HubServer) -> None:
 
 
 def test_redirects_on_the_hub_are_followed(tiny_hub: HubServer, tiny_llama: Path) -> None:
-    """A repository that was renamed, under a hub that answers by its new name."""
+    """A renamed repository, under a hub that answers with the new name."""
     repository = tiny_hub.repositories["org/tiny"]
     tiny_hub.repositories["org/old"] = Repository(repository.commits, repository.refs)
 

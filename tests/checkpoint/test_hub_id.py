@@ -1,4 +1,4 @@
-"""What is a hub id and what is a path."""
+"""Hub ids against paths."""
 
 from pathlib import Path
 

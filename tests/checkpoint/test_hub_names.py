@@ -1,4 +1,4 @@
-"""Names that come from outside: what becomes part of a path or an address, and what is refused."""
+"""Names from outside: which become part of a path or an address, and which are refused."""
 
 import httpx2
 import pytest

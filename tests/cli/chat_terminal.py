@@ -14,7 +14,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 LETTERS = "abcdefgh"
-# Random weights would write control characters; these flags leave the letters, by chances that the weights decide.
+# Random weights would write control characters; these flags leave only letters, with probabilities from the weights.
 LETTERS_ONLY = [flag for letter in LETTERS for flag in ("--logit-bias", f"{ord(letter)}=1000")]
 ANSWER = f"[{LETTERS}]+"
 
@@ -33,7 +33,7 @@ def write_chat_llama(folder: Path, **overrides: Any) -> Path:
 
 
 class ChatTerminal:
-    """A terminal of 24 lines that answers where the cursor is, as terminals do."""
+    """A terminal of 24 lines that reports where the cursor is, as terminals do."""
 
     def __init__(self, home: Path, *arguments: object, term: str = "xterm-256color"):
         command = ["-m", "llmcli", "chat", "--seed", "1", "--threads", "1", *LETTERS_ONLY, *map(str, arguments)]
@@ -43,7 +43,7 @@ class ChatTerminal:
         )
 
     def expect(self, pattern: str) -> str:
-        """Wait for a pattern, whose blanks may be ends of lines, and return what it matched."""
+        """Wait for a pattern, whose blanks also match line ends, and return the match."""
         while self.child.expect([CURSOR_REQUEST, pattern.replace(" ", r"\s+")]) == 0:
             self.child.send("\x1b[12;1R")
         return str(self.child.match[0])
@@ -57,7 +57,7 @@ class ChatTerminal:
         self.child.send(text + ENTER)
 
     def command(self, text: str, pattern: str) -> str:
-        """Type a line, wait for a pattern and the next prompt; return what the pattern matched."""
+        """Type a line, wait for a pattern and the next prompt; return the match."""
         self.enter(text)
         found = self.expect(pattern)
         self.prompt()

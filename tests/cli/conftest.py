@@ -14,7 +14,7 @@ from llmcli.cli.terminal import terminal
 
 @pytest.fixture(autouse=True)
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command line says and does is tested as on a machine without a card."""
+    """The command line is tested as on a machine without a card."""
     monkeypatch.setattr("llmcli.cli.device_choice.find_driver", lambda: None)
     monkeypatch.setattr("llmcli.cli.device_choice.start_card", lambda index, timeline: None)
 
@@ -42,7 +42,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with room for answers and prompts that last."""
+    """A model with room for long answers and prompts."""
     sizes = {"num_hidden_layers": 6, "max_position_embeddings": 32768}
     return write_chat_llama(tmp_path_factory.mktemp("endless") / "endless", **sizes)
 

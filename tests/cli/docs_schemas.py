@@ -1,4 +1,4 @@
-"""Holds what a command has written as JSON against its file in docs/schemas: every key is listed, and no more."""
+"""Compares a command's JSON with its file in docs/schemas: every key is listed, and no more."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "docs" / "schemas"
 UNKNOWN = {"another key": [["of no type that any schema has"]]}
 Place = tuple[str | int, ...]
-# Objects that are not ours: the quality card is a file of the model's, and settings are what a receipt says.
+# Objects that are not ours: the quality card is a file of the model, and settings come from a receipt.
 _OPEN = ("quality_card", "then", "now")
 
 
@@ -36,7 +36,7 @@ def check_docs_schema(name: str, value: Any) -> None:
 
 
 def _objects(value: Any) -> Iterator[Place]:
-    """The places of objects, of those that are alike in a list the first."""
+    """The places of objects; in a list of similar ones, the first."""
     seen = set()
     for place in _all_objects(value, ()):
         kind = tuple("*" if isinstance(step, int) else step for step in place)

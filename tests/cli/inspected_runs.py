@@ -1,4 +1,4 @@
-"""Small runs with a view of every choice, made without a model: the probability of each token is what a test says."""
+"""Small runs with a view of every choice, made without a model: a test gives the probability of each token."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ def make_facts(
 
 
 def make_logits(vocab_size: int, token_id: int, probability: float, seed: int = 0) -> np.ndarray:
-    """Random logits by which `token_id` has the given probability."""
+    """Random logits that give `token_id` the given probability."""
     logits = np.random.default_rng([seed, token_id]).normal(size=vocab_size)
     others = np.exp(np.delete(logits, token_id)).sum()
     logits[token_id] = np.log(others * probability / (1 - probability))

@@ -1,4 +1,4 @@
-"""What a command line gave."""
+"""The result of a command line."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ class Result(NamedTuple):
     stderr: str
 
     def expect_error(self, exit_code: int, *parts: str) -> None:
-        """One line on stderr that holds `parts`, nothing on stdout, and this exit code."""
+        """Expect one line on stderr with `parts`, nothing on stdout, and this exit code."""
         assert self.stdout == ""
         lines = self.stderr.splitlines()
         assert len(lines) == 1, self.stderr

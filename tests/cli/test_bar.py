@@ -1,4 +1,4 @@
-"""The progress bar on a terminal: what it says before anything is done."""
+"""The progress bar on a terminal: its text before anything is done."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ with progress("loading x", {unit!r}, first="importing torch") as on_progress:
 
 
 def drawn_by(program: str, columns: int = 100, **options: Any) -> str:
-    """What a program draws on its terminal, without the control sequences."""
+    """The output of a program on its terminal, without the control sequences."""
     master, slave = pty.openpty()
     environment = {"COLUMNS": str(columns)}
     process = subprocess.Popen([sys.executable, "-c", program], stderr=slave, env=environment, **options)

@@ -1,4 +1,4 @@
-"""`--adapter`: that every command with it runs the same merged model, what lines tell of it, and what is refused."""
+"""`--adapter`: every command runs the same merged model; the lines about it, and refusals."""
 
 import json
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_other_commands_run_the_same(llmcli: Llmcli, base: Path, adapter: Path, 
 def test_a_resumed_chat_has_its_adapters(
     llmcli: Llmcli, base: Path, adapter: Path, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless others, or another model, are named; what the chat is kept with are those in use."""
+    """Unless others or another model are named; the chat is saved with those in use."""
     monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
     path = chat_folder() / "talk.json"
     path.parent.mkdir(parents=True)

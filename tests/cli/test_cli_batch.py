@@ -1,4 +1,4 @@
-"""`llmcli batch` in this process: each line tells what `generate` tells, and a run goes on where it ended."""
+"""`llmcli batch` in this process: each line has the text of `generate`, and a run resumes where it ended."""
 
 import io
 import json
@@ -164,7 +164,7 @@ def test_text_and_standard_streams(
 
 
 def test_lines_break_at_line_feeds_alone(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
-    """Whatever a model writes: here bytes at random."""
+    """Any text of a model: here random bytes."""
     source = write_lines(tmp_path / "in.jsonl", *({"prompt": str(number)} for number in range(5)))
     llmcli(
         "batch", source, tmp_path / "out", "-m", tiny_llama, "--seed", 1, "--temperature", 5, "--max-new-tokens", 200
@@ -274,7 +274,7 @@ def test_a_model_that_has_changed_is_refused(
 def test_another_version_is_refused(
     llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may tell other texts."""
+    """Its texts may differ."""
     source, output = files
     arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, "--quiet")
     assert llmcli(*arguments).exit_code == 0
@@ -334,7 +334,7 @@ def test_ordered_rows_and_stats(
 
 
 def test_rows_change_no_text_and_are_counted(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
-    """On the CPU: auto is one row, and a number is taken as it is."""
+    """On the CPU: auto is one row, and a number is used as given."""
     begin = "They have these letters in common, more than one page of them: "
     source = write_lines(tmp_path / "in", *({"prompt": begin + letter} for letter in "abcdefg"))
     common = (source, "-m", tiny_llama, "--seed", 3, "--max-new-tokens", 9, "--stats", "--ordered")
@@ -382,7 +382,7 @@ def test_check_counts_and_writes_nothing(
 def test_newcomers_follow_no_clock(
     llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the next token, so how many begin in a step does not depend on how long prompts take."""
+    """Nobody waits for the next token, so the number of new prompts in a step does not depend on time."""
     make, asked = lazy.Scheduler, []
 
     def note(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The built-in model's batch is killed at random moments: what comes of it is what an undisturbed run writes."""
+"""The built-in model's batch, killed at random moments, writes what an undisturbed run writes."""
 
 import json
 import random
@@ -15,11 +15,11 @@ from results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = ("--seed", "11")
-ROWS = ("1", "4", "32")  # a run may go on with another number of them
+ROWS = ("1", "4", "32")  # a run may resume with another number
 
 
 def prompts(count: int, draw: random.Random) -> list[tuple[str, int]]:
-    """Prompts of 1 to 120 words, and the tokens that their texts may have."""
+    """Prompts of 1 to 120 words, and the most tokens of their texts."""
     words = (ROOT / "configs" / "texts" / "stories.txt").read_text(encoding="utf-8").split()
     found = []
     for _ in range(count):
@@ -45,7 +45,7 @@ def without_timings(content: bytes) -> bytes:
 
 
 def kill(process: subprocess.Popen[bytes], output: Path, num_lines: int, delay: float) -> None:
-    """Kill a run `delay` seconds after its output has so many lines."""
+    """Kill a run `delay` seconds after its output has a number of lines."""
     while process.poll() is None and num_lines > (output.read_bytes().count(b"\n") if output.exists() else 0):
         time.sleep(0.02)
     time.sleep(delay)

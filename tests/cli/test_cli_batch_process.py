@@ -55,7 +55,7 @@ def expected(source: Path, model: Path, *flags: object) -> dict[object, str]:
 
 
 def wait_for_lines(path: Path, process: subprocess.Popen[bytes], count: int) -> None:
-    """Until the output has so many lines, or the process has ended."""
+    """Wait until the output has this many lines, or the process ends."""
     while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < count):
         threading.Event().wait(0.005)
 
@@ -99,7 +99,7 @@ def test_a_second_run_is_refused_while_the_first_one_is_at_work(slow_model: Path
         assert stderr.endswith(b"wait until that has ended, or give another output\n")
     first.kill()
     first.communicate(timeout=60)
-    third = start(*arguments, "--temperature", 9)  # a lock dies with its holder: the settings are looked at again
+    third = start(*arguments, "--temperature", 9)  # a lock dies with its holder: the settings are checked again
     assert b" was made with temperature 0.8, now 9.0: " in third.communicate(timeout=60)[1]
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_is_an_error_in_one_line(slow_model: Path, source: Path) -> 
 
 
 def test_a_file_that_may_not_grow(slow_model: Path, source: Path, tmp_path: Path) -> None:
-    """The limit strikes within a line, which is taken back; a later run goes on."""
+    """The limit strikes within a line, which is removed; a later run resumes."""
     output = tmp_path / "out"
     flags = ("--seed", 1, "--max-new-tokens", 100, "--quiet")
     command = " ".join(map(str, (*LLMCLI, source, output, "-m", slow_model, *flags)))
@@ -152,7 +152,7 @@ def test_an_input_from_a_named_pipe_is_read_whole_first(slow_model: Path, source
 
 @pytest.mark.parametrize("out_is_terminal", [False, True])
 def test_on_a_terminal_results_are_whole_lines_of_stdout(source: Path, slow_model: Path, out_is_terminal: bool) -> None:
-    """Beside a bar on stderr; where both are one terminal there is no bar, which would be drawn over them."""
+    """With a bar on stderr; if both are one terminal there is no bar, which would overdraw them."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     flags = ("-m", slow_model, "--seed", 1, "--max-new-tokens", 20)

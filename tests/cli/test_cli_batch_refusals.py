@@ -1,4 +1,4 @@
-"""What `llmcli batch` refuses before a weight is read: each input, output and flag with its place and the way out."""
+"""What `llmcli batch` refuses before a weight is read: each input, output and flag with its place and the remedy."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def batch(llmcli: Call, tiny_llama: Path, source: Path, tmp_path: Path) -> Call:
-    """Run with that input and a new output; afterwards nothing else may lie there."""
+    """Run with that input and a new output; afterwards no other file may be there."""
 
     def call(*flags: object, content: bytes | None = None, output: object = tmp_path / "out") -> Result:
         if content is not None:

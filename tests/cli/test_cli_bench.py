@@ -1,4 +1,4 @@
-"""`llmcli bench` and `llmcli plan`: what they say, what they refuse, what they leave behind."""
+"""`llmcli bench` and `llmcli plan`: their output, refusals and leftovers."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ QUICK = ("--prompt", 20, "--prompt", 50, "--depth", 30, "--tokens", 4, "--repeat
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates of this machine are not what is tested."""
+    """Fix the machine's rates, which are not tested."""
     monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
     monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)
 
@@ -296,7 +296,7 @@ def test_plan_for_a_card_that_is_not_here(llmcli: Llmcli) -> None:
 
 
 def test_plan_for_a_card_that_is_not_here_needs_no_cupy(llmcli: Llmcli) -> None:
-    """Who asks what a card would do may have none, and then has no CuPy either."""
+    """A user who asks about a card may have none, and then no CuPy either."""
     arguments = ("plan", "Llama-2-7B", "--memory", "24", "--bandwidth", "1008", "--json")
     program = "import sys; sys.modules['cupy'] = None; from llmcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
@@ -375,7 +375,7 @@ def test_plan_reads_no_weights(llmcli: Llmcli, model: Path, tmp_path: Path) -> N
     (copy / "config.json").write_bytes((model / "config.json").read_bytes())
     with (copy / "model.safetensors").open("wb") as file:
         file.write(content[: 8 + header_bytes])
-        file.truncate(len(content))  # zeros that nobody looks at
+        file.truncate(len(content))  # zeros that nothing reads
     assert llmcli("plan", copy).exit_code == 0
 
 

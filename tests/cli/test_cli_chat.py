@@ -57,7 +57,7 @@ def test_the_transcript(chat: Callable[..., Result]) -> None:
     assert first["token_ids"] == answer
     begin = [*first["prompt_token_ids"], *answer]
     assert second["prompt_token_ids"] == [*begin, END_ID, *b"[user]Two", END_ID, *b"[assistant]"]
-    # The last token that was sampled has not been through the model yet.
+    # The last token that was sampled has not been run yet.
     assert second["num_kept_tokens"] == len(begin) - 1
     assert second["timings"]["prefill_tokens"] == len(second["prompt_token_ids"]) - len(begin) + 1
     assert (second["message"], second["finish_reason"]) == ("Two", "length")
@@ -81,7 +81,7 @@ def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
     chat("--message", "One")
     assert not (tmp_path / "home").exists()
     chat("--continue", "--message", "One").expect_error(2, "--continue: no conversation in ")
-    # What a terminal leaves behind:
+    # What a terminal leaves:
     (tmp_path / "home" / "chat").mkdir(parents=True)
     last = tmp_path / "home" / "chat" / "last.json"
     empty = {"format": "llmcli conversation", "version": 1, "model": "m", "system": None, "num_dropped": 0, "turns": []}
@@ -93,7 +93,7 @@ def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
     resumed = chat("--resume", last, "--message", "Three")
     assert "Resumed: 2 turns" in resumed.stderr
     assert len(load_conversation(last).conversation.turns) == 2
-    by_name = chat("--resume", "last", "--message", "Three")  # a kept one, so it is the one that goes on
+    by_name = chat("--resume", "last", "--message", "Three")  # a kept one, so it is resumed
     assert by_name.stdout == resumed.stdout
     assert len(load_conversation(last).conversation.turns) == 3
 

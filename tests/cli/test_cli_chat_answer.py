@@ -1,4 +1,4 @@
-"""What becomes of answers that an error ends."""
+"""Answers that an error ends."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def failing_view(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turns(home: Path) -> list[tuple[str, int, str]]:
-    """Of each kept turn the message, the tokens of its answer, and how that ended."""
+    """The message of each kept turn, the tokens of its answer, and its end."""
     kept = load_conversation(next((home / "chat").glob("*.json"))).conversation.turns
     answers = [(turn.user, turn.answer) for turn in kept]
     return [(user, len(answer.token_ids), answer.finish_reason) for user, answer in answers if answer is not None]

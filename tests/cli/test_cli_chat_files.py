@@ -1,6 +1,6 @@
-"""No conversation that was kept or saved is lost: chats at once, in any order of commands, against a model of files.
+"""No kept or saved conversation is lost: several chats at once, in any order of commands, against a model of files.
 
-Each message is said once in all, so a conversation is known by its messages. `--chat-walks N` draws N sequences.
+Each message is used only once, so a conversation is known by its messages. `--chat-walks N` draws N sequences.
 """
 
 import json
@@ -155,7 +155,7 @@ class Echo:
 
 @dataclass
 class Chat:
-    """One chat of the program, and what the model knows of it: `place` is its kept name, `seen` the files it may
+    """One chat of the program, and the model's view of it: `place` is its kept name, `seen` the files it may
     replace and what they held then."""
 
     state: RemoteTalk
@@ -202,7 +202,7 @@ class Walk:
         self.chats.append(Chat(state, keeper))
         return self.chats[-1]
 
-    # Each step does one thing to one chat, says in the model what it means, and says which names may have changed.
+    # Each step does one thing to one chat, does the same in the model, and returns the names that may have changed.
 
     def step(self) -> None:
         if not self.chats or (len(self.chats) < 3 and self.draw.random() < 0.1):
@@ -219,7 +219,7 @@ class Walk:
         return f"Message {next(self._numbers)}"
 
     def _hold(self, chat: Chat) -> None:
-        """What was said is kept, in a new file if there is none yet."""
+        """The turns are kept, in a new file if there is none yet."""
         if chat.place is None and chat.said.turns:
             (chat.place,) = set(all_kept(self.home)) - set(self.kept)
         if chat.place is not None:
@@ -314,7 +314,7 @@ class Walk:
         if self.draw.random() < 0.5:
             chat.keeper.close()
         elif chat.keeper._lock is not None:
-            chat.keeper._lock.release()  # what a kill leaves: the file of the lock, held by nobody
+            chat.keeper._lock.release()  # as after a kill: the lock's file, held by nobody
         self.chats.remove(chat)
 
     def _begin(self) -> None:
@@ -332,7 +332,7 @@ class Walk:
             self.open()
 
     def check(self, before: dict[str, Said]) -> None:
-        """The files are what the model says; and, whatever it says, each name that is still there has gone on."""
+        """The files equal the model's; and in any case each remaining name keeps all its turns but the last."""
         kept = all_kept(self.home)
         assert kept == self.kept
         assert {name: Said.of(Path(name)) for name in FILES if Path(name).exists()} == self.files

@@ -1,4 +1,4 @@
-"""Keys that are typed while an answer runs, and the terminal's echo however the answer ends."""
+"""Keys that are typed while an answer runs, and the terminal's echo after any end of the answer."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect
 from chat_terminal import CTRL_C, CTRL_D, LETTERS_ONLY, ChatTerminal
 
-# What a shell does for a job, without the help that some give it: they set a terminal right by themselves.
+# What a shell does for a job, without restoring the terminal as some shells do.
 SHELL = """
 import os, signal, subprocess, sys, termios
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -51,7 +51,7 @@ def test_typed_keys_stay_off_the_answer_and_stand_on_the_next_prompt(
     assert "lost" not in said
     assert "^C" not in said
     terminal.prompt()
-    terminal.child.send(CTRL_D)  # would not leave behind a text
+    terminal.child.send(CTRL_D)  # would not leave with text on the line
     assert terminal.finish() == 0
 
 

@@ -1,4 +1,4 @@
-"""Kept chats: their names, the list of them, going on with one by name or number, and which are removed."""
+"""Kept chats: their names, the list of them, resuming one by name or number, and which are removed."""
 
 import io
 import json
@@ -136,7 +136,7 @@ def test_saving_under_a_name(talk: Talk, folder: Path) -> None:
     assert "error: there is nothing to keep yet" in result.stderr
     assert names(folder) == ["my trip", "ours"]
     assert messages(folder / "ours.json") == messages(folder / "my trip.json") == ["One", "Two"]
-    # No name takes the place of another chat, or of what is no chat.
+    # No name takes the place of another chat, or of another file.
     (folder / "notes.json").write_text("mine")
     taken = ("ours", "--force ours", "notes", "--force notes")
     no_names = ("7", TODAY, f"{TODAY}-x", f"{TODAY} trip", "22.11.2026", "2026-1-1", "17:18", "٣", "--", "🦊")

@@ -1,4 +1,4 @@
-"""Lines that nobody should type, through the real loop: each costs one line at most, and the conversation goes on."""
+"""Bad lines, through the real loop: each costs one line at most, and the conversation goes on."""
 
 import os
 import random
@@ -29,7 +29,7 @@ NAMES = ["", "nonsense", "\0", *(command.name for command in COMMANDS if command
 
 @pytest.fixture
 def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    """In a folder of things that do not want to be read or replaced; stderr is marked where a line is asked for."""
+    """In a folder of files that must not be read or replaced; stderr has a mark at each prompt."""
     folder = tmp_path / "work"
     (folder / "folder").mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -52,7 +52,7 @@ def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatc
 
 
 def check(result: Result, editor: ScriptedEditor) -> None:
-    """All lines were read, each said why it failed in one line, and an answer still came at the end."""
+    """All lines were read, each failed with a one-line reason, and an answer still came at the end."""
     assert editor.lines == []
     for said in result.stderr.split(MARK):
         assert said.count("error: ") <= 1
@@ -60,7 +60,7 @@ def check(result: Result, editor: ScriptedEditor) -> None:
             assert said.startswith("error: ")
             assert said.count("\n") == 1
         assert "internal error" not in said
-        assert "cannot answer" not in said  # the net below the checks; nothing here should fall into it
+        assert "cannot answer" not in said  # the last resort after the checks; nothing here should reach it
     assert answers(result)[-1]
     assert Path("notes.txt").read_text() == "mine"
     assert Path("deep.json").read_text() == "[" * 100_000

@@ -1,4 +1,4 @@
-"""`generate --chat`: the template's prompt, the tokens that end a turn, and what belongs to `--chat`."""
+"""`generate --chat`: the template's prompt, the tokens that end a turn, and the flags of `--chat`."""
 
 import json
 import shutil

@@ -33,7 +33,7 @@ def test_several_answers_are_those_of_regen(talk: Talk, folder: Path, rows: str)
         assert f"[{number}]\n" in result.stderr
     assert "(answer 1 is used; /choose 2 or 3 changes that)" in result.stderr
     assert result.stderr.index(f"[answer 1]\n{at_once[1]}") < result.stderr.index(f"[answer 1]\n{at_once[3]}")
-    # The others are gone, and the next turn goes on from the one that was chosen.
+    # The others are gone, and the next turn continues the chosen one.
     path = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     first, second = load_conversation(path).conversation.turns
     assert first.answer is not None
@@ -111,7 +111,7 @@ def test_probabilities_are_those_of_generate(
     assert "the 2 least likely of 8 tokens" in result.stderr
     again = lines[[number for number, line in enumerate(lines) if line.startswith("#")][1] :]
     assert [int(line.split()[0]) for line in again[1:3]] == sorted(index + 1 for index in least)
-    # Looking changes nothing.
+    # Showing changes nothing.
     plain, _ = talk("One", "And?")
     assert answers(plain) == answers(result)
     none, _ = talk("/probs", "One", "/probs x")

@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def odd_conversation(draw: random.Random) -> dict[str, Any]:
-    """A file as another model, an editor, or a chat that was stopped somewhere would have left it."""
+    """A file as left by another model, an editor, or a stopped chat."""
     turns: list[dict[str, Any]] = []
     for _ in range(draw.randrange(4)):
         text = draw.choice((*TEXTS, ""))
@@ -99,4 +99,4 @@ def test_no_sequence_of_commands_ends_in_an_internal_error(talk: Talk, draw: ran
     result, editor = talk(*lines, flags=flags)
     assert editor.lines == []
     assert "internal error" not in result.stderr
-    assert "cannot answer" not in result.stderr  # the net below the checks
+    assert "cannot answer" not in result.stderr  # the last resort after the checks

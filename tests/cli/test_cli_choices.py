@@ -1,4 +1,4 @@
-"""Flags about single choices: logprobs, JSON lines, logit bias, ends that are banned."""
+"""Flags about single choices: logprobs, JSON lines, logit bias, banned ends."""
 
 import json
 import math
@@ -17,7 +17,7 @@ def generate(llmcli: Callable[..., Result], tiny_llama: Path) -> Callable[..., R
 
 
 def test_logprobs_are_the_models_own(generate: Callable[..., Result]) -> None:
-    """Temperature and filters change the draw and not the log-probabilities."""
+    """Temperature and filters change the draw, not the log-probabilities."""
     answer = json.loads(generate("--json", "--logprobs", 3, "--temperature", 2, "--top-k", 50).stdout)
     entries = answer["logprobs"]
     assert [entry["token_id"] for entry in entries] == answer["token_ids"]
@@ -62,7 +62,7 @@ def test_logit_bias_bans_and_forces(generate: Callable[..., Result]) -> None:
 
 
 def test_min_new_tokens_and_ignore_eos(generate: Callable[..., Result]) -> None:
-    """The bias makes the end certain wherever it is not banned."""
+    """The bias makes the end certain unless it is banned."""
     force = ("--logit-bias", f"{EOS_ID}=1000", "--json")
     assert json.loads(generate(*force).stdout)["token_ids"] == [EOS_ID]
     later = json.loads(generate(*force, "--min-new-tokens", 4).stdout)

@@ -1,4 +1,4 @@
-"""The table of commands says what the commands themselves say."""
+"""The table of commands agrees with the commands."""
 
 import ast
 import inspect
@@ -26,7 +26,7 @@ def test_the_summary_is_the_first_sentence_of_the_help(command: Command) -> None
 
 @pytest.mark.parametrize("path", sorted(Path(cli.__path__[0]).glob("*.py")), ids=lambda path: path.stem)
 def test_no_command_takes_or_does_too_much(path: Path) -> None:
-    """Options come in groups, and what a command does is cut into steps with names."""
+    """Options are in groups, and a command's work is split into named steps."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             num_parameters = len(node.args.args) + len(node.args.kwonlyargs)
@@ -43,7 +43,7 @@ def test_help_lists_every_command(llmcli) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_help_with_two_examples(llmcli, command: Command) -> None:
-    if command.name in ("models", "kernels"):  # their commands have them
+    if command.name in ("models", "kernels"):  # their subcommands have them
         return
     text = llmcli(command.name, "--help").stdout
     assert text.count("llmcli ") >= 3  # the usage line and two examples
@@ -51,7 +51,7 @@ def test_every_command_has_help_with_two_examples(llmcli, command: Command) -> N
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_a_file_without_permission_is_refused_by_who_opens_it(command: Command) -> None:
-    """Typer asks beforehand whether a path may be read, and refuses in words of its own."""
+    """Typer itself checks whether a path may be read, and refuses with its own message."""
     loaded = load_command(command)
     functions = (
         [entry.callback for entry in loaded.registered_commands] if isinstance(loaded, typer.Typer) else [loaded]

@@ -60,7 +60,7 @@ def test_eval_against_another(llmcli: Callable[..., Result], tiny_llama: Path, c
 
 
 def test_eval_of_an_int8_cache(llmcli: Callable[..., Result], tiny_llama: Path, coarse: Path, text_file: Path) -> None:
-    """One model is compared with itself; of two the second has the cache that was asked for."""
+    """One model is compared with itself; with two, the second has the requested cache."""
     common = ("-f", text_file, "--context", 64)
     usual = json.loads(llmcli("eval", tiny_llama, *common, "--json").stdout)["models"][0]
     arguments = ("eval", tiny_llama, "--kv-cache", "int8", *common)

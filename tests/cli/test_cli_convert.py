@@ -1,4 +1,4 @@
-"""`llmcli convert`: what it says, what it refuses, and that the result says what its source says."""
+"""`llmcli convert`: its output and refusals, and that the result generates its source's text."""
 
 from collections.abc import Callable
 from pathlib import Path

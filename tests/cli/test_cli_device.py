@@ -1,4 +1,4 @@
-"""Which device a command takes, and what it says where it cannot have the one it was asked for."""
+"""Which device a command uses, and its message if the requested one is not usable."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ NEW_CARD = Card(1, "New Card", (9, 0), 80 * 2**30)
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Driver | None], None]:
-    """A machine with such a driver, where CuPy works."""
+    """A machine with this driver, where CuPy works."""
 
     def become(driver: Driver | None) -> None:
         monkeypatch.setattr(device_choice, "find_driver", lambda: driver)
@@ -183,7 +183,7 @@ def test_speed_first_makes_many_rows_faster_in_a_plan(llmcli: Callable[..., Resu
     for num_rows in (16, 64):
         assert rate(*shape, num_rows, "--speed-first") > rate(*shape, num_rows)
     assert rate(*shape, 8, "--speed-first") == rate(*shape, 8)
-    # Scales of blocks are nothing for gemm_wide.
+    # gemm_wide takes no scales of blocks.
     assert rate(*shape, 256, "--format", "fp8", "--speed-first") == rate(*shape, 256, "--format", "fp8")
     assert llmcli("plan", tiny_llama, "--rows", 100, "--device", "cpu", "--speed-first").exit_code == 0
 
@@ -237,7 +237,7 @@ def test_speed_first_is_told_and_kept_where_it_acts(
     assert "holds all 2 results" in resumed.stderr
 
     bench = ("bench", model, "--rows", 2, "--prompt", 20, "--tokens", 4, "--repeats", 1)
-    # The simulated launchers say nothing to a plan's dry run.
+    # The simulated launchers do not take part in a plan's dry run.
     here = RunnerOptions("cpu", "auto", None)
     monkeypatch.setattr("llmcli.cli.bench.open_target", lambda options, subject: open_target(here, subject))
     monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)

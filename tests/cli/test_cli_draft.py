@@ -1,4 +1,4 @@
-"""`--draft`: the same text with every choice, a model that fits, and what is said of one that does not."""
+"""`--draft`: the same text with every choice, a model that fits, and the message for one that does not."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def test_chat_and_batch_take_it(llmcli: Callable[..., Result], tiny_llama: Path,
 
 
 def test_a_draft_model_with_another_vocabulary(generate: Callable[..., Result], drafter: Path, tmp_path: Path) -> None:
-    """Refused before its weights are read, and it costs no text."""
+    """Refused before its weights are read; the text still comes."""
     for name, change in (
         ("other", lambda tokens: {**tokens, "x": tokens["y"], "y": tokens["x"]}),
         ("fewer", lambda tokens: {token: number for token, number in tokens.items() if number < 255}),
@@ -149,7 +149,7 @@ def test_a_fault_of_a_draft_model_is_said_once_and_costs_no_text(
 
 
 def texts(result: Result) -> str:
-    """What it printed, without times."""
+    """Its output, without times."""
     return re.sub(r'"timings": {.*?}', "", result.stdout)
 
 
@@ -165,7 +165,7 @@ def test_a_runner_that_verifies_no_drafts(
 
     expected = generate("--draft", "off").stdout
     monkeypatch.setattr(numpy_load, "load", load_one)
-    assert Limits(1, 1, 1, works_ahead=True).max_drafts == 0  # who says nothing verifies none
+    assert Limits(1, 1, 1, works_ahead=True).max_drafts == 0  # by default a device verifies no drafts
     for choice in ("ngram", drafter):
         result = generate("--draft", choice)
         assert (result.exit_code, result.stdout) == (0, expected)

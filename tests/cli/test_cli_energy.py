@@ -23,7 +23,7 @@ QUICK = ("--prompt", 8, "--depth", 8, "--depth", 20, "--tokens", 4, "--repeats",
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """A card that has a meter, beside which the model runs on the CPU."""
+    """A card with a meter, while the model runs on the CPU."""
     library = Nvml(time.perf_counter)
     monkeypatch.setattr("llmcli.measure.energy.open_meter", lambda card: EnergyMeter(library, "second card"))
     monkeypatch.setattr("llmcli.measure.energy.SHORTEST_SECONDS", 0.005)
@@ -44,7 +44,7 @@ def test_bench_table_has_energy(llmcli: Llmcli, model: Path, nvml: Nvml) -> None
     text = llmcli("bench", model, *QUICK).stdout
     idle = re.search(r"^energy +J/token leaves out the (\d+) W of the idle card, W includes them$", text, re.MULTILINE)
     assert idle is not None
-    # The simulated card takes the same always, so nothing is left for the tokens.
+    # The simulated card's power is constant, so nothing is left for the tokens.
     assert int(idle[1]) == pytest.approx(WORKING_WATTS, rel=0.05)
     *_, header, first, second = text.splitlines()
     assert header.split()[-2:] == ["J/token", "W"]

@@ -1,4 +1,4 @@
-"""Models of other formats through the commands: they say what the weights say for which their codes stand."""
+"""Models of other formats through the commands: they generate the text of the weights that their codes encode."""
 
 import re
 from collections.abc import Callable
@@ -58,5 +58,5 @@ def test_commands_say_what_the_exact_weights_say(llmcli: Llmcli, plain: Path, tm
     for result in (shown, planned, measured, compared, said):
         assert ("8-bit weights and does not round activations to 8 bits" in result.stderr) == (name in ("fp8", "w8a8"))
     assert (said.exit_code, said.stdout) == (0, llmcli("chat", same, *talk).stdout)
-    if name != "w8a8":  # whose weights are too near to those of the plain model
+    if name != "w8a8":  # its weights are too near the plain model's
         assert said.stdout != llmcli("chat", plain, *talk).stdout

@@ -44,7 +44,7 @@ def test_stdout_holds_only_the_text(generate: Callable[..., Result]) -> None:
     answer = json.loads(generate("Hi", "--seed", 1, "--json").stdout)
     result = generate("Hi", "--seed", 1, "--stats")
     assert result.stdout == answer["text"] + "\n"
-    assert "\x1b" not in result.stdout + result.stderr  # no colour where there is no terminal
+    assert "\x1b" not in result.stdout + result.stderr  # no colour without a terminal
 
 
 def test_json_keys(generate: Callable[..., Result], tiny_llama: Path) -> None:

@@ -33,7 +33,7 @@ def total_size(tiny_llama: Path) -> str:
 
 
 def read_terminal(command: list[str], typed: bytes = b"") -> tuple[int, str]:
-    """Run a command on a terminal of its own; its exit code and what was to be seen."""
+    """Run a command on a terminal of its own; its exit code and what it showed."""
     master, slave = pty.openpty()
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
@@ -100,7 +100,7 @@ def test_generate_from_a_hub_id(tiny_hub: HubServer, llmcli: Callable[..., Any],
     second = llmcli(*arguments, "org/tiny@v1", "--json")
     assert second.stderr.startswith("downloading org/tiny@v1") is False
     assert json.loads(second.stdout)["model"] == "org/tiny@v1"
-    assert len(tiny_hub.requests) >= num_requests  # v1 is a name that the cache has not learned yet
+    assert len(tiny_hub.requests) >= num_requests  # the cache does not know the name v1 yet
     num_requests = len(tiny_hub.requests)
     assert llmcli(*arguments, "org/tiny").stdout == expected.stdout
     assert len(tiny_hub.requests) == num_requests
@@ -117,7 +117,7 @@ def test_a_local_folder_goes_before_the_hub(
 
 
 def test_a_process_of_its_own(tiny_hub: HubServer) -> None:
-    """huggingface_hub's own environment variables are what counts."""
+    """huggingface_hub's own environment variables count."""
     result = subprocess.run([*LLMCLI, "pull", "org/tiny"], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "downloading org/tiny: 680.7 kB of 680.7 kB\n")
     assert result.stdout.startswith(os.environ["HF_HOME"])
@@ -133,7 +133,7 @@ def test_a_process_of_its_own(tiny_hub: HubServer) -> None:
 
 
 def num_bytes_arrived(partial: Path) -> int:
-    """Bytes in files that are not whole. A small one may become whole, and be renamed, while it is looked at."""
+    """Bytes in files that are not whole. A small one may become whole, and be renamed, meanwhile."""
     num_bytes = 0
     for path in partial.glob("*.incomplete"):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""`llmcli kernels compare` without a card: what it lists, prints, compiles and refuses; its tables and sentences."""
+"""`llmcli kernels compare` without a card: lists, printed sources, compiling and refusals; its tables and sentences."""
 
 import csv
 import dataclasses
@@ -178,7 +178,7 @@ def test_tables_have_one_column_for_each_choice_of_sizes() -> None:
 
 
 def test_a_study_of_launches_has_no_rates() -> None:
-    """Where next to nothing is moved or computed, rates would be noise."""
+    """If next to nothing is moved or computed, rates are noise."""
     nothing = [dataclasses.replace(one, num_bytes=4, num_operations=0) for one in MEASURED]
     table = study_text(STUDY, nothing).splitlines()[5:]
     assert table[0] == "At m 1, n 2,000"

@@ -1,4 +1,4 @@
-"""`llmcli kernels profile` with a program that stands for Nsight Compute, and with the real one on a card."""
+"""`llmcli kernels profile` with a program in place of Nsight Compute, and with the real one on a card."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def card(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
 
 
 def request_of(ncu: FakeNcu) -> Any:
-    """What the process of the last run was asked for."""
+    """The request to the last run's process."""
     return read_request(ncu.calls[-1][-1])
 
 
@@ -245,7 +245,7 @@ def test_every_stall_has_a_meaning() -> None:
     [("gemv", ("-m", "storyteller")), ("attention_prefill", ("-m", "storyteller")), ("rmsnorm/packed", ())],
 )
 def test_a_real_profile(llmcli: Llmcli, name: str, options: tuple[str, ...]) -> None:
-    """Where ncu is installed and may read the counters: figures that no kernel can be beyond."""
+    """If ncu is installed and may read the counters: figures that no kernel can exceed."""
     try:
         nsight.find_ncu()
     except nsight.DeviceError as error:

@@ -1,4 +1,4 @@
-"""`llmcli kernels list`, `bench` and `roofline` without a card: what they list and refuse, and their reports."""
+"""`llmcli kernels list`, `bench` and `roofline` without a card: their lists, refusals and reports."""
 
 import csv
 import io
@@ -263,7 +263,7 @@ def test_a_plot_in_plain_characters() -> None:
     assert all(line.isascii() for line in lines)
     assert [line[:8].strip() for line in lines if line[:8].strip()] == ["1T", "100G", "10G", "1G"]
     corner = lines[-3]  # the lowest row: 1G
-    assert corner[9] == "a"  # over the roof and over b, which lies beneath
+    assert corner[9] == "a"  # drawn over the roof and over b
     assert corner[-1] == "c"
     for name, ridge in (("float16", 3), ("float32", 2)):  # decades from the left
         (roof,) = (line for line in lines if line.endswith(f"- {name}"))

@@ -1,6 +1,6 @@
-"""`--kernel` as a user gives it: what is refused without a card, and whole runs on a card that numpy simulates.
+"""`--kernel` as a user gives it: refusals without a card, and whole runs on a card that numpy simulates.
 
-The kernels of the simulated card do not change. What is seen is the order of things, what is said and what is kept.
+The simulated card's kernels do not change. The tests check the order of events, the messages and what is kept.
 """
 
 import csv
@@ -87,7 +87,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
-    """A simulated card that every kernel's checks pass on; what happens on it, in order."""
+    """A simulated card on which every kernel passes its checks; its events, in order."""
     pytest.importorskip("cupy")
     from simulated_card import SimulatedDevice, simulate
 
@@ -111,7 +111,7 @@ def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
     stored = StoredModel.of_model(open_model(model))
     plan = plan_memory(stored, max_seq_len=100, num_rows=1, card=TYPICAL_CARD)
     needed = needed_kernels(open_model(model), plan, TYPICAL_CARD)
-    plain = simulate(monkeypatch)  # whose launchers say nothing to a dry run
+    plain = simulate(monkeypatch)  # its launchers take no part in a dry run
     monkeypatch.setattr(own_checks, "needed_kernels", lambda *arguments: needed)
 
     def open_card(index: int, own_sources: dict[str, str]) -> Any:
@@ -251,7 +251,7 @@ ENGINE = EngineFigures({NAME: "mine.cu"}, (prompt_figures(1.0),), (decode_figure
 
 @pytest.fixture
 def bench(llmcli: Llmcli, model: Path, card: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch) -> Llmcli:
-    """`bench` on the simulated card with figures that are made up; `card` gets which kernels were said to run."""
+    """`bench` on the simulated card with made-up figures; `card` gets the kernels that are said to run."""
 
     def measure_subject(subject: Any, target: Any, planned: Any, runner: Any, *rest: Any) -> BenchReport:
         comparison: Comparison | None = rest[-1]
@@ -327,7 +327,7 @@ def test_on_a_card_the_text_is_the_same_and_the_receipt_is_not(model: Path, mine
     assert plain.returncode == 0, plain.stderr
     own = run_llmcli(*fixed, "--receipt", tmp_path / "own.json", "--kernel", f"{NAME}={mine}")
     assert own.returncode == 0, own.stderr
-    assert own.stdout == plain.stdout  # its two roundings are those of ours
+    assert own.stdout == plain.stdout  # it rounds as ours does
     assert f"checking residual_add from {mine}: " in own.stderr
     assert "residual_add alone (" in own.stderr
     assert "a step of decoding: " in own.stderr

@@ -105,7 +105,7 @@ def test_a_message_that_cannot_be_written_costs_no_text(tiny_llama: Path) -> Non
     [("<&-", 2), ("hello >&-", 5), ("--help >&-", 5), ("hello 2>&-", 0), ("hello <&-", 0)],
 )
 def test_streams_that_the_caller_closed(tiny_llama: Path, redirection: str, exit_code: int) -> None:
-    """A text that nobody can get is an error."""
+    """A text that cannot be written is an error."""
     script = f'"{sys.executable}" -m llmcli generate -m "{tiny_llama}" --max-new-tokens 2 {redirection}'
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == exit_code, result.stderr
@@ -114,10 +114,10 @@ def test_streams_that_the_caller_closed(tiny_llama: Path, redirection: str, exit
 
 @pytest.mark.parametrize("delay", [0.1, 0.3, 0.6, 1.0, 1.5])
 def test_ctrl_c_at_any_moment_of_the_start(endless: Path, delay: float) -> None:
-    """Imports, tokenizer, loading: an interrupt is met from the first import of ours on."""
+    """Imports, tokenizer, loading: an interrupt is handled from our first import on."""
     command = [*LLMCLI, "generate", "Hi", "-m", str(endless), "--max-new-tokens", "8000", "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(delay)  # the moment is the point here; on any machine it falls somewhere into the start
+    time.sleep(delay)  # the moment matters; on any machine it falls within the start
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     is_pythons = process.returncode == -signal.SIGINT or stderr.startswith(b"Could not import runpy")

@@ -1,4 +1,4 @@
-"""`llmcli quantize`: what it says, what it refuses, and that the result is there."""
+"""`llmcli quantize`: its output, its refusals and its result."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def test_refusals_have_exit_codes(llmcli: Llmcli, model: Path, tmp_path: Path) -
 def test_the_current_folder_is_not_replaced(
     llmcli: Llmcli, model: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shell would be left in a folder that is gone."""
+    """The shell would be left in a removed folder."""
     here = shutil.copytree(model, tmp_path / "here")
     (here / "notes").mkdir()
     monkeypatch.chdir(here / inside)
@@ -165,7 +165,7 @@ def test_a_stopped_run_is_taken_up(
     assert "Stopped: run the same command again to resume" in result.stderr
     assert not (tmp_path / "int8").exists()
     monkeypatch.undo()
-    result = llmcli(*command, "--bits", 4, "--dry-run")  # looks, and leaves the unfinished run alone
+    result = llmcli(*command, "--bits", 4, "--dry-run")  # only looks, and keeps the unfinished run
     result = llmcli(*command)
     assert result.exit_code == 0
     first, _ = result.stderr.splitlines()

@@ -33,7 +33,7 @@ def receipt(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def generate(llmcli: Llmcli, model: Path, receipt: Path) -> Llmcli:
-    """Generate with a receipt, and without a word."""
+    """Generate with a receipt, quietly."""
 
     def call(*arguments: object) -> Result:
         fixed = ("-m", model, "--max-new-tokens", 12, "--receipt", receipt, "--quiet")
@@ -45,7 +45,7 @@ def generate(llmcli: Llmcli, model: Path, receipt: Path) -> Llmcli:
 
 
 def differences(result: Result) -> list[str]:
-    """What the warnings name."""
+    """The names in the warnings."""
     begin = "warning: differs: "
     return [line.removeprefix(begin) for line in result.stderr.splitlines() if line.startswith(begin)]
 
@@ -92,7 +92,7 @@ def test_settings_come_back(generate: Llmcli, llmcli: Llmcli, receipt: Path, fla
 def test_the_model_s_wishes_are_those_of_the_receipt(
     generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path
 ) -> None:
-    """Other wishes now are named, and change nothing."""
+    """Other settings now are named, and change nothing."""
     wishes = {"temperature": 1.5, "suppress_tokens": [101], "bad_words_ids": [[5, 6], [116]], "forced_eos_token_id": 3}
     (model / "generation_config.json").write_text(json.dumps({**wishes, "sequence_bias": [[[110], -1.5]]}))
     told = generate("Hello", "--seed", 2)
@@ -196,8 +196,8 @@ def test_a_prompt_that_is_not_that_of_the_ids_is_named(generate: Llmcli, llmcli:
     held = load_receipt(receipt).receipt
     save_receipt(receipt, replace(held, prompt=replace(held.prompt, text="A prompt of no length")), replace=True)
     result = llmcli("replay", receipt)
-    assert result.exit_code == 0  # what runs are the ids
-    # BOS, then a token for each byte: they part behind "A prompt of ".
+    assert result.exit_code == 0  # the ids are run
+    # BOS, then a token for each byte: they differ after "A prompt of ".
     assert differences(result) == ["prompt token_ids has 24 entries, now 22; they differ from entry 14 on"]
 
 

@@ -48,7 +48,7 @@ def test_a_generation_config_gives_the_text_that_it_gives_with_transformers(
     settings: dict[str, Any] = {}
 
     def text_with(**more: Any) -> list[int]:
-        """Each setting comes on top of the last, and changes the text at the place that it is about."""
+        """Each setting comes on top of the last, and changes the text where it should."""
         settings.update(more)
         (model / "generation_config.json").write_text(json.dumps(settings))
         expected = transformers_text(model, prompt, max_new_tokens=14, **settings)
@@ -73,7 +73,7 @@ def test_forced_end_and_suppressed_tokens_give_way_to_flags(llmcli: Callable[...
     settings = {"forced_eos_token_id": 257, "suppress_tokens": [plain[0]]}
     (model / "generation_config.json").write_text(json.dumps(settings))
     assert token_ids(llmcli(*arguments))[-1] == 257
-    # A bias takes the place of the ban, and who ignores the end is not given one.
+    # A bias replaces the ban, and a text that ignores the end gets none.
     assert token_ids(llmcli(*arguments, "--ignore-eos", f"--logit-bias={plain[0]}=0")) == plain
 
 
@@ -168,7 +168,7 @@ def test_an_order_leaves_out_our_defaults_but_nothing_that_was_set(generate: Cal
 
 
 def test_breakers_of_ones_own(generate: Callable[..., Result]) -> None:
-    """DRY at a strength that forbids: without breakers no pair of bytes comes again."""
+    """DRY at a forbidding strength: without breakers no pair of bytes repeats."""
     strong = ("--dry-multiplier", 1000, "--dry-allowed-length", 1, "--seed", 4, "--logit-bias", "257=-inf", "--json")
     strong = (*strong, "--max-new-tokens", 60, *(f"--logit-bias={token_id}=9" for token_id in b"abc"))
 

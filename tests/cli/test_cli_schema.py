@@ -1,4 +1,4 @@
-"""`generate` with a schema: the text, what is said of one that is cut, and what is refused."""
+"""`generate` with a schema: the text, the message for a cut one, and refusals."""
 
 import json
 import re
@@ -149,7 +149,7 @@ def test_the_bytes_of_tokens_are_kept_for_the_next_start(
     monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
     first = generate("--schema", json.dumps(SCHEMA))
     [kept] = (tmp_path / "tokens").iterdir()
-    monkeypatch.setattr(TokenPieces, "of", None)  # nobody asks the tokenizer again
+    monkeypatch.setattr(TokenPieces, "of", None)  # the tokenizer is not asked again
     assert generate("--schema", json.dumps(SCHEMA)).stdout == first.stdout
     monkeypatch.undo()
     monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
@@ -176,7 +176,7 @@ def test_the_library_is_imported_only_for_a_schema() -> None:
 def test_a_grammar_that_gives_up_within_a_text_is_told(
     llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has been written stays, and a line says why there is no more; in a batch it is the prompt's line."""
+    """The written text stays, and a line says why it ends; in a batch it is the prompt's line."""
     monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=400),))
     text = f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n'
     (tmp_path / "x.lark").write_text(text)

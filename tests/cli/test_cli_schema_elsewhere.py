@@ -1,4 +1,4 @@
-"""A schema in `batch`, `chat`, a receipt and its replay: the text of `generate`, and the same words where it is cut."""
+"""A schema in `batch`, `chat`, a receipt and its replay: the text of `generate`, and the same message if it is cut."""
 
 import json
 from collections.abc import Callable
@@ -101,7 +101,7 @@ def test_lines_that_are_cut(batch: Callable[..., Result]) -> None:
 
 
 def test_texts_that_an_earlier_run_cut(llmcli: Callable[..., Result], tmp_path: Path) -> None:
-    """They count when the batch goes on, and when nothing is left to do; in OpenAI's form too."""
+    """They count when the batch resumes, and when nothing is left to do; in OpenAI's form too."""
     held = {"max_tokens": 3, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
     lines = [
         {"id": "cut", "prompt": PROMPT, "regex": "[0-9]{40}", "max_new_tokens": 3},

@@ -62,7 +62,7 @@ def test_stats_alone_is_what_it_was(generate: Callable[..., Result]) -> None:
     assert "time to first token" in stderr
     assert "interpreter" not in stderr
     assert generate("--stats", "Hi").stdout == generate("Hi", "--stats").stdout == generate("Hi").stdout
-    for kind in ("run", "start"):  # what was asked for is shown, lines about the run are not
+    for kind in ("run", "start"):  # the requested output is shown, lines about the run are not
         told = generate("Hi", f"--stats={kind}", "--quiet").stderr
         assert ("time to first token" in told, "interpreter" in told) == (kind == "run", kind == "start")
         assert "CPU" not in told
@@ -87,7 +87,7 @@ def test_an_option_that_may_stand_alone(arguments: str, expected: str) -> None:
 
 
 def test_the_table_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars that take turns share cells, work beside is not in the sum, what is too short is in `other`."""
+    """Parts that take turns share cells, parallel work is not in the sum, short parts are in `other`."""
     timeline = Timeline()
     now = 0.0
     monkeypatch.setattr(timeline, "now", lambda: now)

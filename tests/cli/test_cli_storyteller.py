@@ -1,4 +1,4 @@
-"""The built-in model, where none is named: what it says, what it takes its settings from, and that it tells stories."""
+"""The built-in model, used if none is named: its messages, the source of its settings, and its stories."""
 
 import json
 import re

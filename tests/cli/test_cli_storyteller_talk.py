@@ -1,4 +1,4 @@
-"""A conversation with the built-in storyteller: what it answers stands in the story that it told."""
+"""A conversation with the built-in storyteller: its answers are in the story that it told."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def test_four_turns(device: str) -> None:
     story, who, colour, feeling = (turn["answer"].rstrip(".") for turn in json.loads(done.stdout)["turns"])
     assert "Tindra" in story
     assert "Tindra" in who
-    # "The lantern is carrot orange.", and "carrot orange lantern" in the story; of two words, one may be left out.
+    # "The lantern is carrot orange.", and "carrot orange lantern" in the story; one of two words may be missing.
     assert f"{colour.split()[-1]} lantern" in story
     assert feeling.partition(" felt ")[2] in story
     assert feeling.partition(" felt ")[2]

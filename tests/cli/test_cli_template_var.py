@@ -44,7 +44,7 @@ def test_the_template_sees_the_values(llmcli: Callable[..., Result], model: Path
     assert batch.exit_code == 0, batch.stderr
     written = json.loads((tmp_path / "out.jsonl").read_text())
     assert prompt_of(written["prompt_token_ids"]) == 'Hi<no>"high">'
-    # Another value would give other texts, so the output is not gone on with.
+    # Another value would give other texts, so the output is not resumed.
     again = llmcli("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", *common, *flags[:2])
     again.expect_error(2, "template_var")
 

@@ -1,4 +1,4 @@
-"""`llmcli tour`: its commands are real and so is their output, a reader may skip or leave, nothing stays behind."""
+"""`llmcli tour`: its commands are real and so is their output, a reader may skip or leave, nothing remains."""
 
 import os
 import re
@@ -28,7 +28,7 @@ COMMANDS = [step.command for step in plan_tour(with_color=False)]
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command with both streams in one pipe, as a step has them."""
+    """A command with both streams in one pipe, as in a step."""
     return subprocess.run(
         [*LLMCLI, *arguments],
         cwd=folder,
@@ -60,7 +60,7 @@ class Reader:
         )
 
     def expect(self, text: str) -> str:
-        """Wait for a text and return what stood before it."""
+        """Wait for a text and return what came before it."""
         self.child.expect_exact(text)
         return str(self.child.before)
 

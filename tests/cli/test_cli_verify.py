@@ -1,4 +1,4 @@
-"""`llmcli verify`: what it says without a card; and with the card's parts replaced, its lines, JSON and exit codes."""
+"""`llmcli verify`: its message without a card; and with the card's parts replaced, its lines, JSON and exit codes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A small model on the CPU needs no torch: every command runs where importing it fails."""
+"""A small model on the CPU needs no torch: every command runs if importing it fails."""
 
 import os
 import subprocess

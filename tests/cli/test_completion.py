@@ -1,4 +1,4 @@
-"""What the shell offers: asked as the shells ask, in a process of its own."""
+"""The shell's completion, requested as shells do, in a process of its own."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def offered(folder: Path, words: str, **environment: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two models in the cache, a model folder, a folder that is none, and a preset."""
+    """Two models in the cache, a model folder, another folder, and a preset."""
     for name in ("models--org--tiny", "models--org--big--one", "datasets--org--text"):
         (tmp_path / "hf" / "hub" / name).mkdir(parents=True)
     (tmp_path / "mine").mkdir()

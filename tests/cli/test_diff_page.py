@@ -1,4 +1,4 @@
-"""`diff --html`: the verdict's figures are the tokens', the marks stand where B differs, and nothing foreign runs."""
+"""`diff --html`: the verdict's figures match the tokens, the marks are where B differs, and nothing foreign runs."""
 
 import json
 import math
@@ -96,7 +96,7 @@ def test_the_words_follow_the_documented_limits(kl: float, words: str) -> None:
 
 
 def test_an_infinite_divergence_is_still_json() -> None:
-    """Which a browser's parser has to read."""
+    """A browser's parser must read it."""
     script = render([token(0, 0.5, 0.0, 1, kl=math.inf)]).all("script")[0].text
     assert "Infinity" not in script
 

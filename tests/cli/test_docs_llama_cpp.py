@@ -1,4 +1,4 @@
-"""docs/guide/coming-from-llama.cpp.md: each of our flags that it names exists, and what it says of sampling holds."""
+"""docs/guide/coming-from-llama.cpp.md: each of our flags that it names exists, and it is right about sampling."""
 
 import importlib
 import re

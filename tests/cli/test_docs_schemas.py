@@ -1,4 +1,4 @@
-"""docs/schemas: what commands write as JSON is what these files say, no key more and none less."""
+"""docs/schemas: the JSON of commands has exactly the keys of these files."""
 
 import json
 from collections.abc import Callable
@@ -120,7 +120,7 @@ def test_studies_that_were_measured() -> None:
 
 
 def test_all_files_are_held_against_output() -> None:
-    """Here, or where a test has what stands for a card, a hub or a talk."""
+    """Here, or in a test that replaces a card, a hub or a conversation."""
     text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     for path in FOLDER.glob("*.json"):
         assert f'"{path.name.removesuffix(".schema.json")}"' in text, path.name

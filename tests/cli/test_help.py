@@ -1,4 +1,4 @@
-"""--help shows what most people need, --help-all the rest; both without types, ranges and colours, at any width."""
+"""--help shows what most users need, --help-all the rest; both without types, ranges and colours, at any width."""
 
 import importlib
 import re

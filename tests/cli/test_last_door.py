@@ -1,4 +1,4 @@
-"""The last door of the program: what can strike anywhere ends in one line and a documented exit code."""
+"""Errors that can occur anywhere end in one line and a documented exit code."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""While many rows run, Python's collector leaves alone what was loaded before; afterwards it looks at all again."""
+"""While many rows run, Python's collector skips what was loaded before; afterwards it checks everything again."""
 
 import gc
 import weakref

@@ -13,7 +13,7 @@ from llmcli.cli.commands import COMMANDS
 from llmcli.cli.option_names import ALIASES, COMMAND_ALIASES, refuse_unknown_option
 from llmcli.errors import UsageError
 
-# Of the page: llama.cpp's short names that mean something else here, so that no error is possible.
+# llama.cpp's short names on the page that mean something else here, so that no error is possible.
 TAKEN = {"-m", "-f", "-n"}
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_near_is_not_proposed(llmcli: Callable[..., Result], command
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "quantize", "bench", "plan", "batch", "eval"])
 def test_a_slip_of_the_fingers_is_understood(command: str) -> None:
-    """One letter missing, doubled, swapped or wrong behind the first of a word, in every option of a command."""
+    """One letter missing, doubled, swapped or wrong after the first of a word, in every option of a command."""
     draw = random.Random(1)
     known = {name for name in options_of(command) if name.startswith("--")}
     for name in sorted(known):
@@ -144,7 +144,7 @@ def test_aliases_lead_to_options_that_exist() -> None:
 
 
 def test_the_page_on_llama_cpp_says_the_same() -> None:
-    """Each of llama.cpp's options there that is not ours leads to what the page names."""
+    """Each of llama.cpp's options there that we lack gives the hint that the page names."""
     known = options_of("generate")
     checked = 0
     for theirs, ours, _ in table_rows():

@@ -1,4 +1,4 @@
-"""`--color prob`: the exact bytes on the terminal, whose text is whose, and when there is no colour."""
+"""`--color prob`: the exact bytes on the terminal, which token wrote which text, and when there is no colour."""
 
 import re
 import sys
@@ -89,7 +89,7 @@ def test_a_character_left_unfinished(capsys):
 
 def test_a_special_token_inside_the_text_tints_nothing(capsys):
     tokenizer = PieceTokenizer(WORDS)
-    tokenizer.eos_token_ids = frozenset()  # it is special still, but ends nothing
+    tokenizer.eos_token_ids = frozenset()  # it is still special, but ends nothing
     assert written(capsys, [(0, 0.9), (tokenizer.end_id, 0.001), (0, 0.9)], tokenizer) == "OnceOnce\n"
 
 

@@ -59,7 +59,7 @@ def test_hostile_text_is_inert_and_complete(tmp_path):
     message, story = root.all("story")
     assert message.text == story.text == "".join(shown)
     assert root.all("title")[0].text.endswith(" · models/tiny")
-    # No element and no script that an empty page has not got; control characters never reach the page.
+    # No element and no script that is not in an empty page; control characters never reach the page.
     assert [element.name for element in root if element.name in ("img", "script")] == ["script", "script"]
     text = (tmp_path / "page.html").read_text()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)

@@ -1,4 +1,4 @@
-"""The roads of a page: a list and data that say what the engine found, and nothing of which runs."""
+"""The roads of a page: a list and data with what the engine found, and nothing in them runs."""
 
 import json
 from collections.abc import Callable

@@ -113,7 +113,7 @@ def test_few_of_the_removed_are_listed_and_those_that_fit(capsys, monkeypatch):
     line = table(capsys, facts, [token_of(likely, 0, facts)]).splitlines()[-1]
     assert line.endswith(f"    1  {four[:18]}  時間 2.0%")
     assert cell_len(line) <= 80
-    monkeypatch.setenv("COLUMNS", "58")  # no room for one: then they stand below
+    monkeypatch.setenv("COLUMNS", "58")  # no room for one: then they are below
     *_, cells, notes = table(capsys, facts, [token_of(likely, 0, facts)]).splitlines()
     assert cells.endswith("    1")
     assert notes == f"   {four}"

@@ -1,7 +1,7 @@
-"""The pages' scripts in a real browser, where there is one: what clicks and keys show.
+"""The pages' scripts in a real browser, if there is one: the effect of clicks and keys.
 
-A browser without a driver tells what it shows by dumping the page, so the test's script leaves its findings in the
-title. It runs in a copy whose content security policy is taken out; the page as it is must run its own script.
+A browser without a driver shows its state only by dumping the page, so the test's script writes its findings to the
+title. It runs in a copy without the content security policy; the page as it is must run its own script.
 """
 
 import html
@@ -109,7 +109,7 @@ def test_a_road_is_taken_and_left(roads_page: Path) -> None:
     )
     whole = "Once upon a\nOnce"
     assert sorted(found["names"]) == sorted([", then", HOSTILE])
-    # The space before "upon" is that token's own; the road behind "Once" begins without it.
+    # The space before "upon" is that token's own; the road after "Once" begins without it.
     assert found["first"][:3] == [", then a …", "Once, then a …what was drawn instead" + whole.removeprefix("Once"), 1]
     assert found["first"][3:] == [["token-2", "token-3", "token-4", "token-5"], "token 2 of 5, the road of , then"]
     assert found["second"] == [f"{HOSTILE}{HOSTILE} …", 1, 0]

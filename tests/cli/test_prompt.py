@@ -1,4 +1,4 @@
-"""Where a prompt comes from: files and pipes are read to their end, but not without end."""
+"""Where a prompt comes from: files and pipes are read to their end, up to a limit."""
 
 import io
 import os

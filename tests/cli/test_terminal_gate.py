@@ -1,4 +1,4 @@
-"""What others wrote (models, files, hubs, arguments) never reaches a terminal as control characters; a pipe gets it."""
+"""Text by others (models, files, hubs, arguments) never reaches a terminal as control characters; a pipe gets it."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stream, "isatty", lambda: True)
 
 
-# Of Unicode's names for its format characters: those that scripts need, or that are seen.
+# Unicode's names of the format characters that scripts need, or that are visible.
 HARMLESS = re.compile(
     "SOFT HYPHEN|ZERO WIDTH (SPACE|NON-JOINER|JOINER)|ARABIC (NUMBER|SIGN|FOOT|END|POUND|PIASTRE|DISPUTED)"
     "|SYRIAC|MONGOLIAN|KAITHI|EGYPTIAN|SHORTHAND|MUSICAL"

@@ -1,4 +1,4 @@
-"""How torch's threads wait: asleep at once where others compute, after a moment where cores are free."""
+"""How torch's threads wait: asleep at once if others compute, after a moment if cores are free."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ def test_what_a_user_has_set_stays(name: str, load: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch has GNU's OpenMP on Linux")
 @pytest.mark.parametrize("command", [["generate", "Once", "--max-new-tokens", "2"], ["plan"]])
 def test_openmp_reads_it(command: list[str]) -> None:
-    """OpenMP itself says what it has read: too late a setting would leave 300000."""
+    """OpenMP itself reports what it has read: a late setting would leave 300000."""
     environment = {name: value for name, value in os.environ.items() if name not in device_choice._WAITING_VARIABLES}
     run = subprocess.run(
         [sys.executable, "-m", "llmcli", *command, "--device", "cpu", "--dtype", "float32"],

@@ -23,7 +23,7 @@ def width_of(character: str) -> int:
 
 
 def rows_of(text: str, columns: int) -> list[str]:
-    """What a terminal shows: a row is full first, and the next character then begins another."""
+    """A terminal's screen: a full row ends only when the next character comes."""
     rows, used = [""], 0
     for character in re.sub(r"\x1b\[[\d;]*m", "", text):
         if character == "\n":
@@ -40,7 +40,7 @@ def rows_of(text: str, columns: int) -> list[str]:
 
 
 def streamed(text: str, columns: int, cuts: random.Random | None = None) -> str:
-    """The text as it is written where it comes in pieces of random length, or at once."""
+    """The text as written when it comes in pieces of random length, or at once."""
     wrap = WordWrap(lambda: columns)
     written = ""
     while text:
@@ -76,9 +76,9 @@ def test_wide_characters_break_anywhere_and_are_never_halved() -> None:
 
 def test_a_long_word_is_cut_at_the_edge() -> None:
     address = "https://example.org/" + "x" * 65
-    assert streamed(f"See {address} for more", 40) == f"See {address} for more"  # no break is put into it
+    assert streamed(f"See {address} for more", 40) == f"See {address} for more"  # no break inside
     assert streamed(f"It is on this page: {address} yes", 40) == f"It is on this page:\n{address} yes"
-    # Behind it, the rows that the terminal began count.
+    # After it, the rows that the terminal began count.
     assert rows_of(streamed("y" * 95 + " abc de", 40), 40) == ["y" * 40, "y" * 40, "y" * 15 + " abc de"]
     assert rows_of(streamed("y" * 75 + " abc de", 40), 40) == ["y" * 40, "y" * 35 + " abc", "de"]
     assert rows_of(streamed("y" * 80 + " abc", 40), 40) == ["y" * 40, "y" * 40, "abc"]

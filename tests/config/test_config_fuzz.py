@@ -1,4 +1,4 @@
-"""Whatever a config.json holds, it is read or refused with a message: no other exception, no number out of range."""
+"""Any config.json is read or refused with a message: no other exception, no number out of range."""
 
 from copy import deepcopy
 from random import Random

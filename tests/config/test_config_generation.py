@@ -1,4 +1,4 @@
-"""What generation_config.json asks of a text beside numbers: read as transformers reads it, or refused in one line."""
+"""What generation_config.json asks for besides numbers: read as transformers reads it, or refused in one line."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Inverse frequencies against transformers, and the angles they give far beyond the original context."""
+"""Inverse frequencies against transformers, and the resulting angles far beyond the original context."""
 
 from copy import deepcopy
 from typing import Any
@@ -86,7 +86,7 @@ def test_inverse_frequencies_equal_transformers(name: str, head_dim: int) -> Non
     assert ours.dtype == np.float32
     assert ours.shape == (head_dim // 2,)
     # The last bit may differ in one of hundreds of places, where the two libraries round a power differently; the
-    # interpolation of llama3 can make a few bits of it.
+    # interpolation of llama3 can turn it into a few bits.
     np.testing.assert_allclose(ours, reference, rtol=1e-6)
     assert np.mean(ours != reference) < 0.05
     # At position 1,000,000 such a last bit is an angle, and must still be a small one.

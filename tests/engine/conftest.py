@@ -1,4 +1,4 @@
-"""Where a model runs; tokenizers with chat templates: a tiny one made here, and the real ones of the shared folder."""
+"""Devices for a model; tokenizers with chat templates: a tiny one made here, and the real ones of the shared folder."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
 
 @pytest.fixture(scope="session")
 def reference_ids(chat_model: Callable[[str], ChatModel]) -> Callable[..., list[int]]:
-    """The ids that transformers gives a conversation from scratch."""
+    """transformers' ids of a whole conversation."""
     loaded: dict[str, transformers.PreTrainedTokenizerBase] = {}
 
     def encode(name: str, messages: list[dict]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A prompt that repeats itself, what is asked of it, and what a client sees of a run."""
+"""A prompt that repeats itself, requests for it, and a client's view of a run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def run(runner: Runner, tokenizer: Tokenizer, wanted: Request, drafting: Draftin
 
 
 def told(events: Sequence[Event]) -> list[Event]:
-    """What a client sees of texts, without times."""
+    """A client's view of texts, without times."""
     kept = [event for event in events if isinstance(event, Token | Finished)]
     ends = {event.sample: event for event in kept if isinstance(event, Finished)}
     tokens = sorted((event for event in kept if isinstance(event, Token)), key=lambda event: event.sample)

@@ -18,7 +18,7 @@ from llmcli.tokenizer.chat_template import ChatTemplate
 
 
 class ChatModel(NamedTuple):
-    """What a conversation needs of a model folder."""
+    """The parts of a model folder that a conversation needs."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -26,7 +26,7 @@ class ChatModel(NamedTuple):
 
 
 class ScriptedChatRunner(SteppingRunner):
-    """Plays `script` behind each prompt; it may be interrupted within a prompt, or within an answer.
+    """Plays `script` after each prompt; it may be interrupted within a prompt, or within an answer.
 
     Attributes: prompts, each with how many of its tokens were computed; samplers, one for each prompt
     """
@@ -42,7 +42,7 @@ class ScriptedChatRunner(SteppingRunner):
 
     @property
     def row(self) -> list[int]:
-        """What the row of the conversation holds."""
+        """The tokens in the row of the conversation."""
         (row,) = self._rows
         return list(self.token_ids(row))
 
@@ -94,7 +94,7 @@ class ScriptedChat:
         self.chat = Chat(self.runner, tokenizer, template, ChatSettings(sampler, **settings))
 
     def ids(self, text: str, *, ends: bool = True) -> list[int]:
-        if ends and not self.ends:  # a model that goes on with the user's part
+        if ends and not self.ends:  # a model that continues with the user's part
             space = "" if self.tokenizer.strips_leading_space else " "
             text = f"{space}{text}{self.chat.template.stop_strings[0]}"
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -107,7 +107,7 @@ class ScriptedChat:
         return self.run(self.chat.send(message), answer)
 
     def run(self, events: Iterator[ChatEvent], answer: str | Sequence[int]) -> list[ChatEvent]:
-        """What a caller sees who handles Ctrl-C."""
+        """The events for a caller that handles Ctrl-C."""
         self.runner.script = self.ids(answer) if isinstance(answer, str) else answer
         seen: list[ChatEvent] = []
         try:

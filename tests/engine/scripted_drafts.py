@@ -1,4 +1,4 @@
-"""A `DraftSource` that knows how texts go on, and lies now and then."""
+"""A `DraftSource` that knows how texts continue, and is sometimes wrong."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ NextToken = Callable[[Sequence[int], Sampler], int]
 
 
 class ScriptedSource:
-    """Each draft is what `next_token` says with the given chance, else any other token."""
+    """Each draft is the result of `next_token` with the given chance, else another token."""
 
     is_free = True
 

@@ -1,4 +1,4 @@
-"""Conversations: the ids of every prompt, what is computed again, undo, edit, going on, interrupts."""
+"""Conversations: the ids of every prompt, recomputed tokens, undo, edit, resuming, interrupts."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -51,14 +51,14 @@ def test_the_prompt_equals_a_fresh_rendering_by_transformers(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_what_is_new_is_computed(chat_model: Load, name: str) -> None:
-    """What a turn computes is its message in the template's words; the ids before it are the row's."""
+    """A turn computes its message as rendered by the template; the ids before it are in the row."""
     talk = scripted(chat_model, name)
     hold(talk)
     held = list(talk.runner.row)
     events = talk.say("One more", "x")
     prompt, num_computed = talk.runner.prompts[-1]
     start = started(events)
-    assert start.num_kept == len(held)  # the end of the answer was chosen, and has not been run
+    assert start.num_kept == len(held)  # the end of the answer was chosen but not run
     assert num_computed == len(prompt) - start.num_kept
     assert list(prompt[: start.num_kept]) == held[: start.num_kept]
     assert start.num_history_computed == 0
@@ -151,7 +151,7 @@ def test_an_interrupted_answer_goes_on_where_it_stopped(chat_model: Load) -> Non
     held = list(talk.runner.row)
     events = talk.run(talk.chat.continue_answer(), " upon")
     assert text_of(events) == " upon"
-    assert talk.runner.prompts[-1] == ((*held, ord("e")), 1)  # which was chosen, and had not been run
+    assert talk.runner.prompts[-1] == ((*held, ord("e")), 1)  # chosen but not run
     answer = talk.chat.conversation.last.answer
     assert (answer.content, answer.finish_reason, answer.token_ids) == ("Once upon", "eos", tuple(b"Once upon"))
     num_prompt_tokens = len(held) - 3
@@ -239,7 +239,7 @@ def test_a_limit_and_a_full_context_are_told_apart(chat_model: Load) -> None:
 
 
 def test_what_was_said_last_is_not_computed_again(chat_model: Load) -> None:
-    """An answer that is cut off: its last token was chosen, and is run with the next prompt for the first time."""
+    """A cut answer: its last token was chosen, and first runs with the next prompt."""
     talk = scripted(chat_model, "tiny", max_new_tokens=3)
     talk.say("Hi", "abcdef")
     held = talk.runner.row

@@ -1,4 +1,4 @@
-"""Saving and loading: nothing is lost, people can read it, and what is no conversation is refused in words."""
+"""Saving and loading: nothing is lost, the file is readable, and anything else is refused with a message."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def test_what_is_no_such_json_is_refused(path: Path, content: bytes, message: st
 
 
 def loaded(path: Path) -> tuple[SavedConversation | None, str]:
-    """A conversation, or why it was refused."""
+    """A conversation, or the reason of its refusal."""
     try:
         return load_conversation(path), ""
     except UsageError as error:

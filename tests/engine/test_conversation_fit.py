@@ -1,4 +1,4 @@
-"""How many turns are dropped: as few as it takes, to the token, and without a wait in a long conversation."""
+"""How many turns are dropped: as few as possible, to the token, and quickly in a long conversation."""
 
 import math
 import random
@@ -103,7 +103,7 @@ def turns_of(*sizes: int) -> Conversation:
 @pytest.mark.parametrize(
     ("sizes", "max_new_tokens", "num_dropped"),
     [
-        # Of a context of 160, an eighth is 20 and a quarter 40.
+        # With a context of 160, an eighth is 20 and a quarter 40.
         ((70, 60, 10), None, 0),  # exactly an eighth is free
         ((70, 60, 11), None, 1),
         ((50, 100, 20), None, 1),  # exactly a quarter is free then
@@ -111,11 +111,11 @@ def turns_of(*sizes: int) -> Conversation:
         ((50, 1, 100, 20), None, 2),
         ((50, 1, 99, 20), None, 1),
         ((50, 1, 50, 50, 100), None, 4),
-        ((70, 70, 17), 3, 0),  # what is asked for is less
+        ((70, 70, 17), 3, 0),  # less is requested
         ((70, 70, 18), 3, 1),
         ((3, 140, 17), 3, 1),
         ((2, 141, 17), 3, 2),
-        ((70, 60, 10), 30, 0),  # an eighth is asked for before a drop, all of it after one
+        ((70, 60, 10), 30, 0),  # an eighth is required before a drop, all of it after one
         ((12, 119, 11), 30, 1),
         ((12, 120, 11), 30, 2),
         ((10, 120, 10, 11), 30, 2),
@@ -140,7 +140,7 @@ def test_at_least_one_token_is_free_in_the_smallest_context(
 ) -> None:
     assert (int(7 * MIN_FREE), int(7 * FREE_AFTER_DROP)) == (0, 1)
     assert fit(bare, turns_of(*sizes), 7).conversation.num_dropped == num_dropped
-    assert fit(bare, turns_of(2, 2), 3).conversation.num_dropped == 1  # of which a quarter is none too
+    assert fit(bare, turns_of(2, 2), 3).conversation.num_dropped == 1  # a quarter of it is also 0
 
 
 def test_an_answer_that_goes_on_counts(bare: ChatModel) -> None:
@@ -182,7 +182,7 @@ def load_long(chat_model: Load, name: str) -> ChatModel:
 @pytest.mark.parametrize("with_ids", [True, False])
 @pytest.mark.parametrize("name", [STORYTELLER, "llama3.1"])
 def test_a_thousand_turns(chat_model: Load, monkeypatch: pytest.MonkeyPatch, name: str, with_ids: bool) -> None:
-    """What takes the time is counted, on any machine the same: renderings, and characters that are encoded."""
+    """Counts the slow work, equal on every machine: renderings, and encoded characters."""
     model = load_long(chat_model, name)
     conversation = long_conversation(model.tokenizer, 1000, with_ids=with_ids)
     fitted = fit(model, conversation, 1024)

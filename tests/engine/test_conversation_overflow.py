@@ -1,4 +1,4 @@
-"""A conversation that fills the context: what is dropped, what is refused, and that it is said."""
+"""A conversation that fills the context: what is dropped or refused, and the messages."""
 
 from collections.abc import Callable
 from typing import Any

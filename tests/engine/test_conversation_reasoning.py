@@ -1,4 +1,4 @@
-"""Reasoning: told apart as it streams, and what of it the next prompt holds."""
+"""Reasoning: separated as it streams, and the part of it in the next prompt."""
 
 from collections.abc import Callable
 

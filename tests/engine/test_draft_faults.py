@@ -1,4 +1,4 @@
-"""However a draft fails, the text is the text without drafts; the fault is told once."""
+"""After any fault of a draft the text is the text without drafts; the fault is reported once."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from llmcli.tokenizer.base import Tokenizer
 
 
 class Faulty(ScriptedSource):
-    """Fails at the n-th thing that it is asked."""
+    """Fails at its n-th call."""
 
     def __init__(self, fails_at: int):
         super().__init__(loop, 1.0)

@@ -1,4 +1,4 @@
-"""The rule of how many drafts a step has, against simulations of steps."""
+"""The rule for the number of drafts in a step, against simulations of steps."""
 
 import random
 import statistics
@@ -9,7 +9,7 @@ from llmcli.engine.drafts import FIRST_COST, DraftCost, KeptRates, StepTimes, be
 
 
 def num_kept(length: int, rate: float, rng: random.Random) -> int:
-    """How many of the drafts of a step are right before the first wrong one."""
+    """The number of right drafts in a step before the first wrong one."""
     return next((place for place in range(length) if rng.random() >= rate), length)
 
 
@@ -19,7 +19,7 @@ def step_time(length: float, cost: DraftCost) -> float:
 
 
 def tokens_per_time(length: int, rate: float, cost: DraftCost, rng: random.Random, steps: int = 20_000) -> float:
-    """What steps with so many drafts bring, drawn one by one."""
+    """The tokens per time with this number of drafts, over steps drawn one by one."""
     tokens = sum(1 + num_kept(length, rate, rng) for _ in range(steps))
     return tokens / (steps * step_time(length, cost))
 
@@ -66,7 +66,7 @@ def test_the_first_drafts_count_alike() -> None:
 
 
 def learned(times: StepTimes, *steps: tuple[int, float], repeat: int = 4) -> DraftCost:
-    """The cost, once the steps, of so many drafts and that time, have been there by turns, so often."""
+    """The cost after steps in turns, each with its number of drafts and its time, repeated `repeat` times."""
     for num_drafts, seconds in steps * repeat:
         times.learn(num_drafts, seconds)
     return times.cost
@@ -115,7 +115,7 @@ def test_old_times_are_forgotten() -> None:
 
 
 def test_what_did_not_pay_is_measured_again() -> None:
-    """A machine that was busy at the wrong moment costs the gain of some texts, not of all that follow."""
+    """A busy moment of the machine costs the gain of some texts, not of all later ones."""
     times = StepTimes(1)
     learned(times, (0, 0.010), (1, 0.050))
     assert best_length(0.95, times.cost, 7) == 0
@@ -156,7 +156,7 @@ def test_what_is_learned_brings_what_is_best(rate: float, num_rows: int, cost: D
             ]
             kept = 0
             for length, of_text in zip(lengths, rates, strict=True):
-                judged = max(length, 1)  # as what is free to guess is judged
+                judged = max(length, 1)  # as free guesses are judged
                 right = num_kept(judged, rate, rng)
                 of_text.learn(0, right, ends_wrong=right < judged)
                 kept += min(right, length)

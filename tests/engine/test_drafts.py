@@ -1,4 +1,4 @@
-"""Texts with drafts are the texts without, however the drafts are made."""
+"""Texts with drafts are the texts without, for any source of drafts."""
 
 import time
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_draft_model_that_is_the_model_is_always_right(
     folder: Path, tokenizer: Tokenizer, temperature: float, samples: tuple[int, ...]
 ) -> None:
-    """It has the dice of the text, so at any temperature."""
+    """It draws with the text's random numbers, so at any temperature."""
     model, wanted = open_model(folder), request(temperature, samples)
     expected = told(run(load(model, max_seq_len=200, num_rows=3), tokenizer, wanted))
     runner = load(model, max_seq_len=200, num_rows=3)
@@ -104,7 +104,7 @@ def test_many_rows_have_no_drafts(tokenizer: Tokenizer, works_ahead: bool) -> No
 
 
 class LateDevice(PageDevice):
-    """Tells late; notes for every step whether the one before it had been read."""
+    """Returns choices late; records for every step whether the previous one had been read."""
 
     def __init__(self, **options: Any):
         super().__init__(works_ahead=True, **options)
@@ -125,7 +125,7 @@ class LateDevice(PageDevice):
 
 
 def shuffled(history: Sequence[int], sampler: Sampler) -> int:
-    """A text that says some pairs of tokens again, and goes on in another way each time."""
+    """A text that repeats some pairs of tokens, and continues differently each time."""
     return 65 + int(np.random.default_rng([len(history), sampler.sample_index]).integers(64))
 
 
@@ -180,7 +180,7 @@ def test_a_prompt_is_looked_through_while_the_device_runs_it(tokenizer: Tokenize
 
 
 def test_the_device_works_while_a_client_takes_the_events(tokenizer: Tokenizer) -> None:
-    """Also where each step is read before the next: that one is queued before the events are told."""
+    """Also if each step is read before the next, which is queued before the events are delivered."""
     device = LateDevice(next_token=loop)
     scheduler = Scheduler(SteppingRunner(device), tokenizer, drafting=Drafting(NgramSource(), least=3))
     scheduler.submit(request(most=200))
@@ -215,7 +215,7 @@ def test_texts_side_by_side_share_every_step(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("place", range(1, 10))
 @pytest.mark.parametrize("how", ["eos", "stop", "length", "context"])
 def test_a_text_ends_in_the_middle_of_a_span(tokenizer: Tokenizer, how: str, place: int) -> None:
-    """The row it keeps holds what it would hold without drafts."""
+    """The kept row holds the same tokens as without drafts."""
     wanted, max_seq_len = request(most=None), 300
     if how == "eos":
         wanted = replace(wanted, sampler=replace(wanted.sampler, eos_token_ids=frozenset({200})))
@@ -249,7 +249,7 @@ def test_a_text_ends_in_the_middle_of_a_span(tokenizer: Tokenizer, how: str, pla
 
 
 def test_drafts_take_no_page_from_a_text(tokenizer: Tokenizer) -> None:
-    """With a page less than both texts need, the same one waits, for as long."""
+    """With one page less than both texts need, the same one waits, equally long."""
     preemptions = []
     for drafting in (None, Drafting(ScriptedSource(loop, 0.0), least=3)):
         runner = SteppingRunner(PageDevice(loop, num_rows=2, max_seq_len=160, num_pages=7))
@@ -280,7 +280,7 @@ class SlowSource:
 
 @pytest.mark.parametrize("is_free", [True, False])
 def test_drafts_that_are_wrong_are_given_up(tokenizer: Tokenizer, is_free: bool) -> None:
-    """Also where they would be free. What costs something is tried again now and then."""
+    """Also if they are free. Drafts with a cost are tried again now and then."""
     device = PageDevice(loop)
     source: DraftSource = ScriptedSource(loop, 0.0)
     run(SteppingRunner(device), tokenizer, request(most=500), Drafting(source if is_free else SlowSource(source)))
@@ -290,7 +290,7 @@ def test_drafts_that_are_wrong_are_given_up(tokenizer: Tokenizer, is_free: bool)
 
 
 def test_drafts_that_cost_time_come_back_once_they_are_right() -> None:
-    """What a trial takes is not what a draft takes: the source makes up for all that the text has said since."""
+    """A trial costs more than a draft: the source first processes all tokens of the text since its last use."""
     drafting = Drafting(SlowSource(ScriptedSource(lambda history, sampler: history[-1] % 100 + 1, 1.0)))
     text = drafting.begin((1,), request().sampler)
     assert text is not None
@@ -332,7 +332,7 @@ def test_gain_compares_steps_of_as_many_rows() -> None:
     assert usage.gain is usage.step_seconds is None
     usage.count(16, 0, 0, 0.080)
     usage.count(1, 7, 7, 0.012)
-    assert usage.gain is usage.step_seconds is None  # one row alone was never without
+    assert usage.gain is usage.step_seconds is None  # a single row never ran without
     usage.count(1, 0, 0, 0.006)
     assert usage.step_seconds == pytest.approx((0.012, 0.006))
     assert usage.gain == pytest.approx((0.080 + (1 + 1 + 7) * 0.006) / (0.080 + 0.018))

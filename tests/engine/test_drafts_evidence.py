@@ -1,6 +1,6 @@
 """Random runs of a real model with every source of drafts: equal tokens, texts and ends; `--draft-evidence` of them.
 
-Many runs are several tests, so that pytest-xdist can run them side by side.
+Many runs are several tests, so that pytest-xdist can run them in parallel.
 """
 
 import random
@@ -26,7 +26,7 @@ from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.load import load_tokenizer
 
 TEMPERATURES = (0.0, 0.8, 1.3)
-# One sampling step each, beside the temperature; what is not a number of SamplingParams is a field of Sampler.
+# One sampling step each, besides the temperature; names that are not in SamplingParams are fields of Sampler.
 STEPS: dict[str, dict[str, Any]] = {
     "none": {},
     "logit_bias": {"logit_bias": {97: 2.0, 98: -float("inf")}},
@@ -111,7 +111,7 @@ def run(runner: Runner, tokenizer: Any, requests: Sequence[Request], drafting: D
 
 
 def next_of(texts: dict[tuple[int, int], list[int]], history: Sequence[int], sampler: Sampler) -> int:
-    """What the text without drafts says there."""
+    """The next token of the text without drafts."""
     text = texts[sampler.seed, sampler.sample_index]
     place = len(history) - sampler.num_prompt_tokens
     return text[place] if place < len(text) else 0

@@ -1,4 +1,4 @@
-"""Rows are shared out between clients: who asks for little waits for two steps, and everybody's turn comes."""
+"""Rows are shared between clients: a small request waits for two steps, and every client gets its turn."""
 
 import random
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def test_texts_that_lend_their_rows_stay_the_same(scheduler: Scheduler) -> None:
 
 
 def test_a_lent_row_computes_little_again(tokenizer: Tokenizer) -> None:
-    """The pages of the text that waits are there when it goes on."""
+    """The pages of the waiting text are there when it continues."""
     device = PageDevice(next_token, num_rows=1)
     scheduler = Scheduler(SteppingRunner(device), tokenizer)
     long = scheduler.submit(request("a", 1, 600))
@@ -118,7 +118,7 @@ def test_a_lent_row_computes_little_again(tokenizer: Tokenizer) -> None:
 
 
 def test_short_requests_without_end_let_long_ones_end(scheduler: Scheduler) -> None:
-    """New clients keep 50 texts waiting, as a server's bound on its queue lets them; those from before end."""
+    """New clients keep 50 texts waiting, the server's bound on its queue; earlier ones end."""
     long = {scheduler.submit(request(client, client, 200)) for client in range(8)}
     num_short = 0
     for _ in range(10_000):
@@ -132,7 +132,7 @@ def test_short_requests_without_end_let_long_ones_end(scheduler: Scheduler) -> N
 
 
 def test_rows_are_shared_out_between_clients(scheduler: Scheduler) -> None:
-    """One with one text as long as the others' gets a row although another client asked for 100 texts first."""
+    """A client with one text of the same length gets a row although another client requested 100 texts first."""
     scheduler.submit(request("greedy", 1, 800, num_samples=100))
     for _ in range(20):
         scheduler.step()
@@ -140,7 +140,7 @@ def test_rows_are_shared_out_between_clients(scheduler: Scheduler) -> None:
 
 
 def test_a_newcomer_finds_pages_that_a_longer_prompt_holds(tokenizer: Tokenizer) -> None:
-    """Nothing runs that could give any: the prompt that is filled in part begins again later."""
+    """No running text can release pages: the partly filled prompt starts again later."""
     scheduler = open_scheduler(tokenizer, num_rows=4, max_seq_len=1024, num_pages=66)
     asked = [scheduler.submit(request("long", 1, 10, prompt=[97] * 1000))]
     for _ in range(13):
@@ -154,7 +154,7 @@ def test_a_newcomer_finds_pages_that_a_longer_prompt_holds(tokenizer: Tokenizer)
 
 @pytest.mark.parametrize("seed", range(12))
 def test_clients_at_random_all_get_their_texts(tokenizer: Tokenizer, seed: int) -> None:
-    """Prompts that run side by side, rows that change hands, requests that are cancelled: nothing breaks."""
+    """Prompts that run side by side, rows that change owner, cancelled requests: nothing breaks."""
     rng = random.Random(seed)
     scheduler = open_scheduler(
         tokenizer,
@@ -201,7 +201,7 @@ def test_scores_come_before_the_end_of_their_request(tokenizer: Tokenizer) -> No
 
 
 def test_what_a_client_has_not_used_is_not_counted(tokenizer: Tokenizer) -> None:
-    """One whose texts ended early, or were cancelled, waits no longer than others for its next token."""
+    """A client whose texts ended early or were cancelled waits no longer than others for its next token."""
     scheduler = open_scheduler(tokenizer, num_rows=1, max_seq_len=8192)
     for seed in range(20):
         number = scheduler.submit(request("early", seed, 8000))
@@ -215,7 +215,7 @@ def test_what_a_client_has_not_used_is_not_counted(tokenizer: Tokenizer) -> None
 
 
 def test_scores_hold_up_no_row(tokenizer: Tokenizer) -> None:
-    """They take no row, so a short text takes that of a long one beside them."""
+    """They take no row, so a short text gets that of a long one while they run."""
     seconds = 0.03  # of a span: one a step
     scheduler = open_scheduler(tokenizer, num_rows=4, max_seq_len=16384, seconds=lambda position, num_tokens: seconds)
     for client in "abc":

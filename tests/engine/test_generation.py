@@ -27,7 +27,7 @@ WARM = Sampler(SamplingParams(mirostat_tau=3), seed=1, eos_token_ids=frozenset({
 
 
 class ScriptedRunner(SteppingRunner):
-    """Plays one given text per sample index behind a prompt of two tokens, and may be interrupted within it."""
+    """Plays one given text per sample index after a prompt of two tokens, and may be interrupted within it."""
 
     def __init__(self, scripts: Sequence[Sequence[int]], num_rows: int = 1, max_seq_len: int = 1000, **options: Any):
         self.scripts = scripts
@@ -42,7 +42,7 @@ class ScriptedRunner(SteppingRunner):
             raise KeyboardInterrupt
         self.samplers.append(sampler)
         script = self.scripts[sampler.sample_index]
-        return script[num_drawn] if num_drawn < len(script) else EOS_ID  # who works ahead goes on
+        return script[num_drawn] if num_drawn < len(script) else EOS_ID  # a device that works ahead continues
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def request(**changes: Any) -> Request:
 
 
 def text_of(events: Iterator[Any], sample: int = 0) -> str:
-    """What a streaming reader has seen in the end."""
+    """The text that a streaming reader has at the end."""
     text = ""
     for event in events:
         if isinstance(event, Token) and event.sample == sample:
@@ -175,7 +175,7 @@ def test_an_interrupt_before_the_first_token(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("works_ahead", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_an_interrupt_anywhere_loses_nothing(tokenizer: Tokenizer, num_rows: int, works_ahead: bool) -> None:
-    """In the caller, after any number of events: each text that was seen ends once, and its parts make up the whole."""
+    """In the caller, after any number of events: each text that began ends once, and its parts make up the whole."""
     scripts = [[*ids(text), EOS_ID] for text in ("one", "two THE", "", "f", "the fifth")]
     for num_events in range(60):
         runner = ScriptedRunner(scripts, num_rows, works_ahead=works_ahead)
@@ -224,7 +224,7 @@ def test_the_leading_space_belongs_to_the_encoder_only_where_a_text_begins(stori
 
 
 def test_inspections_are_the_model_s_view_of_each_choice(tokenizer: Tokenizer) -> None:
-    """The scripted runner's logits say that token 3 is certain, whatever it plays."""
+    """By the scripted runner's logits token 3 is certain, for any script."""
     script = [3, 3, EOS_ID]
     events, _ = run(ScriptedRunner([script]), tokenizer, num_alternatives=2)
     views = [event.inspection for event in events if isinstance(event, Token)]

@@ -1,4 +1,4 @@
-"""Texts held to a schema, on a model: what they are does not depend on how they run."""
+"""Texts with a schema, on a model: they do not depend on how they run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -206,7 +206,7 @@ def test_a_text_that_llguidance_gives_up_fails_alone(model: Model, monkeypatch: 
 
 
 def test_drafts_change_no_text(model: Model) -> None:
-    """Most of them are right, all behind the first wrong one are not; some say what the schema does not allow."""
+    """Most of them are right, all after the first wrong one are not; some are not allowed by the schema."""
     if not model.load().limits.max_drafts:
         pytest.skip("this runner verifies no drafts")
     for index in range(4):
@@ -222,7 +222,7 @@ def test_drafts_change_no_text(model: Model) -> None:
 
 
 def test_what_must_come_next_is_drafted(model: Model) -> None:
-    """Without guesses of its own: keys and punctuation have one form, and so has what follows the first letter."""
+    """Without guesses of its own: keys and punctuation have one form, and so has the text after the first letter."""
     if not model.load().limits.max_drafts:
         pytest.skip("this runner verifies no drafts")
     wanted = model.request(samples=(0, 1))

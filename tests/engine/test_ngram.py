@@ -12,7 +12,7 @@ SAMPLER = Sampler(SamplingParams(), seed=0)
 
 
 def longest_match(token_ids: Sequence[int], most: int = 32) -> tuple[int, int]:
-    """The latest place behind the longest earlier repetition of the text's end; (0, 0) if it is shorter than 2."""
+    """The latest place after the longest earlier repetition of the text's end; (0, 0) if it is shorter than 2."""
     best = (0, 0)
     for place in range(1, len(token_ids)):
         length = 0
@@ -25,7 +25,7 @@ def longest_match(token_ids: Sequence[int], most: int = 32) -> tuple[int, int]:
 
 @pytest.mark.parametrize("num_words", [2, 4, 30, 1000])
 def test_finds_the_longest_match(num_words: int) -> None:
-    """Of the latest 16 that end alike. Where few tokens make the text there are more, and the length may be less."""
+    """The longest of the latest 16 with the same end; a text of few tokens has more, and the length may be less."""
     rng = random.Random(num_words)
     phrases = [[rng.randrange(num_words) for _ in range(rng.randint(1, 40))] for _ in range(5)]
     index, token_ids, num_matches = NgramIndex(), [], 0
@@ -69,7 +69,7 @@ def test_a_shortened_index_is_that_of_the_shorter_text() -> None:
 
 
 class CountedList(list[int]):
-    """Counts how many of its items are looked at one by one."""
+    """Counts accesses to single items."""
 
     reads = 0
 

@@ -61,7 +61,7 @@ def follow(runner: Runner, tokenizer: Tokenizer, request: Request, texts: Texts,
 
 
 def said_by_hand(runner: Runner, sampler: Sampler, beginning: Sequence[int], fork: int | None, count: int) -> list[int]:
-    """What a text says behind `beginning` if its next token is `fork`; mirostat's state comes from every choice."""
+    """The text after `beginning` if its next token is `fork`; mirostat's state comes from every choice."""
     row = runner.open(PROMPT)
     runner.keep(row, 0)
     end = 0
@@ -75,7 +75,7 @@ def said_by_hand(runner: Runner, sampler: Sampler, beginning: Sequence[int], for
         choice = choose(logits, history, sampler)
         wanted = beginning[len(said)] if len(said) < len(beginning) else fork if len(said) == len(beginning) else None
         if wanted is not None and wanted != choice.token_id:
-            # The state behind a token that was not drawn is what the chain says of it.
+            # The state after a token that was not drawn follows from the chain.
             *_, (_, candidates) = run_steps(logits, history, sampler)
             choice = choice._replace(token_id=wanted, mirostat_mu=next_mu(candidates, sampler, wanted))
         sampler = replace(sampler, mirostat_mu=choice.mirostat_mu)
@@ -162,7 +162,7 @@ def test_what_the_sampler_removed_has_no_road(tiny_llama: Path, tokenizer: Token
 
 
 class Scripted:
-    """Says `script` behind the prompt, whatever the row holds there."""
+    """Plays `script` after the prompt, whatever the row holds there."""
 
     def __init__(self, script: str, eos_at: int = 10**9, **options: Any) -> None:
         self.script = [*script.encode(), EOS_ID]
@@ -212,7 +212,7 @@ def test_a_stop_string_that_the_fork_completes_ends_the_road_at_once(tokenizer: 
 
 
 def test_half_a_character_before_the_fork_belongs_to_the_road(tokenizer: Tokenizer) -> None:
-    """Of é the first byte is the text's; a fork to its second byte writes the whole character."""
+    """The first byte of é is the text's; a fork to its second byte writes the whole character."""
     request = make_request(SamplingParams(temperature=1.0), max_new_tokens=5)
     texts = {0: [inspected(0xC3, (0xC3, 0.5)), inspected(0xA8, (0xA8, 0.5), (0xA9, 0.4))]}
     (road,) = follow(Scripted("__abc").runner, tokenizer, request, texts, find_forks(texts, 1))
@@ -243,7 +243,7 @@ def test_a_road_whose_token_cannot_be_chosen_ends_there_and_the_others_go_on(tok
 
 
 def test_roads_of_a_text_that_filled_its_cache(tokenizer: Tokenizer) -> None:
-    """Its pages give way to the roads; what is gone runs again."""
+    """Its pages are released for the roads; its lost tokens run again."""
     device = PageDevice(lambda history, sampler: (len(history) * 7 + sampler.seed) % 256, max_seq_len=100, num_pages=7)
     runner = SteppingRunner(device)
     request = make_request(SamplingParams(temperature=1.0), max_new_tokens=None, num_alternatives=None)

@@ -1,4 +1,4 @@
-"""The scheduler against a plain model of it: every text is what its row says alone, whatever happens around it."""
+"""The scheduler against a plain model of it: every text is its row's text alone, whatever happens around it."""
 
 import random
 from collections import defaultdict
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def next_token(history: Sequence[int], sampler: Sampler) -> int:
-    """Any function of all that may decide: a text is long or short by it."""
+    """Any function of all inputs: it makes a text long or short."""
     key = hash((tuple(history), sampler.seed, sampler.sample_index))
     if sampler.seed == BROKEN and len(history) % 13 == 12:
         raise CheckpointError("the logits are NaN")
@@ -42,7 +42,7 @@ def next_token(history: Sequence[int], sampler: Sampler) -> int:
 
 
 def text_alone(request: Request, sample: int, max_seq_len: int) -> tuple[list[int], str]:
-    """What a row says with nobody beside it, and why it ends: the plain model."""
+    """The text of a row alone, and why it ends: the plain model."""
     history, said = [*request.prompt_token_ids, *request.said], list(request.said)
     sampler = replace(request.sampler, sample_index=sample)
     while len(history) < max_seq_len:
@@ -65,7 +65,7 @@ def make_request(prompt: Sequence[int], seed: int, samples: Sequence[int] = (0,)
 
 
 def leave_the_way(rng: random.Random, request: Request, max_seq_len: int) -> Request:
-    """A request whose text begins as another one's, and then goes another way."""
+    """A request whose text begins like another, and then differs."""
     sample = rng.choice(request.samples)
     said, _ = text_alone(request, sample, max_seq_len)
     said = [token_id for token_id in said[: rng.randint(0, 40)] if token_id not in EOS]
@@ -109,7 +109,7 @@ def check(events: Sequence[Event], requests: dict[int, Request], max_seq_len: in
 @pytest.mark.parametrize("block", range(10))
 def test_random_schedules(tokenizer: Tokenizer, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred a block: submits and cancels at random moments, rows and pages at random, prompts that begin alike."""
-    for module in ("engine.scheduler", "runners.stepping"):  # nobody interrupts, and this takes half of the time
+    for module in ("engine.scheduler", "runners.stepping"):  # without interrupts; it takes half of the time
         monkeypatch.setattr(f"llmcli.{module}.interrupts_held_back", nullcontext)
     for number in range(100):
         rng = random.Random(1000 * block + number)
@@ -257,7 +257,7 @@ def test_scores_come_chunk_by_chunk(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("most", [0, 5])
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_views_of_a_prompt_come_before_its_texts(tokenizer: Tokenizer, most: int, num_samples: int) -> None:
-    """All of them, also where older rows take their pages away meanwhile; then they come again."""
+    """All of them, also if older rows take their pages meanwhile; then they are computed again."""
     begun_again = 0
     for num_pages in (14, 40):
         device = PageDevice(lambda history, sampler: 65, num_rows=3, max_seq_len=160, num_pages=num_pages, chunk=16)
@@ -282,10 +282,10 @@ def test_views_of_a_prompt_come_before_its_texts(tokenizer: Tokenizer, most: int
 
 
 def test_of_a_prompt_the_last_logits_are_read_alone(tokenizer: Tokenizer) -> None:
-    """Of texts and of samples that share a prompt; of scores those that are asked for."""
+    """For texts and for samples that share a prompt; for scores, the requested ones."""
 
     def read(request: Request | ScoreRequest) -> list[tuple[int, int]]:
-        """Of each span of a prompt its tokens, and how many of them have logits that may be read."""
+        """For each span of a prompt: its tokens, and how many of them have readable logits."""
         device = PageDevice(lambda history, sampler: 65, num_rows=3, chunk=64)
         scheduler = Scheduler(SteppingRunner(device), tokenizer)
         scheduler.submit(request)

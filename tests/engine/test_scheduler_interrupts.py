@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the engine and the runner: no row is lost, no event is lost, and a conversation goes on."""
+"""Ctrl-C at any line of the engine and the runner: no row and no event is lost, and a conversation continues."""
 
 import signal
 import sys
@@ -133,7 +133,7 @@ def test_a_conversation_goes_on_in_its_row(tokenizer: Tokenizer, works_ahead: bo
 
 
 def test_prompts_that_run_in_one_step(tokenizer: Tokenizer) -> None:
-    """Three of them beside a text that runs; one has tokens already, another does not end with the step."""
+    """Three of them with a running text; one has tokens already, another does not end with the step."""
     moment = 1
     while True:
         device = PageDevice(lambda history, sampler: 65, num_rows=4, chunk=16, works_ahead=True, joins_prompts=True)

@@ -1,4 +1,4 @@
-"""Newcomers' prompts beside running rows: these wait for a moment only, and the prompts are run in few passes."""
+"""Newcomers' prompts with running rows: these wait only briefly, and the prompts run in few passes."""
 
 import math
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class FreeDevice(PageDevice):
         return max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
 
 
-# A card that takes long for any span, one for which tokens are dear, a fast one, and one with slow attention.
+# A card that takes long for any span, one with slow tokens, a fast one, and one with slow attention.
 @pytest.mark.parametrize(
     ("start", "per_token", "per_key"), [(0.031, 1.5e-5, 0), (0.008, 9e-5, 0), (0.002, 1e-5, 0), (0.012, 2.5e-5, 3e-9)]
 )
@@ -91,7 +91,7 @@ def test_newcomers_hold_running_rows_up_for_a_moment_only(start: float, per_toke
         room = (0.035 - start) / (per_token + per_key * num_tokens / 2)  # tokens of the longest span
         room = room // BLOCK_TOKENS * BLOCK_TOKENS
         fewest = count * num_tokens / room if num_tokens > room else count / (0.035 // seconds(0, num_tokens))
-        assert num_steps <= 1.5 * fewest + 12  # some to learn in
+        assert num_steps <= 1.5 * fewest + 12  # some for learning
     assert max(held) <= 0.05
 
 
@@ -116,7 +116,7 @@ def pass_seconds(lengths: Sequence[int]) -> float:
 
 
 def scheduler_that_runs(device: PageDevice, wait_seconds: float = WAIT_SECONDS) -> Scheduler:
-    """Beside a text whose prompt has run."""
+    """With a text whose prompt has run."""
     scheduler = scheduler_of(device, wait_seconds)
     submit(scheduler, [1, 2, 3], device.limits.max_seq_len - 3)
     while not scheduler.usage.steps:
@@ -125,7 +125,7 @@ def scheduler_that_runs(device: PageDevice, wait_seconds: float = WAIT_SECONDS) 
 
 
 def tokens_of(scheduler: Scheduler, requests: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Run these requests to their ends; what each has said."""
+    """Run these requests to their ends; the tokens of each."""
     said: dict[int, tuple[int, ...]] = {}
     while len(said) < len(requests):
         for event in scheduler.step():
@@ -135,7 +135,7 @@ def tokens_of(scheduler: Scheduler, requests: Sequence[int]) -> dict[int, tuple[
 
 
 def test_prompts_share_the_passes_over_the_weights() -> None:
-    """Newcomers come in the time of few passes, each chooses what it chooses alone, and nobody waits for long."""
+    """Newcomers come in the time of few passes, each chooses what it chooses alone, and no row waits long."""
 
     def next_token(history: Sequence[int], sampler: Sampler) -> int:
         return 65 + hash(tuple(history)) % 20
@@ -155,7 +155,7 @@ def test_prompts_share_the_passes_over_the_weights() -> None:
     assert [said[number] for number in sorted(said)] == alone
     assert sum(map(sum, device.passes)) == sum(lengths)
     room = int((0.035 - 0.007) / 2.5e-5) // BLOCK_TOKENS * BLOCK_TOKENS
-    assert len(device.passes) <= 1.5 * sum(lengths) / room + 6  # some to learn in
+    assert len(device.passes) <= 1.5 * sum(lengths) / room + 6  # some for learning
     assert max(map(pass_seconds, device.passes)) <= 0.045
 
 
@@ -167,11 +167,11 @@ def test_what_a_prompt_has_chosen_beside_others_can_be_read_ahead() -> None:
     scheduler.step()
     assert device.passes == [[30] * 3]
     texts = [text for text in scheduler._running if text.sample.number in numbers]
-    assert [text.read_ahead() for text in texts] == [(50,) * 2, (51,) * 2, (52,) * 2]  # with the step behind
+    assert [text.read_ahead() for text in texts] == [(50,) * 2, (51,) * 2, (52,) * 2]  # with the next step
 
 
 def test_a_short_prompt_counts_as_a_longer_one() -> None:
-    """As cards compute short ones apart: not as many share a step as its tokens would allow."""
+    """Cards compute short ones separately: fewer share a step than its tokens would allow."""
     device = JoiningDevice(lambda history, sampler: 65, 100)
     scheduler = scheduler_that_runs(device)
     device.passes.clear()
@@ -201,11 +201,11 @@ def test_prompts_that_begin_alike_are_run_once() -> None:
     assert device.passes == [[105], [41, 41, 41]]
     device.passes.clear()
     tokens_of(scheduler, [submit(scheduler, [*common[:15], number, *([8] * 40)], 1) for number in range(4)])
-    assert device.passes == [[56] * 4]  # less than a page is nobody's
+    assert device.passes == [[56] * 4]  # less than a page is not shared
 
 
 def test_who_runs_in_a_step_alone() -> None:
-    """Those whose logits are read, of scores too; prompts of several samples, whose logits are kept."""
+    """Prompts whose logits are read, also for scores; prompts of several samples, whose logits are kept."""
     device = JoiningDevice(lambda history, sampler: 65, 10)
     scheduler = scheduler_that_runs(device)
     device.passes.clear()

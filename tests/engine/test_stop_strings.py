@@ -1,4 +1,4 @@
-"""Stop strings against a search in the whole text, however it is cut, and against transformers' StopStringCriteria."""
+"""Stop strings against a search in the whole text, for any pieces, and against transformers' StopStringCriteria."""
 
 import json
 import random
@@ -91,7 +91,7 @@ def sample_of(tokenizer: Tokenizer, stop_strings: tuple[str, ...], eos_token_ids
 
 
 def play(sample: Sample, token_ids: list[int]) -> str:
-    """What a stream shows of these tokens."""
+    """The text that a stream shows for these tokens."""
     shown = ""
     for token_id in token_ids:
         shown += sample.push(token_id, None)

@@ -116,7 +116,7 @@ def damage_json(random: Random, content: bytes, extra: list[Any]) -> bytes:
 
 
 def damage_lines(pieces: list[str]) -> Callable[[Random, bytes], bytes]:
-    """Damage of a text: pieces of its language are put into it, lines vanish or are repeated, or bytes are damaged."""
+    """Damage of a text: inserted pieces of its language, removed or repeated lines, or damaged bytes."""
 
     def damage(random: Random, content: bytes) -> bytes:
         if random.random() < 0.3:
@@ -137,7 +137,7 @@ def _pick(random: Random, extra: list[Any]) -> Any:
 
 
 def _places(value: Any, depth: int = 0) -> Any:
-    """Every (container, key) of a JSON value; of long lists only the first entries."""
+    """Every (container, key) of a JSON value; only the first entries of long lists."""
     if isinstance(value, dict):
         items: Any = list(value.items())[:400]
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the fuzzer damages: for each kind of file its damage, and the commands or doors that then read it."""
+"""The kinds of file that the fuzzer damages: the damage, and the commands or functions that read it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ def _load_conversation(folder: Path, file: Path) -> None:
 
 
 def _read_receipt(folder: Path, file: Path) -> None:
-    """Load a receipt and do all that comes before the weights of the model beside it are read."""
+    """Load a receipt and do everything before the weights of its model are read."""
     from llmcli.cli.replay import ReplayOptions, _encoded_again, _prepare
     from llmcli.receipt.describe import look_at_files
     from llmcli.receipt.receipt import compare_receipts, compare_samples, load_receipt

@@ -26,21 +26,21 @@ LIMIT_BYTES = 300 * 1024**2
 
 @dataclass
 class Report:
-    """What the cases of one or more processes came to."""
+    """The outcome of the cases of one or more processes."""
 
     num_cases: int = 0
     problems: list[str] = field(default_factory=list)
     peak_bytes: int = 0
 
     def add(self, other: "Report") -> None:
-        """Take another report's cases in."""
+        """Add another report's cases."""
         self.num_cases += other.num_cases
         self.problems += other.problems
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
 
 
 def run_cases(base: Path, first: int, count: int, seed: int) -> Report:
-    """Run cases in processes of their own; one that hangs or dies is a problem, and the next goes on behind it."""
+    """Run cases in processes of their own; one that hangs or dies is a problem, and the next continues after it."""
     report, case, end = Report(), first, first + count
     while case < end:
         last = _run_process(base, case, end - case, seed, report)

@@ -1,7 +1,7 @@
 """Runs cases of the fuzzer: `python -m fuzz.worker BASE FIRST COUNT SEED`, one line of JSON for each on stdout.
 
 A case is made anew from its number and the seed, so that `COUNT` 1 repeats one. A process of its own, because a case
-may hang in C code, crash or fill the memory: whoever reads the lines sees that.
+may hang in C code, crash or fill the memory: the reader of the lines sees that.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def _use(target: Target, folder: Path, file: Path) -> str | None:
 
 
 def build_programs_once() -> None:
-    """Keep typer's form of each command: making it takes longer than most cases."""
+    """Cache typer's form of each command: building it takes longer than most cases."""
     build, get_command = command_line._build_app, typer.main.get_command
     keep = functools.cache(lambda name: get_command(build([name])))
     command_line._build_app = lambda arguments: arguments[0]

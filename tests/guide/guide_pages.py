@@ -16,12 +16,12 @@ _CODE = re.compile(r"`[^`\n]*`")
 
 
 def indented_lines(text: str) -> list[str]:
-    """What stands indented by four outside of fences: in tutorial and recipes these are commands for a shell."""
+    """The lines indented by four outside of fences: in tutorial and recipes these are commands for a shell."""
     return [line[4:] for line in _FENCE.sub("", text).splitlines() if line.startswith("    ")]
 
 
 def fenced(text: str, language: str) -> list[str]:
-    """What stands in fences of a language."""
+    """The text in fences of a language."""
     return [content for name, content in _FENCE.findall(text) if name == language]
 
 
@@ -32,7 +32,7 @@ def prose(text: str) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Targets of links and pictures, those of other sites left out."""
+    """Targets of links and pictures, except other sites."""
     targets = re.findall(r"\]\(([^)\s]+)\)", prose(text)) + re.findall(r"<img[^>]* src=\"([^\"]+)\"", text)
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 

@@ -65,7 +65,7 @@ def run_lines(lines: list[str], folder: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder, but for the storyteller in 16 bits where it does not come with the program."""
+    """An empty folder, except for the storyteller in 16 bits if it does not come with the program."""
     made = tmp_path / "empty"
     made.mkdir()
     if not resource_folder(f"{STORYTELLER}-bf16").is_dir():
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_in_16_bits(source: Path, destination: Path) -> None:
-    """The model that int8 codes in groups of 128 stand for, in bfloat16."""
+    """The model that int8 codes in groups of 128 encode, in bfloat16."""
     shutil.copytree(source, destination)
     config = json.loads((source / "config.json").read_text())
     del config["quantization_config"]
@@ -137,7 +137,7 @@ def test_only_what_is_missing_is_left_out(tmp_path: Path) -> None:
 
 
 def options_of(command: str) -> set[str]:
-    """Every way to write an option of a command; of one with commands of its own, theirs too."""
+    """Every way to write an option of a command; also those of subcommands."""
     entry = next(entry for entry in COMMANDS if entry.name == command)
     found = getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute)
     if not isinstance(found, typer.Typer):

@@ -1,4 +1,4 @@
-"""Links between the pages lead somewhere, also to their headings, and every page is found from the index."""
+"""Links between the pages lead to existing pages and headings, and the index reaches every page."""
 
 from pathlib import Path
 

@@ -20,13 +20,13 @@ from llmcli.lab.problem import ENGINE, Problem
 
 COMPILER = "g++"
 HEADERS = Path(__file__).with_name("emulator")
-# Some systems' g++ defines _FORTIFY_SOURCE, whose longjmp ends a program that jumps to another stack.
+# Some systems' g++ defines _FORTIFY_SOURCE, whose longjmp ends programs that switch stacks.
 _OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
 _PREPROCESS = ("-E", "-P", "-x", "c++", "-std=c++17")
 HOPPER, AMPERE = 900, 800
 _CANARY = 0xEE
 
-# What an assembler's statement calls, by a part of its text; the first that fits. {} stands for its operands.
+# The call that replaces an assembler's statement, by a part of its text; the first match wins. {} are its operands.
 _INSTRUCTIONS = (
     ("mbarrier.init.", "init({})"),
     ("fence.", ""),
@@ -43,7 +43,7 @@ _INSTRUCTIONS = (
     ("cp.async.bulk.shared", "copy_bulk({})"),
     ("cp.async.bulk.prefetch", ""),
     ("cp.async.bulk.global", "store_bulk({})"),
-    ("cp.async.bulk.commit", ""),  # whoever waits waits for all
+    ("cp.async.bulk.commit", ""),  # a wait is for all
     ("cp.async.bulk.wait", "store_bulk_wait()"),
     ("barrier.cluster.arrive", "cluster_arrive()"),
     ("barrier.cluster.wait", "cluster_wait()"),
@@ -84,7 +84,7 @@ _INSTRUCTIONS = (
     ("wgmma.commit", "wgmma_commit()"),
     ("wgmma.wait", "wgmma_wait({})"),
 )
-# The products of wgmma.cuh have a text for each width, made by macros; these stand for all of them.
+# The products of wgmma.cuh have a text for each width, made by macros; these replace all of them.
 _NO_PRODUCT = "#define LLMCLI_WGMMA(...) static_cast<void>(0)\n"
 _PRODUCTS = (
     "#define LLMCLI_WGMMA(TYPE, ...) ptx::wgmma_bytes(TYPE[0] == 's', d, a, b, adds)\n",
@@ -126,7 +126,7 @@ def translate(text: str, arch: int = HOPPER) -> str:
 
 
 def _rewrite(text: str, pattern: str, rewrite: Any) -> str:
-    """Each match by what `rewrite(text, match)` returns: the new text, and where the old one ends."""
+    """Replace each match by the result of `rewrite(text, match)`: the new text, and where the old one ends."""
     parts, begin = [], 0
     for match in re.finditer(pattern, text):
         if match.start() < begin:
@@ -138,7 +138,7 @@ def _rewrite(text: str, pattern: str, rewrite: Any) -> str:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Where the parenthesis closes that opens at `begin`; strings may hold others."""
+    """The end of the parenthesis that opens at `begin`; those in strings do not count."""
     depth, quoted = 0, False
     for index in range(begin, len(text)):
         one = text[index]
@@ -176,7 +176,7 @@ def _instruction(text: str, match: re.Match[str]) -> tuple[str, int]:
     ]
     if not code.strip():
         return "static_cast<void>(0)", end + 1
-    if "st.async" in code:  # place, barrier, values and rank; the barrier stands before or behind the values
+    if "st.async" in code:  # place, barrier, values and rank; the barrier is before or after the values
         barrier = next(name for name in names if "barrier" in name)
         rest = [name for name in names if name != barrier]
         return f"ptx::store_there({', '.join([rest[0], barrier, *rest[1:]])})", end + 1
@@ -245,7 +245,7 @@ class HostArray:
 
 
 class EmulatedDevice:
-    """Stands for `Device`: a launch is over when it returns. Its kernels are compiled by `compile_for`."""
+    """A stand-in for `Device`: a launch is done when it returns. Its kernels are compiled by `compile_for`."""
 
     def __init__(self, folder: Path, arch: int = HOPPER) -> None:
         self.num_multiprocessors = TYPICAL_CARD.num_multiprocessors

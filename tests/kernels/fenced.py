@@ -1,4 +1,4 @@
-"""Outputs between canaries and error bounds from the theory: what every kernel test compares with.
+"""Outputs between canaries and error bounds from the theory: the basis of every kernel test.
 
 The arrays are CuPy's on a card; `backend=numpy` gives the same on the host, where these helpers are tested.
 """
@@ -85,9 +85,9 @@ def assert_same_bits(call: Callable[[], Any]) -> None:
 
 
 def assert_launches_agree(launch: Callable[[Any], None], expected: np.ndarray, num_launches: int) -> None:
-    """Fail unless each `launch(out)` of many in a row gives the bits of `expected`.
+    """Fail unless each `launch(out)` of many in sequence gives the bits of `expected`.
 
-    A kernel whose blocks race is right most times, and with few blocks always: give it a whole product.
+    A kernel with a race is right most times, and always with few blocks: use a whole product.
     """
     cupy = _cupy()
     bits = cupy.asarray(expected).view(np.uint32)

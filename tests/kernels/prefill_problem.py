@@ -1,4 +1,4 @@
-"""Attention of a prompt's tokens on a card, beside float64."""
+"""Attention of a prompt's tokens on a card, compared with float64."""
 
 import numpy as np
 from fenced import Fenced, assert_within, fenced, to_host

@@ -1,4 +1,4 @@
-"""Problems of the lab on a card: what every kernel must keep to, whatever it computes."""
+"""Problems of the lab on a card: the rules for every kernel."""
 
 from functools import partial
 

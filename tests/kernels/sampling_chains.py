@@ -1,4 +1,4 @@
-"""Texts that the card has written, and where the host would go on differently: no CuPy here, for worker processes."""
+"""Texts by the card, and where the host's choices differ; without CuPy, for worker processes."""
 
 import multiprocessing
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def go_on(sampler: Sampler, choice: Choice) -> Sampler:
 
 @dataclass(frozen=True)
 class Text:
-    """A row that the card has written: step i had row (first_logits + i) % len(pool) of the pool of logits.
+    """A row by the card: step i had row (first_logits + i) % len(pool) of the pool of logits.
 
     Shapes: history [num_tokens] int32, NUM_PROMPT_TOKENS of them the prompt
     """
@@ -33,7 +33,7 @@ class Text:
 
 
 def first_difference(text: Text) -> str | None:
-    """Where the host chooses another token than the card after the same ones, or None."""
+    """The first place where the host chooses another token than the card, or None."""
     pool = make_logits(text.num_pool_rows, text.vocab_size, text.pool_seed)
     sampler = text.sampler
     for position in range(NUM_PROMPT_TOKENS, len(text.history)):
@@ -46,7 +46,7 @@ def first_difference(text: Text) -> str | None:
 
 
 def first_differences(texts: Iterable[Text]) -> list[str]:
-    """Every text's first difference, found side by side: the host's chain takes about a millisecond a token."""
+    """Every text's first difference, found in parallel: the host's chain takes about a millisecond a token."""
     # A process with a CUDA context must not fork.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         return [found for found in pool.map(first_difference, texts) if found is not None]

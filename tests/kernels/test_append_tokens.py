@@ -1,4 +1,4 @@
-"""append_tokens bit by bit: what attention_decode appends, lane by lane, and nothing else."""
+"""append_tokens bit by bit: it writes what attention_decode appends, lane by lane, and nothing else."""
 
 from typing import Any
 

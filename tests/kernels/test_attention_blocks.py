@@ -11,7 +11,7 @@ from llmcli.lab.problem import find_mismatch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 
-# Of a card: so few that a block takes one split of a row, then a block, two, three and seven for each head.
+# Multiprocessors: so few that a block takes one split of a row, then one, two, three and seven blocks for each head.
 MULTIPROCESSORS = (1, 4, 8, 12, 28)
 # Two rows each, of one to seven splits of 128 tokens, then of seven longer ones; and a window.
 POSITIONS = (((5, 200), None), ((383, 384), None), ((385, 513), None), ((640, 897), None), ((1300, 500), 700))
@@ -23,7 +23,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
 
 
 def test_bits_do_not_depend_on_the_splits_of_a_block(emulated: EmulatedDevice) -> None:
-    """Threads and blocks go on in another order each time."""
+    """Threads and blocks run in another order each time."""
     problems = [
         problem_of(new_tokens(QkvLayout(4, 2, 8), np.dtype(np.float16), list(positions), window=window, num_splits=7))
         for positions, window in POSITIONS

@@ -10,7 +10,7 @@ from llmcli.lab.problem import Problem, find_mismatch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 
-# Where blocks are few, a split is not cut into fewer columns so that all have work.
+# With few blocks, a split is not cut into fewer columns to give all of them work.
 SIXTEEN, EIGHT = 1, TYPICAL_CARD.num_multiprocessors
 
 

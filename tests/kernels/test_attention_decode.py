@@ -95,7 +95,7 @@ def run(
     for _ in range(repeats):
         keys, values = (upload_cache(paged(cache, problem.table)) for cache in (problem.keys, problem.values))
         out = fenced((num_rows, layout.q_size), F32)
-        device.synchronize()  # it reads the cache before the kernels in front of it have ended
+        device.synchronize()  # it reads the cache before earlier kernels end
         if problem.is_cached:
             appended = {name: array for name, array in given.items() if name != "q_norm"}
             append_tokens(
@@ -135,7 +135,7 @@ def run(
 def verify(problem: NewTokens, result: Result) -> None:
     """The appended token against float64, the rest of the cache against what it was, the output against float64.
 
-    The output is expected of the keys that were appended, whichever of two neighbours they were rounded to.
+    The expected output uses the appended keys, whichever way they were rounded.
     """
     expected, query = append(problem), problem.query()
     keys, values = expected.keys.copy(), expected.values

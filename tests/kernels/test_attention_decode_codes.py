@@ -17,7 +17,7 @@ def caches(problem: NewTokens, result: Result) -> list[Stored]:
 @pytest.mark.cuda
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e3, 1e6])
 def test_scales_of_any_size(device: Device, magnitude: float) -> None:
-    """Values of codes: from what no fp16 could hold to what it just can; beyond that they are cut off."""
+    """Values of codes from too small for fp16 to the largest that it holds; larger ones are cut off."""
     problem = new_tokens(LLAMA, CODES, [260, 3], rotary=False)
     problem.qkv[:, LLAMA.k_offset :] *= np.float32(magnitude)
     assert problem.values.scales is not None

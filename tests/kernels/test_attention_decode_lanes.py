@@ -1,4 +1,4 @@
-"""attention_decode with rows in any pages, lanes that nobody uses, and several lanes of one row."""
+"""attention_decode with rows in any pages, unused lanes, and several lanes of one row."""
 
 from dataclasses import replace
 

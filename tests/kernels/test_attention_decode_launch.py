@@ -1,4 +1,4 @@
-"""What attention_decode launches, and what it refuses; no card is needed."""
+"""The launches and refusals of attention_decode, without a card."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ LLAMA = QkvLayout(8, 2, 64)
 
 
 class Recorder:
-    """Stands in for a card: remembers launches."""
+    """A stand-in for a card: records launches."""
 
     def __init__(self, num_multiprocessors: int = 132) -> None:
         self.num_multiprocessors = num_multiprocessors

@@ -1,4 +1,4 @@
-"""What attention_rows and attention_span refuse alike, and the first arguments that they share."""
+"""The common refusals of attention_rows and attention_span, and their common first arguments."""
 
 import math
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def launch(kernel: Any, **changes: Any) -> dict[str, Any]:
 
 
 def test_blocks_of_a_short_context_have_a_multiprocessor_each() -> None:
-    """Two of them do not fit; where there are more blocks than multiprocessors, they take what they need."""
+    """Two of them do not fit; with more blocks than multiprocessors, they take what they need."""
     room = TYPICAL_CARD.shared_bytes_per_block + 1024
     few = launch(attention_span)  # 3 splits of 2 heads, of up to 8 lanes of 4 query heads, in 2 rows
     many = launch(attention_span, partials=host((9, 8, 40, 68), F32), num_spans=9)

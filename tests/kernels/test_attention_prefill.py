@@ -106,7 +106,7 @@ def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
 
 
 class Recorder:
-    """Stands in for a card without wgmma: remembers launches."""
+    """A stand-in for a card without wgmma: records launches."""
 
     can_wgmma = False
 

@@ -1,4 +1,4 @@
-"""attention_prefill_wgmma against float64, and equal bits whatever runs beside a token; on cards with wgmma."""
+"""attention_prefill_wgmma against float64, and equal bits for a token whatever runs with it; on cards with wgmma."""
 
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def test_blocks_with_many_tiles(
 def test_a_tokens_bits_do_not_depend_on_its_chunk(
     wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, window: int | None
 ) -> None:
-    """Nor on the groups of warps, on the multiprocessors, or on where pages lie."""
+    """Nor on the groups of warps, the multiprocessors, or the places of pages."""
     problem = Problem(QkvLayout(6, 2, 128), dtype, 20, 500, window=window)
     whole = problem.run(wgmma_card)
     for form in LONG_FORMS:
@@ -152,7 +152,7 @@ def test_short_rows(
     num_tokens: int,
     window: int | None,
 ) -> None:
-    """They have forms of their own, with the bits of the others, whose tiles of rows share blocks."""
+    """They have their own forms, with the bits of the forms whose tiles of rows share blocks."""
     problem = Problem(QkvLayout(14, 2, 128), dtype, start, num_tokens, window=window)
     monkeypatch.setattr(wgmma_card, "num_multiprocessors", 3)
     problem.verify(wgmma_card)
@@ -216,7 +216,7 @@ def test_queries_that_it_rotates(
 
 @EMULATED
 def test_images_of_every_kind_of_matrix(tmp_path: Path) -> None:
-    """The emulator's cases of all kernels take only some of them."""
+    """The emulator's cases for all kernels cover only some of them."""
     problems = [
         problem_of(Case(QkvLayout(6, 2, 128), F16, 90, 70, rotates=True), SPEC.stem, unit_inputs=unit, first_token=99)
         for unit in UNIT_INPUTS

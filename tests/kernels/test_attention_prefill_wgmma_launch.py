@@ -1,4 +1,4 @@
-"""How attention_prefill_wgmma is launched, and what is refused."""
+"""How attention_prefill_wgmma is launched, and its refusals."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_the_choice_does_not_ask_for_the_number_of_tokens() -> None:
 
 
 def test_shared_memory_fits_a_block() -> None:
-    barriers = 1024  # with what lies between them and tiles that begin at multiples of 1024
+    barriers = 1024  # with the gap before tiles that begin at multiples of 1024
     assert launch_of(Recorder(), LLAMA, F16, 600)["shared_bytes"] + barriers <= 227 * 1024
 
 

@@ -26,7 +26,7 @@ KINDS = pytest.mark.parametrize("dtype", [F16, BF16, CODES], ids=["fp16", "bf16"
 
 
 def assert_same(device: Device, lanes: NewTokens, num_spans: int) -> None:
-    """Output and cache have the bits of attention_decode behind append_tokens, twice on one workspace."""
+    """Output and cache have the bits of attention_decode after append_tokens, twice on one workspace."""
     expected = run(device, replace(lanes, is_cached=True))[0]
     for result in run(device, lanes, repeats=2, num_spans=num_spans):
         assert result.keys.tobytes() == expected.keys.tobytes()
@@ -193,7 +193,7 @@ def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, lay
 
 @pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads go on in a random order, and copies land late: some warps are a whole ring ahead of others."""
+    """Threads run in a random order, and copies land late: some warps are a whole ring ahead of others."""
     monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", 7)
     device = EmulatedDevice(tmp_path)
     device.is_late, device.num_multiprocessors = True, 1
@@ -220,7 +220,7 @@ def test_large_blocks_share_out_the_parts_of_splits_on_the_cpu(
 ) -> None:
     """All blocks run at once, some slower than others. Up to 5 have parts of a head, and some have parts of three.
 
-    Behind 1,280 tokens the splits of the new ones grow, without a window. The shorter row has so few that the last
+    After 1,280 tokens the splits of the new ones grow, without a window. The shorter row has so few that the last
     block joins them. The ring has room for 8 parts.
     """
     monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", max_stages)

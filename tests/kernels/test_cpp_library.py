@@ -1,4 +1,4 @@
-"""The C++ of kernels/cpu: compiled once, for every set of instructions, and done without where it cannot be."""
+"""The C++ of kernels/cpu: compiled once, for every set of instructions; the program runs without it if that fails."""
 
 import os
 import shlex
@@ -60,7 +60,7 @@ def test_a_second_start_runs_no_compiler(home: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, as the compiler makes it, for compilers that only copy it: it takes several seconds."""
+    """The compiled library, for compilers that only copy it: compiling takes several seconds."""
     folder = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMCLI_HOME", str(folder))
@@ -87,7 +87,7 @@ def test_a_damaged_library_is_compiled_again(
     whole = kept.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
-    # As another file of the name: what is open keeps its own.
+    # As a new file of that name: an open one keeps its own.
     kept.unlink()
     kept.write_bytes({"half": whole[: len(whole) // 2], "a bit": flipped, "nothing left": b"", "text": b"x"}[damage])
     assert opened()
@@ -96,7 +96,7 @@ def test_a_damaged_library_is_compiled_again(
 
 
 def open_to_others(kept: Path, way: str) -> None:
-    """Change a kept library so that somebody else could have written it."""
+    """Change a kept library as if somebody else had written it."""
     if way == "a file of another user":
         os.chown(kept, 4242, 4242)
     elif way == "a link":
@@ -142,7 +142,7 @@ print(open_library("avx2"))
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's list of processes")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_compiler_outlives_the_program(end: signal.Signals, tmp_path: Path) -> None:
-    """One that has children, as g++ has."""
+    """A compiler with child processes, as g++."""
     told = tmp_path / "pids"
     new, old = shlex.quote(f"{told}.new"), shlex.quote(str(told))
     compiler = written_compiler(tmp_path / "compiler", f"sleep 600 &\necho $$ $! > {new}\nmv {new} {old}\nwait")
@@ -205,7 +205,7 @@ def test_without_a_compiler_there_is_no_library(
     compiler = tmp_path / "compiler"
     monkeypatch.setenv("CXX", str(compiler if text is None else written_compiler(compiler, text)))
     assert not opened()
-    assert calls == ([] if text is None else [(0, 1), (1, 1)])  # so that nobody says for ever that it is being compiled
+    assert calls == ([] if text is None else [(0, 1), (1, 1)])  # so that the message of compiling ends
     assert not home.exists()
 
 

@@ -78,7 +78,7 @@ NUMBERS_OF_TOKENS = [9, 10, 15, 16, 17, 31, 33, 64, 65, 100, 127, 128, 200, 256,
 def test_a_tokens_bits_do_not_depend_on_the_others(
     device: Device, cublas: Cublas, num_inputs: int, num_rows: int, block_tokens: int
 ) -> None:
-    """Cards differ in what the library chooses: this is what the promise of `is_independent_of_tokens` rests on."""
+    """Cards differ in what the library chooses: `is_independent_of_tokens` rests on this."""
     import cupy
 
     other = Cublas(device, block_tokens=block_tokens)
@@ -104,7 +104,7 @@ def test_a_tokens_bits_do_not_depend_on_the_others(
 @pytest.mark.cuda
 @pytest.mark.parametrize(("num_inputs", "num_rows"), [(8192, 2048), (14336, 4096), (11008, 4096), (9728, 2560)])
 def test_few_tokens_do_not_leave_the_card_idle(cublas: Cublas, num_inputs: int, num_rows: int) -> None:
-    """`waves` is how often all multiprocessors get a block. What took ten times too long had 0.03 to 0.25.
+    """`waves` is how often all multiprocessors get a block. Products ten times too slow had 0.03 to 0.25.
 
     On an H100 17 tokens of the last shape have 0.303 and take 22.1 us, as long as 16 and 31 tokens, which have 0.606.
     """

@@ -1,4 +1,4 @@
-"""Kernels run thread by thread on the CPU, on machines without a card, and must come to the lab's float64."""
+"""Kernels run thread by thread on the CPU, on machines without a card, against the lab's float64."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def some_cases(stem: str) -> list[Problem]:
 
 
 def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> Iterator[str]:
-    """With copies that land at once, and with copies that land late; threads go on in a random order."""
+    """With copies that land at once, and with copies that land late; threads run in a random order."""
     for problem in problems:
         for emulated.is_late in (False, True):
             mismatch = find_mismatch(problem, solve(emulated, problem))
@@ -42,7 +42,7 @@ def test_results_are_within_their_bounds(stem: str, emulated: EmulatedDevice) ->
 
 
 def test_a_norm_has_the_squares_of_all_warps(emulated: EmulatedDevice) -> None:
-    """One row, in gemv: the first warp that writes outputs waits for those that have not added their squares yet."""
+    """One row, in gemv: the first warp that writes outputs waits for those that still add their squares."""
     problems = [
         problem
         for problem in CASES["gemv"].checks()
@@ -70,7 +70,7 @@ def test_gemv_of_cards_without_clusters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stem", "right", "wrong"),
     [
-        ("softmax", "__syncthreads();", ""),  # partial results that are not there yet
+        ("softmax", "__syncthreads();", ""),  # partial results that are missing yet
         ("stage_halves", "eighth / PARTS % 4", "eighth % 4"),  # inputs of another lane
         ("gemm_halves", "barrier_wait(&filled[stage], parity);", ""),  # a stage that has not arrived
         ("gemm_halves", "wgmma_wait<0>();", ""),  # products that are not done
@@ -88,7 +88,7 @@ def test_faults_of_a_kernel_are_found(stem: str, right: str, wrong: str, emulate
 
 
 def test_a_deadlock_ends_with_a_message(emulated: EmulatedDevice) -> None:
-    """A thread that leaves the others waiting."""
+    """A thread that exits while the others wait."""
     problems = some_cases("stage_halves")[:1]
     right, wrong = "__syncthreads();  // squares", "if (threadIdx.x > 0) __syncthreads();  // squares"
     emulated.compile_for(problems, lambda text: text.replace(right, wrong))

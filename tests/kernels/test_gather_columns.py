@@ -1,4 +1,4 @@
-"""gather_columns against NumPy: no bit changes, nothing beside is touched, and what does not fit is refused."""
+"""gather_columns against NumPy: no bit changes, nothing else is written, and what does not fit is refused."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ def run(device: Device, case: Case, way: str, epilogue: Epilogue = "store", num_
         "bias": None if case.bias is None else cupy.asarray(case.bias),
         "epilogue": epilogue,
     }
-    device.synchronize()  # both read weights before the kernels in front of them have ended
+    device.synchronize()  # both read weights before earlier kernels end
     if way == "gemv":
         gemv(device, x=x, norm_weight=norm_weight, eps=EPS, **common)
     else:
@@ -112,7 +112,7 @@ def test_a_real_shape_with_equal_bits(wgmma_card: Device, form: dict[str, Any]) 
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", [FORMATS[1], FORMATS[4], FORMATS[6]])
 def test_every_launch_of_a_whole_product_has_the_bits_of_gemv(wgmma_card: Device, form: dict[str, Any]) -> None:
-    """256 rows: a place for rows that is filled again too early shows in one launch of ten."""
+    """256 rows: a buffer that is filled again too early shows in one launch of ten."""
     import cupy
 
     case = make_case(random_matrix(7, num_rows=8192, num_inputs=4096, **form), 256)

@@ -58,7 +58,7 @@ def run(device: Device, case: Case, way: str, epilogue: Epilogue = "store", num_
         "bias": None if case.bias is None else cupy.asarray(case.bias),
         "epilogue": epilogue,
     }
-    device.synchronize()  # both read weights before the kernels in front of them have ended
+    device.synchronize()  # both read weights before earlier kernels end
     if way == "gemv":
         gemv(device, x=x, norm_weight=norm_weight, eps=EPS, **common)
     else:
@@ -136,7 +136,7 @@ def test_a_real_shape_with_equal_bits(wgmma_card: Device, form: dict[str, Any]) 
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_every_launch_of_a_whole_product_has_the_bits_of_gemv(wgmma_card: Device, form: dict[str, Any]) -> None:
-    """256 rows: a place for rows that is filled again too early shows in one launch of ten."""
+    """256 rows: a buffer that is filled again too early shows in one launch of ten."""
     import cupy
 
     case = make_case(random_matrix(7, num_rows=8192, num_inputs=4096, **form), 256)
@@ -212,7 +212,7 @@ def test_matrices_and_cards_that_it_is_not_for_are_refused() -> None:
 @pytest.mark.parametrize("num_outputs", [16, 1000, 4096, 28672, 128256])
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_plans(form: dict[str, Any], num_outputs: int, num_inputs: int, num_rows: int) -> None:
-    """All outputs of all rows are somebody's; few kernels serve any number of rows, with three stages or more."""
+    """Every output of every row belongs to a block; few kernels serve any number of rows, with three stages or more."""
     layout = tile_layout(num_rows=num_outputs, num_inputs=num_inputs, **form)
     for num_multiprocessors in (66, 114, 132):
         plan = plan_halves(layout, num_rows, num_multiprocessors)
@@ -222,7 +222,7 @@ def test_plans(form: dict[str, Any], num_outputs: int, num_inputs: int, num_rows
         assert rest == 0
         assert (tile_groups - 1) * chosen.sharers * chosen.tiles < layout.num_tiles
         assert tile_groups * chosen.sharers * chosen.tiles >= layout.num_tiles
-        # Blocks that share inputs have one piece of work; others come back, and all of them run at once.
+        # Blocks that share inputs have one piece of work; others take more, and all of them run at once.
         if chosen.quarters == 4:
             assert plan.num_clusters == plan.num_items
         else:

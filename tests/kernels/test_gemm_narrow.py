@@ -57,7 +57,7 @@ def wgmma_card(device: Device) -> Device:
 
 @pytest.fixture(params=NARROW_FORMS, ids="{0.tokens} tokens, {0.tiles} tiles".format)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NarrowForm:
-    """Blocks of a form, whatever would take less time. For tests that multiply as many tokens as it is for."""
+    """Blocks of a form, even if another is faster. For tests that multiply as many tokens as the form takes."""
     form: NarrowForm = request.param
 
     def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> NarrowPlan:
@@ -73,7 +73,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_launch_of_a_whole_product_has_the_same_bits(
     wgmma_card: Device, form: dict[str, Any], blocks: NarrowForm
 ) -> None:
-    """A place that is filled again too early shows in one launch of many; launches overlap."""
+    """A buffer that is filled again too early shows in one launch of many; launches overlap."""
     import cupy
 
     num_tokens = 12 if blocks.tokens == 16 else blocks.tokens
@@ -121,7 +121,7 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
     launch = notes.launches[-1]
     assert launch.name in SPEC.variants
     assert (launch.grid, launch.block) == (((172,), 384) if 16 < num_tokens <= 32 else ((344,), 256))
-    # Of 128,256 outputs as many blocks run as find room, four or two a multiprocessor. They take pieces in turn.
+    # With 128,256 outputs as many blocks run as fit, four or two a multiprocessor. They take pieces in turn.
     head = tile_layout("int8", 128256, 128, 128, "float16")
     gemm_wide(device, **arguments(head, num_tokens), out=Phantom((num_tokens, 128256), np.float32, 4 << 30))
     assert notes.launches[-1].grid == (528 if num_tokens <= 16 else 264,)
@@ -135,7 +135,7 @@ def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
     compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
     for name, (layout, form) in names.items():
         resources, warps = compiled.resources[name], launcher.block_size(form) // 32
-        # As the kernel counts them: with fewer a warp would wait for ever for those that others do not have.
+        # As the kernel counts them: with fewer a warp would wait for ever for missing ones.
         assert resources.registers == REGISTERS // (form.blocks * 32 * warps) // 8 * 8, name
         assert resources.shared_bytes <= STATIC_SHARED_BYTES, name
         assert (
@@ -234,7 +234,7 @@ def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice, bloc
     [
         ("copy_async_wait<SLOTS - 2>();", ""),  # words that have not come
         ("copy_next(slot == 0 ? SLOTS - 1 : slot - 1);", "copy_next(slot);"),  # over words that are still to be fetched
-        ("num_left >= STAGES", "num_left > STAGES + 1"),  # a stage that is never given back
+        ("num_left >= STAGES", "num_left > STAGES + 1"),  # a stage that is never released
         ("if (piece < work.num_pieces) seek(work, shape, warp);", ""),  # weights of the tile before
     ],
 )

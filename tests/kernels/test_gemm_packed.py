@@ -19,7 +19,7 @@ def run(device: Device, stored: StoredMatrix, x: np.ndarray) -> Any:
     import cupy
 
     matrix = upload(tiles_of(stored))
-    wide = cupy.full((len(x), x.shape[1] + 8), np.nan, dtype=np.float16)  # what lies beside a row is not read
+    wide = cupy.full((len(x), x.shape[1] + 8), np.nan, dtype=np.float16)  # what follows a row is not read
     wide[:, : x.shape[1]] = cupy.asarray(x)
     result = fenced((len(x), stored.values.shape[0]), np.float32)
     gemm_packed(device, matrix=matrix, x=wide[:, : x.shape[1]], out=result.array)

@@ -41,9 +41,9 @@ def wgmma_card(device: Device) -> Device:
 
 @pytest.fixture(params=WIDE_TOKENS, ids="blocks of {}".format)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of so many tokens, whatever would take less time; of 256 where an image has as many.
+    """Blocks of this many tokens, even if another form is faster; of 256 if an image has as many.
 
-    Of gemm_narrow's forms the one with the smallest blocks, and the one with the largest.
+    gemm_narrow's forms with the smallest and the largest blocks.
     """
 
     def plan_few(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> NarrowPlan:
@@ -146,7 +146,7 @@ def test_a_tokens_bits_are_the_same_beside_any_number_of_others(wgmma_card: Devi
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6], HALF_FORMATS[1]], ids=str)
 def test_every_launch_of_a_whole_product_has_the_same_bits(wgmma_card: Device, form: dict[str, Any]) -> None:
-    """A place for tokens that is filled again too early shows in one launch of many."""
+    """A buffer for tokens that is filled again too early shows in one launch of many."""
     import cupy
 
     stored = random_matrix(4, num_rows=8192, num_inputs=4096, **form)
@@ -271,7 +271,7 @@ def test_matrices_and_cards_that_it_is_not_for_are_refused() -> None:
         gemm_wide(notes, **{**arguments(), "matrix": matrix})
     assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if SPEC.runs_on(arch)] == ["sm_90"]
     assert takes(tile_layout("bfloat16", 64, 4096))
-    assert not takes(tile_layout("bfloat16", 64, 4032))  # what lies behind a tile's last unit are other weights
+    assert not takes(tile_layout("bfloat16", 64, 4032))  # other weights follow a tile's last unit
     assert not takes(tile_layout("float32", 64, 4096))
     assert takes(tile_layout("int4", 64, 4096, 16, "float16"))
 

@@ -1,4 +1,4 @@
-"""gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; rows that ignore each other."""
+"""gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; independent rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def run(
         assert case.before is not None
         result.array[...] = cupy.asarray(case.before[rows])
     matrix = upload(tiles_of(case.stored))
-    device.synchronize()  # gemv reads weights before the kernels in front of it have ended
+    device.synchronize()  # gemv reads weights before earlier kernels end
     gemv(
         device,
         matrix=matrix,
@@ -122,7 +122,7 @@ def test_long_rows(device: Device, form: dict[str, Any], num_inputs: int, num_ro
 
 @pytest.mark.cuda
 def test_fewer_tiles_than_blocks(device: Device) -> None:
-    """Of the tiles in work together the last ones do not exist, and one of two blocks finishes none."""
+    """The last of the tiles in work together do not exist, and one of two blocks finishes none."""
     case = make_case(random_matrix(8, num_rows=9, num_inputs=700, **FORMATS[1]), num_rows=8, has_norm=True)
     assert_within(run(device, case).array, *case.product())
 
@@ -197,7 +197,7 @@ def test_nan_shows_in_its_row_alone(device: Device) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("weight_type", ["int8", "int4"])
 def test_magnitudes_at_the_ends_of_float32(device: Device, weight_type: str) -> None:
-    """Right as long as a span's largest has a quotient; of infinity and its neighbours NaN."""
+    """Right while a span's largest value has a quotient; NaN for infinity and its neighbours."""
     case = make_case(random_matrix(9, weight_type, 32, 256), num_rows=4)
     case.x[:] = np.random.default_rng(9).uniform(0.5, 1, case.x.shape)
     case.x *= np.float32([[2**-99.5], [2**-105.0], [2.0**-120], [2.0**100]])
@@ -224,7 +224,7 @@ def test_wrong_arrays_are_refused(device: Device) -> None:
         gemv(device, matrix=matrix, x=x, out=out, bias=x[0, :40])
 
 
-# Multiprocessors, shared memory a block, clusters; half an H100 is what a card looks like that is shared out.
+# Multiprocessors, shared memory a block, clusters; half an H100 looks like a partitioned card.
 CARDS = {
     "H200": (132, 232448, True),
     "half an H100": (61, 232448, True),

@@ -1,4 +1,4 @@
-"""What launchers refuse: a wrong type, shape, stride or address, each named with its kernel and argument."""
+"""Refusals of launchers: a wrong type, shape, stride or address, each named with its kernel and argument."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -21,7 +21,7 @@ FLOAT, SHORT = ("scale", "scale<float>"), ("scale", "scale<short>")
 
 
 class Compilations:
-    """Stands in for the compiler: other machine code each time, and a record of what was asked."""
+    """A stand-in for the compiler: other machine code each time, and a record of requests."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, tuple[str, ...], str]] = []
@@ -196,8 +196,8 @@ def test_writers_at_once_leave_one_whole_entry(
     tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_writers, num_rounds = 8, 20
-    all_compile = threading.Barrier(num_writers)  # so nobody finds what another one has written
-    same = compilations("", *FLOAT, "sm_90")  # the compiler makes the same of the same
+    all_compile = threading.Barrier(num_writers)  # so that none finds another's result
+    same = compilations("", *FLOAT, "sm_90")  # equal input gives equal code
 
     def compile_together(*_: object) -> CompiledKernels:
         all_compile.wait(timeout=60)
@@ -307,7 +307,7 @@ def test_an_error_ends_the_others_and_keeps_what_is_compiled(
         asked.append(names[0])
         if len(asked) == 4:
             raise error
-        if len(asked) > 4:  # one is under way when the error is met
+        if len(asked) > 4:  # one is in progress at the error
             may_end.wait(timeout=10)
             ended.set()
         return compilations(source, stem, names, arch)

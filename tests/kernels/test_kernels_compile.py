@@ -1,4 +1,4 @@
-"""Every variant of every kernel compiles for its architectures, without spills; with -s, a table of what it takes."""
+"""Every variant of every kernel compiles for its architectures, without spills; with -s, a table of its resources."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def build(stem: str, arch: str) -> dict[str, KernelResources]:
 
 @pytest.fixture(scope="module")
 def builds(request: pytest.FixtureRequest, nvrtc: None) -> Iterator[Builds]:
-    """What the selected tests ask for, under way in threads."""
+    """The compilations that the selected tests need, running in threads."""
     wanted = {
         (item.callspec.params["stem"], item.callspec.params["arch"]): None
         for item in request.session.items
@@ -74,5 +74,5 @@ def test_every_variant_compiles_without_spills(stem: str, arch: str, builds: Bui
     assert not spilling
     assert not {name for name, taken in resources.items() if taken.waits_for_each_wgmma}
     assert not {name for name, taken in resources.items() if taken.stack_bytes}
-    if stem in STATIC_SHARED_BYTES:  # which plan their shared memory beside them
+    if stem in STATIC_SHARED_BYTES:  # they plan the rest of their shared memory themselves
         assert max(taken.shared_bytes for taken in resources.values()) <= STATIC_SHARED_BYTES[stem]

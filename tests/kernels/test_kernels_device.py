@@ -1,4 +1,4 @@
-"""Why a card cannot be used, in one line each; and, on a card, that launches do what they say."""
+"""Why a card cannot be used, in one line each; and, on a card, that launches work."""
 
 import os
 import subprocess
@@ -118,7 +118,7 @@ def test_cupy_starts_where_no_cache_can_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_each_kernel_is_loaded_once_and_from_a_file_of_its_own(tmp_path: Path) -> None:
-    """On a device without a card, whose modules remember what they were asked for."""
+    """On a device without a card, whose modules record requests."""
     cache = KernelCache(tmp_path / "cache")
     device = object.__new__(Device)
     device.arch, device._caches, device._kernels = "sm_90", {False: cache}, {}

@@ -1,4 +1,4 @@
-"""What the machine is said to offer, on a machine of whatever kind."""
+"""What the machine offers, tested on any machine."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Launches by CuPy's own call, and which launches go that way: a fake RawKernel notes what it is called with."""
+"""Launches by CuPy's own call, and which launches go that way: a fake RawKernel records its arguments."""
 
 import ctypes
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ class RawKernel:
 
 
 class Card(Device):
-    """A card with one kernel, whose driver notes launches."""
+    """A card with one kernel, whose driver records launches."""
 
     def __init__(self, raw: RawKernel, can_overlap: bool = True) -> None:
         driver = Driver()

@@ -1,4 +1,4 @@
-"""Replays: what was launched for some arrays, launched for others, and with the addresses of those."""
+"""Replays: launches for some arrays, repeated for others with their addresses."""
 
 import gc
 import weakref
@@ -301,7 +301,7 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_launchers_give_addresses_as_arrays(name: str) -> None:
-    """What is launched for some arrays is right for others: no address is taken into a launch as a number."""
+    """Launches for some arrays are right for others: no launch keeps an address as a number."""
 
     def arrays_from(ptr: int) -> tuple[Give, list[Array]]:
         given: list[Array] = []

@@ -1,4 +1,4 @@
-"""The card whose context is made early: the right one, in a thread, and no word where that fails."""
+"""The card whose context is made early: the right one, in a thread, and no message if that fails."""
 
 import sys
 import threading
@@ -12,7 +12,7 @@ from llmcli.timeline import Timeline
 
 
 class Driver:
-    """Stands for the driver's library."""
+    """A stand-in for the driver's library."""
 
     def __init__(self, cards: int = 2, status: int = 0) -> None:
         self.cards, self.status = cards, status

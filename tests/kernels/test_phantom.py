@@ -1,4 +1,4 @@
-"""Phantoms are compared with NumPy's arrays: what one becomes, the other becomes, address for address."""
+"""Phantoms are compared with NumPy's arrays: equal after every operation, address for address."""
 
 import random
 from typing import Any

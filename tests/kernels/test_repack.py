@@ -31,7 +31,7 @@ def empty_matrix(layout: TileLayout) -> tuple[TiledMatrix, Any]:
 
 
 def shifted(array: np.ndarray, num_bytes: int) -> Any:
-    """The bytes on the card, so many bytes past an aligned address."""
+    """The bytes on the card, at an offset from an aligned address."""
     import cupy
 
     memory = cupy.zeros(array.nbytes + 16, dtype=np.uint8)

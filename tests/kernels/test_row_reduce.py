@@ -8,7 +8,7 @@ from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce_cost, split_
 from llmcli.lab.cases.row_reduce import OPS, case, masked_case, special_case
 from llmcli.lab.problem import Problem
 
-# Columns and what lies between the end of a row and the next one: padded to 16, one more, nothing.
+# Columns, and the gap between the end of a row and the next one: padded to 16, one more, nothing.
 SHAPES = [(1, 0), (7, 1), (40, 8), (64, 0), (1003, 5), (1024, 0), (1025, 0), (4096, 0), (11008, 0), (14336, 0)]
 LONG = [(8192, 0), (32001, 15), (50257, 0), (128256, 0)]
 

@@ -1,4 +1,4 @@
-"""Forms of rows: each holds what it is chosen for, its grid covers all rows, and what is launched was specified."""
+"""Forms of rows: each holds the rows it is chosen for, its grid covers all rows, and every launch was specified."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from llmcli.lab.rows import COLUMNS
 
 
 class Recorder:
-    """A card that only notes what is launched."""
+    """A card that only records launches."""
 
     num_multiprocessors = 64
 

@@ -43,7 +43,7 @@ POOL_SEED = 7
 
 @dataclass
 class Batch:
-    """Rows under way on the card; `lanes` says which row slot each of the batch is."""
+    """Rows on the card; `lanes` gives the row slot of each in the batch."""
 
     sampler: Any
     lanes: list[int]
@@ -184,7 +184,7 @@ def test_mu_over_200_steps_is_the_hosts(device, name):
 @pytest.mark.cuda
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_as_many_sequences_as_there_is_room_for(device, temperature):
-    """Many of one last id, one for each token, one as long as the history and one longer."""
+    """Many with one last id, one for each token, one as long as the history and one longer."""
     vocab_size = 3000
     history = [4, 2, 9, 4, 2, 7]
     sequences = [((2, 7, 11), 0.1), ((7, 11), 1e-3), ((4, 2, 9, 4, 2, 7, 12), 2.0), ((1, 4, 2, 9, 4, 2, 7, 12), 50.0)]
@@ -220,7 +220,7 @@ def test_the_hosts_own_scene_of_every_step(device):
 
 @pytest.mark.cuda
 def test_a_row_alone_is_the_row_in_a_batch(device):
-    """Alone it has more blocks and another place, too."""
+    """Alone it also has more blocks and another slot."""
     settings = list(CHAINS.values())[-5:]
     samplers = [make_sampler(chain, 3, index) for index, chain in enumerate(settings)]
     vocab_size, num_steps = 32_000, 30
@@ -302,7 +302,7 @@ def test_ties_and_extremes(device, kind, settings):
 
 @pytest.mark.cuda
 def test_a_long_history(device):
-    """One long loop is the worst case of DRY, and one token that is all of a text that of the counts."""
+    """One long loop is the worst case of DRY, and a text of one token that of the counts."""
     max_seq_len = 30_000
     histories = [np.tile([4, 5, 6], 9_999), np.full(29_990, 9), np.arange(29_000) % 2500]
     samplers = [make_sampler(CHAINS["every step"] | {"dry_window": 0, "penalty_window": 0}, 1, i) for i in range(3)]

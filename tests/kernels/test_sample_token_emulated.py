@@ -1,4 +1,4 @@
-"""sample_token on the CPU, thread by thread: all cases of the lab but those of the largest vocabularies."""
+"""sample_token on the CPU, thread by thread: all cases of the lab except the largest vocabularies."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def test_every_case_is_the_hosts(emulated):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        # a NaN that a greedy row's quick look passes over
+        # a NaN that a greedy row's quick pass misses
         ("if (unusual != unusual) {", "if (false) {"),
         # the thread looks again at tokens that are not its own
         ("problems |= problems_of(logits[id + i])", "problems |= problems_of(logits[id / 4 + i])"),

@@ -1,4 +1,4 @@
-"""sample_token: lanes that nobody uses, more lanes than multiprocessors, and steps that go on."""
+"""sample_token: unused lanes, more lanes than multiprocessors, and steps that go on."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ cupy = pytest.importorskip("cupy")
     [(132, 64, 2), (132, 66, 2), (132, 67, 1), (132, 256, 1), (28, 60, 1)],
 )
 def test_all_lanes_take_one_launch(num_multiprocessors, num_lanes, num_blocks):
-    """Blocks that wait for each other run at once; of those that have a row to themselves there may be more."""
+    """Blocks that wait for each other run at once; blocks with a row to themselves may be more."""
     launches = []
     card = SimpleNamespace(
         num_multiprocessors=num_multiprocessors, launch=lambda stem, name, **details: launches.append(details)
@@ -76,7 +76,7 @@ def test_more_rows_than_multiprocessors(device):
 
 @pytest.mark.cuda
 def test_steps_go_on_from_the_headers(device):
-    """Also past 2^32: the host says where a row's steps begin."""
+    """Also past 2^32: the host sets where a row's steps begin."""
     batch = begin(device, [make_sampler({"temperature": 0}, 0)], [[1, 2]], 600, 20)
     header = batch.sampler._state[0, : ROW_SAMPLER.itemsize].get().view(ROW_SAMPLER)
     header["step"] = 2**32 - 2

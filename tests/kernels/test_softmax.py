@@ -7,7 +7,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.softmax import softmax_cost
 from llmcli.lab.cases.softmax import case, masked_case
 
-# Columns and what lies between the end of a row and the next one.
+# Columns, and the gap between the end of a row and the next one.
 SHAPES = [(1, 0), (7, 1), (40, 8), (64, 0), (256, 0), (1003, 5), (1024, 0), (4096, 0), (5120, 0), (9001, 0), (14336, 0)]
 LONG = [(32001, 15), (50257, 0), (128256, 0)]
 

@@ -13,7 +13,7 @@ from llmcli.lab.rows import digits_of
 
 
 def stage(device: Device, layout: TileLayout, x: np.ndarray) -> tuple[Fenced, Fenced]:
-    """Image and factors between canaries; what is not written is 0xFF."""
+    """Image and factors between canaries; unwritten bytes are 0xFF."""
     import cupy
 
     image, factors = fenced(image_bytes(layout, len(x)), np.uint8), fenced(len(x), np.float32)

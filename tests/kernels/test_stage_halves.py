@@ -14,7 +14,7 @@ from llmcli.lab.rows import halves_of
 
 
 def stage(device: Device, layout: TileLayout, x: np.ndarray) -> Fenced:
-    """The image between canaries; what is not written is 0xFF."""
+    """The image between canaries; unwritten bytes are 0xFF."""
     import cupy
 
     image, factors = fenced(image_bytes(layout, len(x)), np.uint8), fenced(len(x), np.float32)
@@ -107,7 +107,7 @@ def test_the_reference_splits_into_pairs_for_8_bit_floats() -> None:
     assert (halves.inverses[:, 0] == halves.inverses[:, 1]).all()
     image = halves.image(unused=0xFF)
     assert image.size == image_bytes(layout, 20)
-    # Input 64 + 16 * 2 + 8 + 5 of row 3: the second unit, lane t = 2, its second part, the third pair of inputs of it.
+    # Input 64 + 16 * 2 + 8 + 5 of row 3: the second unit, lane t = 2, its second part, its third pair of inputs.
     place = 32 * (4 * 64 + 4) + (4 + 2) * 16 * 64 + 6 * 16 + 4 * 2 + 2
     assert image[place : place + 2].tobytes() == halves.hi[3, 1, 45].tobytes()
 

@@ -1,4 +1,4 @@
-"""stage_wide against rounded rows by NumPy, in the order that wide_image.cuh tells; without a norm bit for bit."""
+"""stage_wide against rounded rows by NumPy, in the order of wide_image.cuh; without a norm bit for bit."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The bound of sums of the tensor cores, beside a model of them that gives an H200's values bit by bit."""
+"""The bound of sums of the tensor cores, against a model of them that gives an H200's values bit by bit."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def small_weights(form: dict[str, Any]) -> StoredMatrix:
 
 
 def test_the_model_gives_what_an_h200_gave() -> None:
-    """Of one token with an outlier and small weights; exactly added it is -2.41285552."""
+    """One token with an outlier, and small weights; the exact sum is -2.41285552."""
     x, weights = activations(20, 72).astype(np.float64), halves_of(small_weights(FORMATS[0]))
     found = hopper_sums(x, weights) * powers_of_two(20)[:, None]
     assert np.float32(found[2, 16]) == np.float32(-2.41285133)
@@ -77,7 +77,7 @@ def test_sums_of_the_tensor_cores_lie_within_the_bound(form: dict[str, Any]) -> 
         bound = truncated_sum_bound(x, weights, UNIT_INPUTS)
         error = np.abs(hopper_sums(x, weights) - x @ weights.T)
         assert (error <= bound).all()
-        # Not so wide that it would let a product go: those of the largest inputs are far larger.
+        # Not so wide that a product could be missing: those of the largest inputs are far larger.
         largest = np.abs(x).max(axis=1)[:, None] * np.abs(weights).max(axis=1)
         assert (bound <= 1e-3 * largest).all()
 

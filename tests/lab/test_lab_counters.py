@@ -1,4 +1,4 @@
-"""Nsight Compute's CSV read into figures, and what they say limits a kernel."""
+"""Nsight Compute's CSV read into figures, and the limit of a kernel that they show."""
 
 from dataclasses import replace
 

@@ -21,7 +21,7 @@ def tensor(problem: Problem, name: str, dtype: torch.dtype) -> Any:
 
 
 def attend(problem: Problem, qkv: Any, lost_tokens: int = 0, is_turned: bool = True) -> dict[str, np.ndarray]:
-    """Hugging Face's LlamaAttention of one token: its projections in, the cache and what the projection o gets out."""
+    """Hugging Face's LlamaAttention of one token, from its projections to the input of o."""
     dtype, position = qkv.dtype, problem.sizes["position"]
     heads, kv_heads = (problem.sizes[name] for name in HEADS)
     query, key, value = qkv.reshape(-1, 128).split([heads, kv_heads, kv_heads])
@@ -119,7 +119,7 @@ def test_the_parts_are_the_fused_matrix() -> None:
 
 
 def test_what_no_token_fills_is_nan() -> None:
-    """So a kernel that reads further than the tokens go cannot be right."""
+    """So a kernel that reads past the tokens is wrong."""
     inputs = make_problem("decode_cache", CACHE).inputs
     filled = inputs["cached_keys"][inputs["page_table"][0, 300 // 16]]
     assert np.isnan(filled[:, 300 % 16 :]).all()

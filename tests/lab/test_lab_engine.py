@@ -45,7 +45,7 @@ def test_launches_are_of_that_kernel(stem: str) -> None:
 
 @pytest.mark.parametrize("stem", CASES)
 def test_references_pass_themselves_and_nothing_else(stem: str) -> None:
-    """What must come out is right once it is stored; an output nobody wrote is wrong, and so is one wrong element."""
+    """The expected output is right once stored; an unwritten output is wrong, and so is one wrong element."""
     for problem in CASES[stem].checks():
         right = {name: stored(one.values, problem.outputs[name].dtype) for name, one in problem.expected.items()}
         assert set(right) == set(problem.outputs)
@@ -73,7 +73,7 @@ def stored(values: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def before(problem: Problem, name: str) -> np.ndarray:
-    """What an output holds before anything is launched."""
+    """An output's content before any launch."""
     output = problem.outputs[name]
     if output.initial:
         return problem.inputs[output.initial]

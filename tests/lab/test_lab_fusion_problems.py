@@ -1,4 +1,4 @@
-"""GELU after a bias, masked softmax: references against torch; float32 keeps to the bounds, likely mistakes do not."""
+"""GELU after a bias, masked softmax: references against torch; float32 stays within the bounds, mistakes do not."""
 
 import numpy as np
 import pytest

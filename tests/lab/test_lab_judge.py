@@ -1,4 +1,4 @@
-"""What `judge` finds, on the host with NumPy in CuPy's place: wrong results, bytes beside, inputs, other bits."""
+"""Faults that `judge` finds, with NumPy on the host: wrong results, stray writes, changed inputs or bits."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Cases of append_tokens and attention_decode: torch and numpy in float32 are right by them, and no fault is."""
+"""Cases of append_tokens and attention_decode: torch and numpy in float32 pass, and no fault does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def on_card(values: np.ndarray) -> Any:
 
 
 def solve(problem: Problem, launcher: Launcher) -> dict[str, np.ndarray]:
-    """What a launcher on the host makes of a problem."""
+    """The result of a launcher on the host for a problem."""
     arrays = {name: on_card(array) for name, array in problem.inputs.items()}
     for name, output in {**problem.outputs, **problem.scratch}.items():
         before = np.full(int(np.prod(output.shape)) * np.dtype(output.dtype).itemsize, 0xFF, np.uint8)
@@ -165,7 +165,7 @@ def test_what_is_stored_lies_within_its_bound_of_every_right_number(
 
 
 def test_a_span_holds_what_single_tokens_append() -> None:
-    """Its own tokens are in the cache before it attends, in the places behind the first."""
+    """Its own tokens are in the cache before it attends, in the places after the first."""
     before = new_tokens(LAYOUT, CODES, [20], norms=True, max_seq_len=32)
     span = in_cache(spans_of(before, [5]))
     (row,) = set(span.rows.tolist())

@@ -1,4 +1,4 @@
-"""Nsight Compute as a child process: where it is found, how it is asked, what its failures say."""
+"""Nsight Compute as a child process: where it is found, its arguments, and the messages of its failures."""
 
 import signal
 import subprocess
@@ -39,7 +39,7 @@ def test_without_a_profiler_the_way_to_it_is_named(bare: Path) -> None:
 
 
 def test_the_nearest_profiler_is_taken(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each place wins over those that were filled before it."""
+    """Each place wins over those filled before it."""
     (bare / "usr/local/cuda-12.0/bin").mkdir(parents=True)  # a toolkit without it
     unusable = install(bare / "opt/nvidia/nsight-compute/2029.1.0")
     unusable.chmod(0o644)
@@ -83,7 +83,7 @@ def test_what_it_is_asked_for(ncu: FakeNcu) -> None:
 
 @pytest.mark.parametrize("does", ["", "regex"])
 def test_metrics_that_it_does_not_know_are_left_out(ncu: FakeNcu, does: str) -> None:
-    """Both ways in which versions of it name them."""
+    """ncu's versions name them in two ways."""
     gmma, memory = STALL.format("gmma"), "dram__throughput.avg.pct_of_peak_sustained_elapsed"
     ncu.write(does, unknown=(gmma, memory))
     counters = count(ncu.path, ["program"], "sm_90")

@@ -1,4 +1,4 @@
-"""References of problems against torch in float64, and what is told of an element that is wrong."""
+"""References of problems against torch in float64, and the message about a wrong element."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Products of matrices: references against torch, bounds that tell sums in half, tiles against their description."""
+"""Products of matrices: references against torch, bounds that detect sums in half, tiles against their description."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_a_zero_point_that_is_one_off_is_found() -> None:
 
 @pytest.mark.parametrize(("name", "sizes"), [("matmul", MATMUL), ("int8_product", INT8)])
 def test_tiles_are_those_of_the_engine(name: str, sizes: dict[str, int]) -> None:
-    """Every weight lies where kernels/common/tile.cuh says; what is left has the code of zero."""
+    """Every weight lies where kernels/common/tile.cuh says; padding has the code of zero."""
     problem = make_problem(name, sizes)
     rows = problem.inputs["b_columns" if name == "matmul" else "codes"]
     tiles, found = problem.inputs["tiles"].copy(), np.empty_like(rows)

@@ -1,4 +1,4 @@
-"""What is profiled: the call that is chosen, the rung, and the process that makes their launches."""
+"""Profiling: the chosen call, the rung, and the process that launches them."""
 
 import os
 import subprocess
@@ -134,7 +134,7 @@ def test_the_process_makes_the_launches_of_the_call(
     index: int,
     numbers: list[int],
 ) -> None:
-    """Each launch of the noted step has an address of its own."""
+    """Each launch of the recorded step has its own address."""
     started: list[int] = []
 
     def note(first: int, one: Walk) -> list[Any]:
@@ -204,7 +204,7 @@ def test_launches_are_marked_for_the_profiler(monkeypatch: pytest.MonkeyPatch) -
 def test_the_process_says_why_it_fails(
     request_: ProfileRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the profiler starts it, in a folder with modules of the same names; no card is seen."""
+    """Started as by the profiler, in a folder with modules of the same names, without a card."""
     (tmp_path / "json.py").write_text("raise SystemExit('another module')")
     (tmp_path / "llmcli").mkdir()
     (tmp_path / "llmcli" / "__init__.py").write_text("raise SystemExit('another package')")

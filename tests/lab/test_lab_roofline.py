@@ -1,4 +1,4 @@
-"""Ceilings, places and the gap, from fixed numbers that are worked out by hand."""
+"""Ceilings, places and the gap, from fixed numbers, computed by hand."""
 
 import pytest
 

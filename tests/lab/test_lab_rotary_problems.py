@@ -1,4 +1,4 @@
-"""Rotary embedding: each form against torch, in the words of the models that have it."""
+"""Rotary embedding: each form against torch, in the code of its models."""
 
 import numpy as np
 import pytest

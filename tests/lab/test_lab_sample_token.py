@@ -1,4 +1,4 @@
-"""Cases of sample_token and read_bandwidth: what they expect, seen from elsewhere than their references."""
+"""Cases of sample_token and read_bandwidth: expected values, checked independently of their references."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ def test_host_and_kernel_agree_on_what_a_block_reads_at_a_time() -> None:
 
 
 def values_of(problem: Problem) -> dict[str, np.ndarray]:
-    """What a right kernel leaves."""
+    """The output of a right kernel."""
     return {name: one.values.astype(problem.outputs[name].dtype) for name, one in problem.expected.items()}
 
 
@@ -131,7 +131,7 @@ def test_a_chain_of_choices_ends_behind_the_first_wrong_draft(num_right: int) ->
 
 
 def test_penalties_of_a_chain_see_its_drafts() -> None:
-    """A token that was just said is not said again, though it stays the likeliest."""
+    """The last token is not chosen again, though it stays the likeliest."""
     logits = np.zeros((1, 4, 50), np.float32)
     logits[..., [7, 20, 30, 41]] = 8, 7.5, 7, 6.5
     sampler = make_sampler({"temperature": 0, "presence_penalty": 2.0}, 0)

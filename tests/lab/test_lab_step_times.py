@@ -1,4 +1,4 @@
-"""Steps that are noted and timed: what is started again, how often, and what is refused; on a card with a model."""
+"""Recorded and timed steps: what is repeated, how often, and what is refused; on a card with a model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ def test_other_launches_than_those_of_the_walk_are_refused(stems: tuple[str, ...
 
 @pytest.mark.parametrize("maximum", [1 + LEAST_ROOM, 300, 1024, 131072])
 def test_the_sampler_never_leaves_the_context(timed: list[tuple[int, int]], maximum: int) -> None:
-    """Each run moves the row on: the step that is noted, the steps that are timed, and the sampler's own."""
+    """Each run advances the row: the recorded step, the timed steps, and the sampler's own."""
     lengths = Lengths.within(maximum, None, None, 1)
     walk = walk_of("gemv", "sample_token")
     roofline._time(None, walk, noted(walk), lengths, lambda: None)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def test_the_sampler_never_leaves_the_context(timed: list[tuple[int, int]], maxi
 
 @dataclass
 class Watched:
-    """A runner, and the spans that it queued while a device took notes."""
+    """A runner, and the spans that it queued while a device recorded."""
 
     runner: Any
     device: Any
@@ -119,7 +119,7 @@ class Watched:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_steps_that_are_noted(tiny_llama: Path, rows: int) -> None:
-    """On any runner: all rows at the depth that was asked for, then a prompt; and all pages are given back."""
+    """On any runner: all rows at the requested depth, then a prompt; all pages are released."""
     lengths = Lengths(prompt=16, depth=33, rows=rows, context=64)
     runner = load(open_model(tiny_llama), max_seq_len=64, num_rows=rows)
     watched, free = Watched(runner, SimpleNamespace(noted=None)), runner.free_pages

@@ -68,7 +68,7 @@ def test_its_launches_are_bound(name: str) -> None:
 
 @pytest.mark.parametrize("name", study_names())
 def test_its_reference_is_exact_and_tells_zeros(name: str) -> None:
-    """The expected values, rounded to the outputs' types, pass; outputs that nobody wrote do not."""
+    """The expected values, rounded to the outputs' types, pass; unwritten outputs do not."""
     for problem in problems(name):
         stored = {key: rounded(one.values, problem.outputs[key].dtype) for key, one in problem.expected.items()}
         assert set(stored) == set(problem.outputs)

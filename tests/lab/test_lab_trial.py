@@ -1,4 +1,4 @@
-"""Launches from a graph, by stream, overlapping: how a study asks for them, and times on a card."""
+"""Launches from a graph, by stream, overlapping: how a study requests them, and times on a card."""
 
 from functools import partial
 from typing import Any

@@ -58,7 +58,7 @@ def test_decoding_multiplies_every_matrix_once(walks: tuple[Walk, Walk]) -> None
 )
 def test_a_prompt_multiplies_every_matrix_of_a_layer(nvrtc: None, form: str, arch: str, stem: str) -> None:
     _, prefill = walk_model(shape_model("Llama-3.2-1B", form), LENGTHS, card_of(arch), arch)
-    stems = (stem, "gemm_narrow")  # the last layer runs the last token, but for its keys and values
+    stems = (stem, "gemm_narrow")  # the last layer runs the last token, except for its keys and values
     calls = [call for one in stems for call in calls_of(prefill, one)]
     assert {call.matrix for call in calls} == LINEARS.keys() - {"embed_tokens"}
     for matrix, num_weights in LINEARS.items() - {("embed_tokens", LINEARS["embed_tokens"])}:
@@ -68,7 +68,7 @@ def test_a_prompt_multiplies_every_matrix_of_a_layer(nvrtc: None, form: str, arc
         assert max(len(call.places) for call in of_matrix) == LAYERS - (not is_whole)
         found = sum(call.cost.flops * len(call.places) for call in of_matrix)
         assert found == 2 * num_weights * num_tokens
-        assert all((call.use is None) == (stem == PRODUCT) for call in of_matrix)  # nobody knows what a library's uses
+        assert all((call.use is None) == (stem == PRODUCT) for call in of_matrix)  # a library's use is unknown
 
 
 def test_places_are_all_launches_once(walks: tuple[Walk, Walk]) -> None:

@@ -1,4 +1,4 @@
-"""A user's kernel: what is refused without a card; and on a card, that right ones pass and planted faults are found."""
+"""A user's kernel: refusals without a card; on a card, right ones pass and planted faults are found."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -51,7 +51,7 @@ def own_parameters(text: str) -> str:
 
 @pytest.mark.parametrize("stem", CASES)
 def test_every_kernel_with_checks_is_its_own_replacement(stem: str) -> None:
-    """So the parameters of all of them are understood."""
+    """So all of their parameters are parsed."""
     assert read(stem, kernels_folder() / f"{stem}.cu").stem == stem
 
 
@@ -149,7 +149,7 @@ def test_pointers_and_numbers_may_be_written_otherwise(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, kernels: list[OwnKernel], loaded: list[Path]) -> Any:
-    """A device without a card, whose modules note the files that they load."""
+    """A device without a card, whose modules record the files that they load."""
     device = object.__new__(Device)
     cache = KernelCache(folder / "cache", own={one.stem: one.text for one in kernels})
     device.arch, device._kernels, device.own_sources, device.uses_own = "sm_90", {}, cache.own, True
@@ -160,7 +160,7 @@ def opened(folder: Path, kernels: list[OwnKernel], loaded: list[Path]) -> Any:
 
 
 class NoCard(Device):
-    """Facts of a card where there is none."""
+    """Facts of a card on machines without one."""
 
     facts = TYPICAL_CARD  # type: ignore[assignment]
 
@@ -190,7 +190,7 @@ def test_own_and_engine_kernels_are_loaded_once_each(tmp_path: Path) -> None:
         assert device.uses_own is False
     device.prepare_all(wanted)
     assert device.uses_own is True
-    assert len(loaded) == len(set(loaded)) == 6  # of scale_bias there is but one source
+    assert len(loaded) == len(set(loaded)) == 6  # scale_bias has only one source
     assert {path.name.partition("-")[0] for path in set(loaded) - own} == {NAME}
 
 
@@ -219,7 +219,7 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
 
 
 def test_many_rows_with_speed_first_launch_other_forms() -> None:
-    """Each is compiled before the first step, which would wait for it."""
+    """Each is compiled before the first step, so that it does not wait."""
     kernel, model = read("stage_wide", kernels_folder() / "stage_wide.cu"), shape_model("Llama-3.2-1B", "int8")
 
     def compiled(**options: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""Steps with drafts on a runner that moves a clock of its own."""
+"""Steps with drafts on a runner with its own clock."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ PROMPT = list(range(1, 41))
 
 
 class ClockedDevice(PageDevice):
-    """A step takes 20 ms and 1 ms for each draft; one that is queued while another one runs waits for it."""
+    """A step takes 20 ms and 1 ms for each draft; one that is queued during another waits for it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, works_ahead: bool, lies: bool = False):
         super().__init__(self._next, works_ahead=works_ahead)

@@ -1,4 +1,4 @@
-"""What a user's kernels change: on a runner that moves a clock of its own, where ours take twice as long."""
+"""The effect of a user's kernels, on a runner with its own clock, where ours take twice as long."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What `bench` makes of a runner's times: a runner that moves a clock of its own, and a real one that must agree."""
+"""The figures of `bench` from a runner's times: a runner with its own clock, and a real one that must agree."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ OPTIONS = BenchOptions(prompts=(100,), depths=(50,), num_rows=1, num_new_tokens=
 
 
 class ClockedRunner(SteppingRunner):
-    """A prompt takes 10 ms a token, the choice behind it 100 ms; a later step 20 ms, plus 5 ms for each row."""
+    """A prompt takes 10 ms a token, the choice after it 100 ms; a later step 20 ms, plus 5 ms for each row."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_rows: int = 1, chunk: int = 10_000) -> None:
         self.now = 0.0
@@ -136,7 +136,7 @@ def test_long_runs_are_repeated_less_often(num_tokens: int, num_runs: int, monke
     spread = bench(runner).measure_prompt(num_tokens).seconds
     assert spread.num_runs == num_runs
     assert spread.median == pytest.approx(num_tokens / 100)
-    # Of one that takes half a minute, the run that would have warmed up is the figure.
+    # If a run takes half a minute, the warm-up run is the figure.
     assert len(runner.num_prompt_tokens) == 2 * (num_runs + (num_tokens < 1500))
 
 
@@ -148,7 +148,7 @@ def test_tokens_are_those_of_generate(num_rows: int, tiny_llama: Path) -> None:
 
 
 class Wrong:
-    """A runner that chooses another token than it chooses alone, in one place."""
+    """A runner that in one place chooses another token than alone."""
 
     def __init__(self, runner: Any, wrong_row: int, wrong_step: int):
         self._runner = runner
@@ -171,14 +171,14 @@ class Wrong:
 
 @pytest.mark.parametrize(("row", "step"), [(0, 0), (0, 9), (1, 4)])
 def test_other_tokens_than_generates_are_refused(row: int, step: int, tiny_llama: Path) -> None:
-    """The first two rows are the texts alone."""
+    """The first two rows are the single texts."""
     runner = load(open_model(tiny_llama), max_seq_len=100, num_rows=2)
     with pytest.raises(DeviceError, match=f"where generate decodes .* at new token {step} of row {row}:"):
         bench(Wrong(runner, row, step), num_rows=2).check_tokens()
 
 
 class Beside:
-    """A runner whose rows choose other tokens beside others than alone, as many do where speed comes first."""
+    """A runner whose rows choose other tokens with others than alone, as with --speed-first."""
 
     def __init__(self, runner: Any):
         self._runner = runner

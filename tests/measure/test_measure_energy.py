@@ -1,4 +1,4 @@
-"""Energy from a counter: which card is asked, what is subtracted, what is too short to say, why there is none."""
+"""Energy from a counter: which card is asked, what is subtracted, runs that are too short, and missing meters."""
 
 import sys
 from types import SimpleNamespace
@@ -97,7 +97,7 @@ def test_what_is_too_short_is_not_told(nvml: Nvml) -> None:
 
 
 def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run computes two tokens of a known prompt, chooses a token behind it, and then 11 in steps."""
+    """A run computes two tokens of a known prompt, chooses a token after it, and then 11 in steps."""
     runner = ClockedRunner(monkeypatch, chunk=16)
     nvml = Nvml(lambda: runner.now)
     meter = EnergyMeter(nvml, "second card")

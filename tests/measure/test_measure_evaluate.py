@@ -102,7 +102,7 @@ def test_comparison_by_hand(models: tuple[Path, Path]) -> None:
 def test_models_whose_prompts_are_cut_otherwise(
     models: tuple[Path, Path], widening: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a bfloat16 model and its quantized export are, on processors that multiply bfloat16."""
+    """As for a bfloat16 model and its quantized export, on processors that multiply bfloat16."""
     alike = [runner(folder, 200) for folder in models]
     usual = compare(*alike, TEXT, stride=100, bos_token_ids=[BOS_ID])
     monkeypatch.setattr("llmcli.runners.torch.load.widens_prompts", lambda model, dtype: True)

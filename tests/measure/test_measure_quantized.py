@@ -1,4 +1,4 @@
-"""What int8 and int4 weights and an int8 KV cache cost a trained model, on text that the model itself tells."""
+"""The loss by int8 and int4 weights and an int8 KV cache, for a trained model on its own text."""
 
 from pathlib import Path
 

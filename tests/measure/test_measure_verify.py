@@ -102,7 +102,7 @@ def test_equal_layers_are_right(runner: Runner) -> None:
 
 @pytest.mark.parametrize(("layer", "part"), [(0, "down_proj"), (2, "down_proj"), (3, "o_proj"), (5, "o_proj")])
 def test_only_a_wrong_layer_is_wrong(runner: Runner, layer: int, part: str) -> None:
-    """One row of one matrix is three times as large; the layers behind it are right for what they are given."""
+    """One row of one matrix is three times as large; later layers are right for their inputs."""
     wrong = load(open_model(resource_folder(STORYTELLER)), max_seq_len=64)
     model: Any = wrong._device
     weight = getattr(model._model.layers[layer], part).weight
@@ -144,7 +144,7 @@ def test_a_token_of_zeros_is_right_only_as_zeros(runner: Runner) -> None:
 
 
 def test_a_large_hidden_state_hides_its_own_rounding() -> None:
-    """Of 100,000 and what a layer adds float32 keeps the hundredths; to be off by the last of them is right."""
+    """Float32 keeps the hundredths of 100,000 plus a layer's output; an error in the last one is right."""
 
     def lose(states: np.ndarray) -> None:
         states[2:, :, 3] = np.nextafter(states[2:, :, 3], np.float32(1e6))

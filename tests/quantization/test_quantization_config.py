@@ -1,4 +1,4 @@
-"""Reading, asking and writing quantization_config, and what other programs make of it."""
+"""Reading, querying and writing quantization_config, and how other programs read it."""
 
 import copy
 import time

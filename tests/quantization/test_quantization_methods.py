@@ -1,4 +1,4 @@
-"""The quantization_config of AWQ, GPTQ and fp8: what it means, and that no value of it is an internal error."""
+"""The quantization_config of AWQ, GPTQ and fp8: its meaning, and no value of it is an internal error."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_what_it_means(fields: dict[str, Any], expected: object) -> None:
 
 
 def outcome(fields: dict[str, Any]) -> object:
-    """What is read, or the message of the refusal."""
+    """The scheme read, or the message of the refusal."""
     try:
         return read_quantization(fields, "config.json")
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""A receipt that no run has written, for tests of its file and of comparisons."""
+"""A made-up receipt, for tests of its file and of comparisons."""
 
 import math
 from dataclasses import replace

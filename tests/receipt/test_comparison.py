@@ -1,4 +1,4 @@
-"""What differs between two receipts is named, each thing by itself."""
+"""Each difference between two receipts is named."""
 
 from dataclasses import replace
 

@@ -38,7 +38,7 @@ def test_a_run_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_libraries_are_those_of_the_runner(tmp_path: Path) -> None:
-    """Not those that happen to be imported, as torch is here."""
+    """Not those that happen to be imported, such as torch here."""
     folder = write_tiny_llama(tmp_path / "model")
     assert "torch" not in described(folder, Arithmetic("float32", "auto", 1, ("numpy",)), None).program
 

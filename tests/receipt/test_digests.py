@@ -1,4 +1,4 @@
-"""Hashes of files that other threads compute: the right ones, of the files that were there at the beginning."""
+"""Hashes of files that other threads compute: the right ones, of the files as they were at the beginning."""
 
 import hashlib
 import os
@@ -36,7 +36,7 @@ def test_they_are_the_hashes_of_the_contents(files: dict[str, Path]) -> None:
 
 
 def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
-    """As in the hub's cache, where the name of a blob is a hash that may no longer be true."""
+    """As in the hub's cache, where a blob's name is a hash that may be wrong by now."""
     blob = tmp_path / hashlib.sha256(b"as it was downloaded").hexdigest()
     blob.write_bytes(b"as it is now")
     (tmp_path / "model.safetensors").symlink_to(blob)

@@ -1,4 +1,4 @@
-"""What a receipt says of program and machine, on a machine of whatever kind."""
+"""A receipt's facts about program and machine, tested on any machine."""
 
 import platform
 import sys

@@ -1,4 +1,4 @@
-"""Receipts as files: nothing is lost, people can read them, an edit is seen, and what is no receipt is refused."""
+"""Receipts as files: nothing is lost, people can read them, an edit is detected, and other files are refused."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def test_a_receipt_without_a_schema_is_as_before_there_were_schemas(tmp_path: Pa
 
 
 def test_any_receipt_has_all_keys() -> None:
-    """What is added to a receipt has a default or needs a new version of the format, or old files are refused."""
+    """A new field needs a default or a new version of the format; else old files are refused."""
     assert list(Receipt.__dataclass_fields__) == [
         "model", "program", "machine", "runner", "prompt", "sampling", "stopping", "samples", "schema"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The architecture page stays short, and what it and the decisions name is in the source."""
+"""The architecture page stays short, and names in it and in the decisions are in the source."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 MAX_WORDS = 1500
-# A link to a file of the source, and the function that is meant in it.
+# A link to a file of the source, and the function in it.
 PLACE = re.compile(r"\]\(\.\./(?P<path>llmcli/[\w/]+\.py)\)\s+`(?P<name>[\w.]+)`")
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:[\w-]+/)*[\w-]+\.(?:py|cu|cuh|cpp|toml)|(?:[\w-]+/)+")

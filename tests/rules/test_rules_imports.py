@@ -187,7 +187,7 @@ EXCLUSIVE = {
 }
 FORBIDDEN = {"transformers"}  # at run time; the tests use it
 
-# A Ctrl-C is met from the first import on; a folder needs one of two tokenizer libraries; CuPy waits until a card is
+# Ctrl-C is handled from the first import on; a folder needs one of two tokenizer libraries; CuPy waits until a card is
 # seen; huggingface_hub until its environment has been checked. The command line imports late by name, in LAZY.
 LATE_IMPORTS = {
     "llmcli.__main__",
@@ -262,7 +262,7 @@ def test_function_level_imports_only_where_they_have_a_reason(module: str) -> No
 
 @pytest.mark.parametrize("module", sorted(module for module in modules() if module.startswith("llmcli.cli")))
 def test_the_command_line_imports_late_in_one_module(module: str) -> None:
-    """Beside it the table of commands imports the command that was called."""
+    """Besides it, the table of commands imports the command that was called."""
     if module not in (LAZY, "llmcli.cli.commands"):
         text = modules()[module].read_text(encoding="utf-8")
         assert not re.search(r"import_module|__import__|importlib", text), module

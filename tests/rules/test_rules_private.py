@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decisions" / "libraries.md"
 ROW = re.compile(r"^\| `(?P<name>[\w.]+)` \| (?P<files>[^|]+) \| (?P<reason>[^|]+) \|$", re.MULTILINE)
 
-# Private without an underscore that says so: modules that their project's reference does not describe.
+# Private without an underscore: modules that their project's reference does not describe.
 PRIVATE = ("cupy_backends", "cupy.cuda.function", "cupy.cuda.compiler", "huggingface_hub.file_download")
 # Of huggingface_hub's modules only these names are described.
 PUBLIC_UTILS = {"huggingface_hub.utils.logging", "huggingface_hub.utils.validate_repo_id"}
@@ -29,7 +29,7 @@ def is_private(name: str) -> bool:
 
 
 def dotted(node: ast.AST) -> str | None:
-    """`a.b.c` of such an expression."""
+    """The dotted name of an expression `a.b.c`."""
     if isinstance(node, ast.Attribute):
         owner = dotted(node.value)
         return owner and f"{owner}.{node.attr}"
@@ -63,7 +63,7 @@ def uses(source: str) -> Iterator[str]:
 
 
 def private_uses(source: str) -> set[str]:
-    """Without what hangs on another one of them."""
+    """Without names that are part of another."""
     found = {name for name in uses(source) if is_private(name)}
     return {name for name in found if not any(name.startswith(f"{other}.") for other in found)}
 

@@ -1,4 +1,4 @@
-"""The scripts choose the CUDA extra by the driver they find, and die of nothing on the way."""
+"""The scripts choose the CUDA extra by the driver they find, and never die on the way."""
 
 import os
 import subprocess

@@ -31,7 +31,7 @@ GLOSSARY = {
     "to resume": r"\b(go|goes|going|gone) on\b|pick(s|ed)? up where|taken up by|takes? up again",
     "sampling step": r"sampler steps?",
 }
-# Turns of phrase that nobody says, each with what to say instead.
+# Turns of phrase that nobody uses, each with a better one.
 HABITS = {
     "is not an X": r"(?<!there )\b(is|was) no (?!longer|more|bigger)|\bare no [a-z]+ (id|token)",
     "how to fix it": r"\bmends?\b",
@@ -45,7 +45,7 @@ HABITS = {
     "not found": r"\bis nowhere\b|cannot be had",
     "N files, or 1 file": r"\w\(s\)",
 }
-# Old habits of the pages for developers, each with what to say instead.
+# Old habits of the pages for developers, each with a better one.
 OLD_WORDS = {
     "after": r"\bbehind\b",
     "next to, or besides": r"\bbeside\b",
@@ -98,7 +98,7 @@ def house_pages() -> Iterator[tuple[str, str]]:
 
 
 def prose_of(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Their lines without what stands between backticks: names, and output of other programs."""
+    """Their lines without the text between backticks: names, and output of other programs."""
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if not line.startswith(("    ", ">")):
@@ -134,7 +134,7 @@ def test_the_house_speaks_plainly() -> None:
 
 
 def test_the_texts_are_found() -> None:
-    """Else the tests above could not fail."""
+    """Without it the tests above could not fail."""
     strings = dict(code_strings())
     assert len(strings) > 700
     assert any("the context holds" in text for text in strings.values())

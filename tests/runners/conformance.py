@@ -1,4 +1,4 @@
-"""What every runner must do, whatever its device: subclass `RunnerConformance` and say how a runner is loaded.
+"""The contract of every runner, on any device: subclass `RunnerConformance` and load a runner.
 
 The suite needs torch and tiny random models only. Bits are compared where bits are promised: nearly everywhere.
 """
@@ -292,7 +292,7 @@ class RunnerConformance(LoadingConformance, PageConformance, LayerConformance, D
         found = single_steps(runner, first, [5, 6, 7])
         expected = logits_of(runner, [*PROMPT[:num_tokens], 5, 6, 7])
         assert relative_error(found[-1], expected) < self.tolerance
-        # What the first has written is not in the second's way, nor in that of the row they come from.
+        # Tokens of the first do not affect the second, nor the row they come from.
         assert same(single_steps(runner, second, [5, 6, 7]), found)
         third = runner.fork(row, num_tokens)
         assert same(single_steps(runner, third, [5, 6, 7]), found)
@@ -339,7 +339,7 @@ class RunnerConformance(LoadingConformance, PageConformance, LayerConformance, D
                 runner.fork(row, num_tokens)
 
     def test_a_changed_prompt_keeps_the_common_beginning(self, runner: Runner) -> None:
-        """A conversation: what was sampled last may not have been run yet, and must be."""
+        """A conversation: the last sampled token may not have been run yet, and must be."""
         sampler = Sampler(WARM, seed=2)
         row = start(runner, PROMPT[:40], sampler)
         answer = [one(runner, Span(row)).token_id for _ in range(5)]

@@ -1,4 +1,4 @@
-"""What every runner that verifies drafts must do: choose what single steps choose, whatever is guessed."""
+"""The contract of runners that verify drafts: choose what single steps choose, for any guesses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ Guess = Callable[[Sequence[Choice], int], Sequence[int]]  # what follows the tex
 
 
 def mixed(text: Sequence[Choice], n: int) -> list[int]:
-    """Any number of drafts, of which two in three are right."""
+    """Any number of drafts, two in three of them right."""
     rng = np.random.default_rng(n)
     wrong = rng.integers(1, VOCAB_SIZE, 7) * (rng.random(7) < 1 / 3)
     right = [choice.token_id for choice in text[n : n + rng.integers(0, 8)]]
@@ -137,7 +137,7 @@ class DraftConformance:
         )
 
     def test_a_choice_that_fails_behind_a_kept_draft(self, verifier: Runner) -> None:
-        """What was chosen before it is there; the next span fails, as the single step would."""
+        """Earlier choices are there; the next span fails, as the single step would."""
         row = start(verifier, PROMPT[:30])
         first, second = go_on(verifier, row, 2)
         bans = tuple(((second, token_id), -np.inf) for token_id in range(VOCAB_SIZE))

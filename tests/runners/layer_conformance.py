@@ -1,4 +1,4 @@
-"""What every runner must do when somebody looks between its layers: part of `RunnerConformance`."""
+"""The contract for a view between a runner's layers; a part of `RunnerConformance`."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,11 @@ from llmcli.runners.base import Runner, Span
 
 
 class LayerConformance:
-    """Hidden states are those of a step, and layers take what they are given."""
+    """Hidden states are those of a step, and layers take given inputs."""
 
     @pytest.mark.parametrize("num_prompt_tokens", [1, 5, 70, 150])
     def test_hidden_states_are_those_of_a_step(self, runner: Runner, num_prompt_tokens: int) -> None:
-        """Of a prompt, a single token and a span; logits and what is chosen behind them have the same bits."""
+        """For a prompt, a single token and a span; logits and the choices after them have the same bits."""
         prompt, others = PROMPT[:num_prompt_tokens], (PROMPT[150:151], PROMPT[151:154])
         looked, expected = runner.open(prompt, GREEDY), runner.open(prompt, GREEDY)
         embeddings: dict[int, bytes] = {}

@@ -1,4 +1,4 @@
-"""What every runner refuses to load; a part of `RunnerConformance`."""
+"""The models that every runner refuses; a part of `RunnerConformance`."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path

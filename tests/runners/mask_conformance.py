@@ -1,4 +1,4 @@
-"""What every runner that takes masks does with them; a part of `RunnerConformance`."""
+"""The contract of runners that take masks; a part of `RunnerConformance`."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ class MaskConformance:
         assert list(chosen) == alone  # type: ignore[arg-type]
 
     def test_each_choice_behind_a_draft_has_its_mask(self, runner: Runner) -> None:
-        """Drafts that are right up to the fourth; beside a row whose mask cannot be made, and then alone."""
+        """Drafts that are right up to the fourth; with a row whose mask cannot be made, and then alone."""
         if not (runner.limits.takes_masks and runner.limits.max_drafts):
             pytest.skip("this runner takes no masks for drafts")
         masks, alone, other = some_masks(6, 2), [], start(runner, PROMPT[:20], SAMPLER)

@@ -1,7 +1,7 @@
 """Random tiny configurations of every family, as strangers write them, and folders that hold such a model.
 
-A number is one configuration, always the same. What a key holds is drawn with its missing, null, falsy and
-contradicting forms; nothing here knows which of them a runner accepts.
+A number is one configuration, always the same. A key's value is drawn with its missing, null, falsy and
+contradicting forms; which of them a runner accepts is not known here.
 """
 
 import json
@@ -22,7 +22,7 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class OddConfig:
-    """A config.json, and how the weights beside it are stored."""
+    """A config.json, and how its weights are stored."""
 
     values: dict[str, Any]
     dtype: torch.dtype

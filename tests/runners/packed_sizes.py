@@ -1,6 +1,6 @@
-"""A sweep of sizes through torch's packed operators, to run in a process of its own: a read too far ends it.
+"""A sweep of sizes through torch's packed operators, to run in a process of its own: a read past the end kills it.
 
-Every tensor that an operator is given ends where memory that may not be read begins, and lies behind bytes of NaN.
+Every tensor of an operator follows bytes of NaN and ends where unreadable memory begins.
 
     PYTHONPATH=. python tests/runners/packed_sizes.py INPUTS OUTPUTS
 
@@ -48,7 +48,7 @@ class GuardedMemory:
             raise OSError(ctypes.get_errno(), "mprotect failed")
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        """The same values in memory that ends at the guard; what was copied here before is overwritten."""
+        """The same values in memory that ends at the guard; the earlier copy is overwritten."""
         num_bytes = prod(tensor.shape) * tensor.itemsize
         place = torch.frombuffer(
             self._map, dtype=tensor.dtype, count=prod(tensor.shape), offset=_REGION_BYTES - num_bytes

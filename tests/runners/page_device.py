@@ -1,6 +1,6 @@
-"""A device without a model: pages hold token ids, and what follows a row is a function of what its pages hold.
+"""A device without a model: pages hold token ids, and a row's next token is a function of its pages' content.
 
-So a page that is shared wrongly, given away too soon or not copied changes the text. `next_token` may raise
+So a page that is wrongly shared, released too soon or not copied changes the text. `next_token` may raise
 KeyboardInterrupt: then nothing has been chosen.
 """
 
@@ -21,7 +21,7 @@ NextToken = Callable[[Sequence[int], Sampler], int]
 
 
 class PageDevice:
-    """A `StepDevice`. `chunk` is where prompts may be cut; a step is told late if `works_ahead`.
+    """A `StepDevice`. `chunk` is where prompts may be cut; with `works_ahead` a step's choices come late.
 
     `seconds` is the time that a span seems to take, by its position and number of tokens.
     """
@@ -109,7 +109,7 @@ class PageDevice:
 
 
 class PageStep:
-    """What was chosen."""
+    """The choices."""
 
     def __init__(self, chosen: list[Chosen], prompt_seconds: float, lengths: Sequence[int]):
         """`lengths` are the tokens of each span."""

@@ -22,14 +22,14 @@ def span_ends(runner: Runner) -> list[int]:
 
 
 def num_shared(runner: Runner, num_common: int) -> int:
-    """What a prompt of the same length finds of another one, with which it begins alike for so many tokens."""
+    """The tokens that a prompt finds of another one with the same first `num_common` tokens."""
     start(runner, PROMPT, None)
     other = runner.open([*PROMPT[:num_common], *reversed(PROMPT[num_common:])])
     return runner.num_tokens(other)
 
 
 class CutAtPages:
-    """For runners whose products give a token the same bits beside any number of others."""
+    """For runners whose products give a token the same bits among any number of others."""
 
     def test_prompts_are_cut_at_every_page(self, runner: Runner) -> None:
         assert span_ends(runner) == [*range(PAGE_TOKENS, len(PROMPT), PAGE_TOKENS), len(PROMPT)]

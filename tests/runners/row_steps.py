@@ -1,4 +1,4 @@
-"""Rows driven step by step, as tests need them: run a prompt, go on, look at logits."""
+"""Rows driven step by step, for tests: run a prompt, continue, read logits."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ WARM = SamplingParams(temperature=1.0, top_p=1.0)
 
 
 def run_prompt(runner: Runner, row: int, prompt: Sequence[int], most: int = 10**9, choose: Choose = "last") -> Logits:
-    """Run what the row lacks of its prompt, and return the logits behind it; the last span chooses."""
+    """Run the rest of the row's prompt, and return the logits after it; the last span chooses."""
     while True:
         begin = runner.num_tokens(row)
         end = runner.span_end(row, most)
@@ -35,7 +35,7 @@ def start(runner: Runner, prompt: Sequence[int], sampler: Sampler | None = GREED
 
 
 def logits_of(runner: Runner, prompt: Sequence[int]) -> Logits:
-    """The logits behind a prompt, in a row of its own."""
+    """The logits after a prompt, in a row of its own."""
     row = runner.open(prompt)
     logits = run_prompt(runner, row, prompt, choose="none")
     runner.close(row)
@@ -69,7 +69,7 @@ def relative_error(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def forget_prompts(runner: Runner) -> None:
-    """Use every page, so that no beginning of a prompt that has been run is left. No row may be open."""
+    """Use every page, so that no prefix of an earlier prompt is left. No row may be open."""
     limits = runner.limits
     rows = [runner.open(PROMPT[:1]) for _ in range(limits.num_rows)]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A `DeviceSampler` on a card, with all that a step needs of its rows."""
+"""A `DeviceSampler` on a card, with its rows' data for a step."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HALF_BYTES = 4096  # of a mailbox
 
 
 class Rows:
-    """Rows on the card, each in the slot of its number, and what a step needs of them."""
+    """Rows on the card, each in the slot of its number, and their data for a step."""
 
     def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=300):
         mailbox = arena.Mailbox(device, HALF_BYTES)

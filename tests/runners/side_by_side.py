@@ -1,4 +1,4 @@
-"""Many rows side by side, each compared with the row alone: what steps that are queued ahead must not change."""
+"""Many rows side by side, each compared with the row alone: steps that are queued ahead change nothing."""
 
 from collections.abc import Sequence
 from itertools import cycle, pairwise
@@ -28,7 +28,7 @@ def token_of(step: Step, place: int) -> int:
 
 
 def tell(runner: Runner, prompt: Sequence[int], sampler: Sampler, count: int) -> Told:
-    """A text of so many tokens in a row of its own, no step queued ahead."""
+    """A text of a number of tokens in a row of its own, no step queued ahead."""
     row = runner.open(prompt, sampler)
     begin = runner.num_tokens(row)
     while (end := runner.span_end(row, len(prompt))) < len(prompt):
@@ -45,7 +45,7 @@ def tell(runner: Runner, prompt: Sequence[int], sampler: Sampler, count: int) ->
 
 
 def check_rows_together(runner: Runner, num_rows: int, count: int) -> None:
-    """So many rows in every step, against each of them alone: the same tokens, and logits with the same bits."""
+    """A number of rows in every step, against each of them alone: the same tokens, and logits with the same bits."""
     alone = [tell(runner, prompt, sampler, count + 1) for prompt, sampler in texts(num_rows)]
     rows, together = [], []
     for prompt, sampler in texts(num_rows):
@@ -64,7 +64,7 @@ def check_rows_together(runner: Runner, num_rows: int, count: int) -> None:
 
 
 def check_comings_and_goings(runner: Runner, num_texts: int, count: int) -> None:
-    """Rows join, pause and leave at random; each step is queued before the one before it has been read."""
+    """Rows join, pause and leave at random; each step is queued before the previous one is read."""
     stories = texts(num_texts)
     expected = [tell(runner, prompt, sampler, count)[0] for prompt, sampler in stories]
     rng = np.random.default_rng(6)
@@ -99,7 +99,7 @@ def check_comings_and_goings(runner: Runner, num_texts: int, count: int) -> None
 
 
 def check_changing_pages(runner: Runner, count: int) -> None:
-    """A row whose pages lie scattered and are others in every step, as somebody shares the one it writes into."""
+    """A row whose pages are scattered and change in every step, since another row shares the one it writes into."""
     prompt, sampler = PROMPT[:41], Sampler(WARM, seed=9)
     expected = tell(runner, prompt, sampler, count)
     holders = [start(runner, PROMPT[number : number + 17], None) for number in range(20)]
@@ -126,8 +126,8 @@ def check_changing_pages(runner: Runner, count: int) -> None:
 def check_prompts_together(runner: Runner, lengths: Sequence[int], most: Sequence[int]) -> None:
     """Prompts of such lengths in the same steps until they end, against each alone: equal tokens and logits.
 
-    In each step, spans have about so many tokens as `most` says next. Some prompts begin one step later, some two. Of
-    prompts alone all logits could be read, here those behind the last tokens.
+    In each step spans have about the next number of `most` tokens. Some prompts begin one step later, some two. Alone,
+    all logits of a prompt could be read; here those after the last tokens.
     """
     prompts = [[row, *PROMPT[row : row + length - 1]] for row, length in enumerate(lengths)]
     samplers = [Sampler(WARM, seed=3, sample_index=row) for row in range(len(lengths))]

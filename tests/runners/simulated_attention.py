@@ -1,4 +1,4 @@
-"""What the CUDA runner's rotary, cache and attention kernels compute, by numpy; every token and lane by itself."""
+"""The CUDA runner's rotary, cache and attention kernels, by numpy; every token and lane separately."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _cached(elements: Any, scales: Any, pages: np.ndarray, begin: int, end: int)
     """Shapes: result float32 [num_key_value_heads, end - begin, head_dim]."""
     tokens = np.arange(begin, end)
     places = pages[tokens // PAGE_TOKENS], slice(None), tokens % PAGE_TOKENS
-    seen = on_host(elements)[places].swapaxes(0, 1)  # only what is seen is widened
+    seen = on_host(elements)[places].swapaxes(0, 1)  # only visible tokens are widened
     if scales is not None:
         return (seen.astype(np.float32) - 128) * on_host(scales)[places].swapaxes(0, 1)[..., None]
     return widen(np.ascontiguousarray(seen), "BF16") if seen.dtype == np.uint16 else seen.astype(np.float32)
@@ -177,7 +177,7 @@ def attention_decode(
 
 
 def attention_span(device: Any, *, num_spans: int, **arguments: Any) -> None:
-    """Lane by lane: each appends its token before the next one looks."""
+    """Lane by lane: each appends its token before the next lane reads."""
     rows = on_host(arguments["rows"])
     assert num_spans == 1 + np.count_nonzero(np.diff(rows)) == len(set(rows.tolist()))
     for lane in range(len(rows)):

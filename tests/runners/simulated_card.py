@@ -1,7 +1,7 @@
 """A card made of host memory: the launchers that the CUDA runner calls, computed by numpy in float32.
 
-It shows that the runner puts the right arrays into the right launches in the right order, on machines without a card.
-What kernels do inside, alignment and timing it does not show: tests/kernels and the tests marked `cuda` do.
+It checks that the runner passes the right arrays to the right launches in the right order, on machines without a card.
+It does not check kernels' code, alignment and timing: tests/kernels and the tests marked `cuda` do.
 """
 
 import functools
@@ -30,7 +30,7 @@ from llmcli.sampling.params import Sampler  # noqa: E402
 
 
 class SimulatedDevice:
-    """Stands for `Device`; copies and launches happen at once."""
+    """A stand-in for `Device`; copies and launches happen at once."""
 
     index, name, arch = 0, "Simulated Card", "sm_90"
     num_multiprocessors, l2_bytes, shared_bytes_per_block = 132, 50 * 2**20, 227 * 1024
@@ -122,7 +122,7 @@ class SimulatedMailbox:
 
 
 class SimulatedSampler:
-    """Stands for `DeviceSampler`, with the host's chain. A token arrives when its run is queued."""
+    """A stand-in for `DeviceSampler`, with the host's chain. A token arrives when its run is queued."""
 
     def __init__(self, device: Any, num_rows: int, vocab_size: int, mailbox: Any):
         self._vocab_size = vocab_size
@@ -134,7 +134,7 @@ class SimulatedSampler:
         self._moved_to: dict[int, int] = {}  # where each row's last run wrote its token; -1 if nowhere
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
-        pack_sampler(sampler, self._vocab_size)  # for what it refuses
+        pack_sampler(sampler, self._vocab_size)  # for its refusals
         self._samplers[slot] = sampler
         self._masks[slot] = None
 
@@ -175,7 +175,7 @@ class SimulatedSampler:
 
     def _choose(self, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
         for lane, row in enumerate(on_host(rows).tolist()):
-            if row < 0:  # nobody uses this lane
+            if row < 0:  # an unused lane
                 continue
             self._num_runs[row] += 1
             self._moved_to[row] = -1
@@ -191,7 +191,7 @@ class SimulatedSampler:
                 continue
             self._results[row, run] = choice
             self._samplers[row] = replace(self._samplers[row], mirostat_mu=choice.mirostat_mu)
-            if position < len(tokens):  # of a full row the token is only told
+            if position < len(tokens):  # a full row's token is not stored
                 tokens[position] = on_host(token_ids)[row] = choice.token_id
                 on_host(positions)[lane] = self._moved_to[row] = position
 
@@ -206,7 +206,7 @@ class SimulatedSampler:
 
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
-    """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
+    """Replace the card by numpy in everything under llmcli.runners.cuda; load with the returned device."""
     from llmcli.runners.cuda import (
         arena,
         attention,

@@ -1,4 +1,4 @@
-"""What the kernels of the CUDA runner compute, by numpy in float32, on arrays that stand on host memory."""
+"""The kernels of the CUDA runner, by numpy in float32, on arrays in host memory."""
 
 import ctypes
 from typing import Any
@@ -18,7 +18,7 @@ from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The memory of a cupy array that stands on host memory."""
+    """The memory of a cupy array on host memory."""
     itemsize = array.dtype.itemsize
     span = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)) + itemsize
     buffer = (ctypes.c_char * span).from_address(array.data.ptr)
@@ -43,7 +43,7 @@ def store(target: Any, values: np.ndarray) -> None:
 
 
 def allocate(num_bytes: int) -> Any:
-    # Whatever was there before: nothing may rely on zeros.
+    # With old content: nothing may rely on zeros.
     memory = np.full(num_bytes + 256, 0xA5, np.uint8)
     shift = -memory.ctypes.data % 256
     unowned = cupy.cuda.UnownedMemory(memory.ctypes.data, len(memory), memory, 0)
@@ -185,7 +185,7 @@ def normed(x: np.ndarray, weight: Any, eps: float) -> np.ndarray:
 
 
 def product(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """x @ weights.T one row at a time: a row's bits must not depend on how many there are."""
+    """x @ weights.T one row at a time: a row's bits must not depend on the number of rows."""
     return np.stack([weights @ row for row in x])
 
 
@@ -289,7 +289,7 @@ def gemm_codes(
 
 
 def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
-    """What stands in the bytes of digits, by the order that digit_image.cuh tells. Shapes: [num_rows, num_inputs]"""
+    """The integers in the bytes of digits, in the order of digit_image.cuh. Shapes: [num_rows, num_inputs]"""
     most = 64 if layout.is_symmetric else 32
     tokens = next((count for count in (16, 32) if num_rows <= count), most)
     width = layout.span_inputs
@@ -341,7 +341,7 @@ def gemm_halves(
 
 
 def values_of_pairs(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
-    """What stands in the bytes of pairs, by the order that half_image.cuh tells. Shapes: [num_rows, num_inputs]"""
+    """The numbers in the bytes of pairs, in the order of half_image.cuh. Shapes: [num_rows, num_inputs]"""
     tokens = next((count for count in (16, 32, 64) if num_rows <= count), 64 if layout.weight_type == "fp8" else 128)
     has_scales, width = layout.weight_type != "bfloat16", layout.unit_inputs
     unit_bytes = tokens * (4 * width + 4 * has_scales)

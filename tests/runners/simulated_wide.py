@@ -1,4 +1,4 @@
-"""What the kernels of many tokens on Hopper compute, by numpy; images are written and read as wide_image.cuh tells."""
+"""The kernels of many tokens on Hopper, by numpy; images are written and read as in wide_image.cuh."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def places(token: int, num_inputs: int, unit_inputs: int) -> np.ndarray:
 
 
 def write_image(image: Any, values: np.ndarray, unit_inputs: int) -> np.ndarray:
-    """Write rows over the power of two of each; result: these powers. What nobody reads becomes NaN."""
+    """Write rows over the power of two of each; result: these powers. Unread places become NaN."""
     largest = np.abs(values).max(axis=1)
     powers = np.where(largest > LARGEST_UNSCALED, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0).astype(np.float32)
     halves = on_host(image)[: image_bytes(values.shape[1], len(values))].view(np.float16)

@@ -56,7 +56,7 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize("shape", [(64, 768), (200, 768), (1, 3840)], ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_products_are_those_of_the_codes(scheme: WeightScheme, shape: tuple[int, int], form: str) -> None:
-    """To what 16 bits of an activation are worth: 2^-16 of the largest of its chunk, in each input."""
+    """Within 16 bits of an activation: 2^-16 of the largest of its chunk, in each input."""
     weight = random_weight(scheme, shape, generator())
     product = CodesProduct(weight)
     exact = weight.widened(slice(None)).double()
@@ -92,7 +92,7 @@ def test_integers_are_multiplied_exactly(num_bits: int, form: str) -> None:
 def test_a_token_has_the_same_bits_among_others_with_any_threads_and_instructions(
     scheme: WeightScheme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows beyond a panel and inputs beyond one, too: sums go on from what was stored."""
+    """Rows beyond a panel and inputs beyond one, too: sums continue from what was stored."""
     weight = random_weight(scheme, (340, 5376), generator())
     x = torch.randn(51, 5376, generator=generator())
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def test_activations_of_any_size(form: str) -> None:
         expected = (x * scale).double() @ exact.T
         assert torch.allclose(CodesProduct(weight)(x * scale).double(), expected, rtol=1e-3, atol=1e-3 * scale)
     assert torch.equal(CodesProduct(weight)(torch.zeros(2, 64)), torch.zeros(2, 64))
-    assert torch.equal(CodesProduct(weight)(x * 1e-35), torch.zeros(2, 64))  # of no weight beside any other number
+    assert torch.equal(CodesProduct(weight)(x * 1e-35), torch.zeros(2, 64))  # negligible next to any other number
 
 
 def test_no_byte_of_an_input_is_read_beyond_its_end() -> None:
@@ -171,7 +171,7 @@ def test_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_weight_is_not_changed() -> None:
-    """Its codes may be those of a file that is mapped."""
+    """Its codes may belong to a mapped file."""
     weight = random_weight(WeightScheme(8, 128), (64, 128), generator())  # no row and no input to add
     before = weight.codes.clone()
     CodesProduct(weight)

@@ -1,4 +1,4 @@
-"""On a card: what is planned is what is taken, rates are those of a card, and a small shape is measured throughout."""
+"""On a card: memory is as planned, rates are those of a card, and a small shape is measured throughout."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plan_is_what_loading_takes(device: Device, model: Path) -> None:
-    load(open_model(model), max_seq_len=64, device=device)  # what CUDA takes once for all is taken
+    load(open_model(model), max_seq_len=64, device=device)  # CUDA's own memory is allocated by now
     before = free_bytes()
     plan = fit_memory(
         StoredModel.of_model(open_model(model)),

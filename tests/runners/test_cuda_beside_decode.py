@@ -46,7 +46,7 @@ def runner(device: SimulatedDevice, folder: Path) -> Runner:
 
 @pytest.fixture
 def expected(runner: Runner) -> list[int]:
-    """Twelve tokens behind 20 of the prompt."""
+    """Twelve tokens after 20 of the prompt."""
     return tell(runner, PROMPT[:20], GREEDY, 12)[0]
 
 
@@ -84,7 +84,7 @@ OPERATIONS: dict[str, Callable[[Runner, int], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_other_operations_change_nothing(name: str, runner: Runner, expected: list[int]) -> None:
-    """Each comes while a step of the row is queued whose choice has not been read."""
+    """Each comes while a step of the row is queued and its choice is unread."""
     row = runner.open(PROMPT[:20], GREEDY)
     steps = [runner.queue([Span(row, tuple(PROMPT[runner.num_tokens(row) : 20]))])]
     found = []
@@ -97,7 +97,7 @@ def test_other_operations_change_nothing(name: str, runner: Runner, expected: li
 
 
 def test_a_row_that_is_rolled_back_goes_on_from_there(runner: Runner, expected: list[int]) -> None:
-    """Also while a step is queued, whose choice then counts for nothing."""
+    """Also while a step is queued; its choice is then ignored."""
     row = start(runner, PROMPT[:20])
     go_on(runner, row, 5)
     ahead = runner.queue([Span(row)])
@@ -111,7 +111,7 @@ def test_a_row_that_is_rolled_back_goes_on_from_there(runner: Runner, expected: 
 def test_a_ctrl_c_leaves_the_row_as_it_was(
     place: str, runner: Runner, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes while a step is being queued: the step strikes whole, or not at all."""
+    """The signal comes while a step is being queued: the step happens as a whole or not at all."""
     row = start(runner, PROMPT[:20])
     given = [expected[0], *go_on(runner, row, 3)]
     owner: Any = SimulatedSampler
@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_the_tokens_given_out(
             (queue if place == "enqueue" else open_row)()
     assert list(runner.token_ids(row)) == PROMPT[:20] + given[:-1]
     assert [one(runner, Span(row, (given[-1],))).token_id, *go_on(runner, row, 7)] == expected[4:]
-    assert len([runner.open(PROMPT[:5], GREEDY) for _ in range(2)]) == 2  # no place is lost
+    assert len([runner.open(PROMPT[:5], GREEDY) for _ in range(2)]) == 2  # no slot is lost
 
 
 def test_an_interrupted_prompt_keeps_the_finished_chunks(
@@ -215,7 +215,7 @@ def test_memory_is_free_as_soon_as_the_runner_is_dropped(
     real_card_memory = arena.card_memory
     for module in (arena, load_module):
         monkeypatch.setattr(module, "card_memory", card_memory)
-    gc.disable()  # who loads the next model does not wait for the collector
+    gc.disable()  # the next model's load does not wait for the collector
     try:
         runner = load_simulated(folder, device)
         tell(runner, PROMPT[:20], GREEDY, 3)

@@ -30,7 +30,7 @@ WITHOUT_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 
 
 def needed(folder: Path, card: CardFacts = TYPICAL_CARD, num_rows: int = 9, **options: Any) -> dict[str, set[str]]:
-    """What a model needs on a card for so many rows."""
+    """A model's needs on a card for a number of rows."""
     model = open_model(folder)
     stored = StoredModel.of_model(model, **options)
     plan = plan_memory(stored, max_seq_len=256, num_rows=num_rows, chunk_tokens=200, card=card)
@@ -66,7 +66,7 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     is_staged = (scheme.group_size or 128) >= 128
     between = {"rms_norm", "round_rows", "scale_bias", "swiglu", "residual_add"}
     assert (DECODE | LOAD | {"rotary", "append_tokens", "attention_prefill"}) <= names.keys()
-    assert not between & names.keys()  # gemm_wide is for longer prompts, and nothing lies between two products
+    assert not between & names.keys()  # gemm_wide is for longer prompts, and no kernel runs between two products
     weight = f"Int{scheme.num_bits}"
     assert any(name.startswith(f"gemv<{weight}, __nv_bfloat16") for name in names["gemv"])
     assert any(name.startswith("gemv<__nv_bfloat16") for name in names["gemv"])  # the head

@@ -1,4 +1,4 @@
-"""What a dry run over phantoms notes is what the runner launches on arrays."""
+"""A dry run over phantoms records what the runner launches on arrays."""
 
 import functools
 from collections import Counter
@@ -37,7 +37,7 @@ Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of s
 
 
 class CountingDevice(SimulatedDevice):
-    """Notes launches and launches nothing."""
+    """Records launches and launches nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class CountingDevice(SimulatedDevice):
 
 
 class CountingSampler:
-    """Launches as `DeviceSampler` does, over a state that nobody reads."""
+    """Launches as `DeviceSampler` does, over an unread state."""
 
     def __init__(self, device: Any, num_rows: int, vocab_size: int):
         self._device = device
@@ -72,7 +72,7 @@ class CountingSampler:
         sample_token(self._device, **arrays, state=self._state, results=self._results)
 
     def allow(self, slot: int, mask: Any) -> None:
-        assert mask is None  # no text here is held to a schema
+        assert mask is None  # no text here has a schema
 
     def allow_any(self, slots: Any) -> None: ...
 
@@ -87,7 +87,7 @@ def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
 
 @pytest.fixture
 def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the runner's device launches: one step of so many rows, or a prompt of so many tokens that fits a chunk."""
+    """What the runner's device launches: one step of a number of rows, or a prompt that fits a chunk."""
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
     monkeypatch.setattr("llmcli.runners.cuda.forward.copy", lambda *_: None)
 
@@ -144,7 +144,7 @@ def notes(started: list[Started]) -> Counter[Noted]:
 def check_launches(
     plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024, row_counts: tuple[int, ...] = (1, 4, 8)
 ) -> None:
-    """What a dry run over phantoms notes is what the runner launches on arrays."""
+    """A dry run over phantoms records what the runner launches on arrays."""
     model = DryModel(plan, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
     for num_rows in row_counts:
         launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).noted
@@ -172,14 +172,14 @@ def test_launches_of_quantized_models(name: str, count_launches: Any, tmp_path: 
 
 
 def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
-    """More than a pass, than attention takes at a time, and than the sampler does; some lanes are used by nobody."""
+    """More than a pass, than attention takes at a time, and than the sampler does; some lanes are unused."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     check_launches(plan_of(folder, num_rows=131), count_launches, row_counts=(9, 40, 70, 131))
 
 
 @pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])
 def test_launches_of_many_rows_as_digits(name: str, count_launches: Any, tmp_path: Path) -> None:
-    """Of codes with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
+    """Codes, with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
     plan = plan_of(folder, num_rows=131)

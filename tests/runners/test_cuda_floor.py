@@ -27,7 +27,7 @@ def test_the_floor_is_the_longer_of_bytes_and_operations() -> None:
     short, long = predictor.prefill_floor_seconds(9), predictor.prefill_floor_seconds(4096)
     assert short == predictor.decode_bytes(0) / 1e12
     num_seen = 4096 * 4097 // 2
-    # Of the last layer all tokens need keys and values, and the last token all else.
+    # In the last layer all tokens need keys and values, and the last token all else.
     left_out = 2 * 4095 * (4096 * 4096 + 3 * 4096 * 11008) + 4 * (num_seen - 4096) * 4096
     assert long == approximately((2 * 4096 * layers + 32 * 4 * num_seen * 4096 + 2 * head - left_out) / 1e14)
     without_products = CardPredictor(plan, Rates(1e12, {}), TYPICAL_CARD)

@@ -1,4 +1,4 @@
-"""Models of AWQ and GPTQ on a card: the bits of their conversions; what has no conversion: the logits of the CPU."""
+"""Models of AWQ and GPTQ on a card: the bits of their conversions; without a conversion: the logits of the CPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_ordered_inputs_have_the_logits_of_the_cpu(name: str, tmp_path: Path) ->
 
 
 def check_logits(folder: Path) -> None:
-    """Of a token alone, of a few, and of prompts multiplied in each way; of a row alone and beside others."""
+    """For single tokens, a few, and prompts in each kind of products; for a row alone and with others."""
     from llmcli.runners.cuda.load import load
     from llmcli.runners.torch.load import load as load_on_cpu
 

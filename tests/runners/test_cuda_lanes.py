@@ -1,4 +1,4 @@
-"""The graphs of decoding: one for each number of lanes, and others while the user's kernels are left aside."""
+"""The graphs of decoding: one for each number of lanes, and others while the user's kernels are off."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from llmcli.runners.cuda.lanes import DecodeLanes
 
 
 class Stream:
-    """Notes what is captured and launched."""
+    """Records captures and launches."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -59,7 +59,7 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
 
 @pytest.mark.cuda
 def test_a_loaded_model_decodes_with_either(tmp_path: Path) -> None:
-    """Another embedding, which nobody has checked, gives another text; without it the bits are those of any runner."""
+    """Another, unchecked embedding gives another text; without it the bits are those of any runner."""
     from llmcli.runners.cuda.load import load
 
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))

@@ -1,4 +1,4 @@
-"""The mailbox: what goes to the card through pinned memory arrives whole, in order, and is not overwritten before."""
+"""The mailbox: data for the card in pinned memory arrives whole, in order, and is not overwritten before."""
 
 import ctypes
 import functools
@@ -15,7 +15,7 @@ HALF_BYTES = 4096
 
 @pytest.mark.cuda
 def test_everything_arrives_whole_and_in_order(device):
-    """Far more than its halves hold is under way at a time, and what is sent twice holds the second."""
+    """Far more than its halves hold is sent at a time; of two values for one place the second stays."""
     mailbox = arena.Mailbox(device, HALF_BYTES)
     rng = np.random.default_rng(9)
     target, expected = cupy.zeros(50_000, cupy.uint8), np.zeros(50_000, np.uint8)
@@ -36,7 +36,7 @@ def test_everything_arrives_whole_and_in_order(device):
 
 
 class LateCard:
-    """Copies and events wait in a queue, as on a card that is far behind; a host that waits for an event is served."""
+    """Copies and events wait in a queue, as on a card that lags; a host that waits for an event is served."""
 
     def __init__(self):
         self.stream, self.ptr = self, 0

@@ -1,4 +1,4 @@
-"""Masks on the card: each choice has its own, and what they exclude is what the host excludes."""
+"""Masks on the card: each choice has its own, and they exclude what the host excludes."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_a_mask_that_leaves_no_token_raises_what_the_host_raises():
 
 @pytest.mark.cuda
 def test_masks_come_and_go(device):
-    """One graph; a mask is sent behind queued runs, one slot has another than the other, and a new row has none."""
+    """One graph; a mask is sent after queued runs, one slot has another than the other, and a new row has none."""
     rows = Rows(device, 2)
     rng = np.random.default_rng(6)
     logits = (rng.standard_normal((2, VOCAB_SIZE)) * 3).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What `plan` predicts for decoding steps, prompts and their attention, beside what was measured on cards."""
+"""`plan`'s predictions for decoding steps, prompts and their attention, against measurements on cards."""
 
 from dataclasses import replace
 
@@ -17,10 +17,10 @@ from llmcli.runners.cuda.stored import StoredModel
 
 H100 = replace(TYPICAL_CARD, l2_bytes=50 * 2**20)
 H200 = replace(TYPICAL_CARD, l2_bytes=60 * 2**20)
-# Many rows eight at a time, as cards without wgmma multiply them; so did this one when it was measured.
+# Many rows eight at a time, as on cards without wgmma; this one did so when measured.
 H200_BY_EIGHT = replace(H200, can_wgmma=False)
 
-# Card, shape, format, rows, tokens in the cache, GB/s that the process measured, milliseconds of a step.
+# Card, shape, format, rows, tokens in the cache, GB/s measured by the process, milliseconds of a step.
 MEASURED = [
     (H200, "Llama-3.1-8B", "int8", 1, 2064, 4529, 2.37),
     (H200, "Llama-3.1-8B", "int8", 1, 8016, 4529, 2.57),
@@ -96,8 +96,8 @@ def test_steps_as_measured(
     assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.06)
 
 
-# Format, rows, tokens in the cache and milliseconds of a step of Llama-3.1-8B where speed comes first, on H200s that
-# read 4,500 to 4,600 GB/s and whose large fp16 products reach 720 TFLOP/s. Those behind 87 tokens are of short bursts.
+# Format, rows, tokens in the cache and milliseconds of a step of Llama-3.1-8B with --speed-first, on H200s that
+# read 4,500 to 4,600 GB/s and whose large fp16 products reach 720 TFLOP/s. Those after 87 tokens are short bursts.
 SPEED_FIRST = [
     ("int8", 16, 160, 3.03),
     ("int8", 16, 160, 3.13),

@@ -1,4 +1,4 @@
-"""The memory plan of the CUDA runner: exact sums, what fits, what is refused, all without a card."""
+"""The memory plan of the CUDA runner: exact sums, fits and refusals, without a card."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -220,7 +220,7 @@ def test_many_rows_have_memory_where_they_are_staged(monkeypatch: pytest.MonkeyP
         plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
         for can_wgmma in (True, False)
     )
-    # Of products of prompts: down in eight parts, or weights widened in pieces.
+    # For products of prompts: down in eight parts, or weights widened in pieces.
     parts, widened = 4 * 256 * 7 * 4096, 128 * 2**20
     digits = 256 * 14336 // 128 * (2 * 128 + 4) + 4 * 256
     held = [held_bytes(plan.workspace) for plan in (with_digits, without)]
@@ -260,7 +260,7 @@ def test_how_products_are_made() -> None:
         assert device.method(2047, 2048 + 9) == methods[2]
         assert device.method(2048, 2048 + 9) == methods[0]
         short.add(methods[0])
-    assert len(short) == 2  # the two ways of short prompts round differently
+    assert len(short) == 2  # the two kinds of short prompts round differently
 
 
 def test_short_prompts_are_in_parts_where_gemm_wide_takes_all_layers() -> None:
@@ -285,7 +285,7 @@ GIB = 2**30
 
 
 def test_less_is_given_only_where_it_must_be() -> None:
-    """Down to two full rows' pages for any number of rows; the narrower prompts of `PREFILL_CHUNKS` come before."""
+    """Prompts get narrower first (`PREFILL_CHUNKS`), then pages shrink to two full rows' for any number of rows."""
     stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
     sizes: dict[str, Any] = {"max_seq_len": 4096, "num_rows": 8}
     pages_of_row = 4096 // 16

@@ -38,7 +38,7 @@ def follow(runner: Runner, length: int, answer: list[int]) -> list[Any]:
 
 
 def check(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of prompts and of lone tokens beside torch with the same roundings; distances are printed."""
+    """Logits of prompts and of single tokens against torch with the same roundings; distances are printed."""
     ours = load_on_card(folder)
     answers = {length: tell(ours, PROMPT[:length], GREEDY, 4)[0] for length in LENGTHS}
     found = {length: follow(ours, length, answers[length]) for length in LENGTHS}
@@ -71,7 +71,7 @@ def test_a_real_shape(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("form", ["int8", "int4", "bf16"])
 def test_many_rows_of_a_real_shape_have_the_bits_of_each_alone(form: str, tmp_path: Path) -> None:
-    """Blocks that race are right in small models, where they are few."""
+    """Racing blocks are right in small models, which have few."""
     write_shape("Llama-3.2-1B", form, tmp_path / "model", lambda done, total: None)
     runner = load_on_card(tmp_path / "model", num_rows=256)
     for num_rows in (256, 40):

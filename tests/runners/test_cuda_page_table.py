@@ -10,7 +10,7 @@ device = pytest.importorskip("llmcli.runners.cuda.device")
 
 
 class Copies:
-    """Stands in for the mailbox: remembers how many pages were sent."""
+    """A stand-in for the mailbox: records how many pages were sent."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Perplexity of texts that rows tell side by side, token by token, against a torch runner that reads them whole."""
+"""Perplexity of texts that rows decode side by side, against a torch runner that reads them whole."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ NEARNESS = 5e-4
 
 
 def perplexity_of_rows(runner: Runner, texts: Sequence[Sequence[int]], num_rows: int) -> float:
-    """Of texts of one length, so many at a time. Every row is made to choose the next token of its text."""
+    """Perplexity of texts of one length, in batches; every row is made to choose its text's next token."""
     vocabulary, surprises = np.arange(runner.config.vocab_size), []
     for first in range(0, len(texts), num_rows):
         group = texts[first : first + num_rows]
@@ -64,7 +64,7 @@ def perplexity_of_torch(folder: Path, texts: Sequence[Sequence[int]]) -> float:
 
 
 def told(runner: Runner, num_texts: int) -> list[list[int]]:
-    """What the model says by itself, with draws of its own for each text."""
+    """The model's own texts, with separate draws for each."""
     texts = [PROMPT[:1] for _ in range(num_texts)]
     rows = [
         runner.open(text, Sampler(SamplingParams(temperature=1.0, top_p=1.0), seed=seed))

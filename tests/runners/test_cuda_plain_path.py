@@ -28,12 +28,12 @@ BEGINNINGS = ("Once upon a time", "In a teapot on the hill", "The fox", "One rai
 FOLDER = resource_folder(STORYTELLER)
 TOKENIZER = load_tokenizer(FOLDER)
 
-Story = tuple[list[int], bytes]  # its tokens, and the logits behind the last one
+Story = tuple[list[int], bytes]  # its tokens, and the logits after the last one
 Tell = Callable[[Runner, tuple[int, ...], Sampler, int], Story]
 
 
 def fast(runner: Runner, prompt: tuple[int, ...], sampler: Sampler, most: int) -> Story:
-    """A request of a scheduler; what it has left in the cache shows in the logits behind the last token."""
+    """A request of a scheduler; its cache shows in the logits after the last token."""
     kept = KeptRow()
     scheduler = Scheduler(runner, TOKENIZER)
     scheduler.submit(Request(prompt, sampler, (0,), most, kept_row=kept))
@@ -60,7 +60,7 @@ def plain(runner: Runner, prompt: tuple[int, ...], sampler: Sampler, most: int) 
 
 
 def tell(runner: Runner, way: Tell, params: SamplingParams, num_tokens: int) -> list[Story]:
-    """Stories one after the other until they have so many tokens."""
+    """Stories one after the other up to a number of tokens."""
     stories: list[Story] = []
     for number, beginning in zip(count(), BEGINNINGS, strict=False):
         prompt = tuple(TOKENIZER.encode(beginning))
@@ -99,7 +99,7 @@ def test_the_fast_path_tells_what_the_plain_one_does(
     assert told[0] == told[1]
     stories = told[0]
     assert sum(len(story) for story, _ in stories) == NUM_TOKENS
-    # The fast path chooses behind each prompt, and from then on in a graph, captured once. The plain one launches a
+    # The fast path chooses after each prompt, and from then on in a graph, captured once. The plain one launches a
     # token layer by layer; short prompts run as tokens do.
     assert launched[0].count("sample_token") == len(stories) + 1
     assert launched[1].count("sample_token") == 0

@@ -1,4 +1,4 @@
-"""Predictions for cards: the bytes and operations they are made of are those of the files and of the model."""
+"""Predictions for cards: their bytes and operations are those of the files and of the model."""
 
 from collections import Counter
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_a_slower_clock_and_a_step_without_overlap_take_longer() -> None:
         for card in (TYPICAL_CARD, slow_clock, no_overlap)
     )
     reading = CardPredictor(plan, RATES, TYPICAL_CARD).decode_bytes(100) / 4.5e12
-    # Twice the time for all but bytes, and for the clocks that copies under way had hidden: 129 products, 1.6 us.
+    # Twice the time for all but bytes, and for the clocks hidden by running copies: 129 products, 1.6 us.
     assert slow - usual == pytest.approx(usual - reading + 129 * 1.6e-6, rel=0.05)
     assert apart - usual == pytest.approx(129 * 1.6e-6, rel=0.05)
 
@@ -109,7 +109,7 @@ NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int, card: CardFacts) -> None:
     """Weights once for all lanes where tensor cores take them; else eight lanes a pass.
 
-    Of lanes that nobody uses no keys and values are read.
+    No keys and values are read for unused lanes.
     """
     predictor = CardPredictor(shape_7b(num_rows=256), RATES, card)
     of_embedding, of_token, of_head = 4096 * 2, 32 * 2 * 4096 * 2, 32000 * 4096 * 2 + 4096 * 4
@@ -130,7 +130,7 @@ def test_many_rows_take_a_little_less_than_steps_of_eight_without_wgmma() -> Non
 
 
 def test_rows_as_digits_take_far_less_than_steps_of_eight() -> None:
-    """And more rows more, as each has its part of the tensor cores."""
+    """And more for more rows, as each adds its part of the tensor cores' time."""
     predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
     eight = predictor.decode_seconds(100, 8)
     times = [predictor.decode_seconds(100, num_rows) for num_rows in (8, 16, 32, 64, 128, 256)]
@@ -152,13 +152,13 @@ def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
 
 @pytest.mark.parametrize("can_wgmma", [True, False])
 def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool) -> None:
-    """Whatever kernels make the products: two operations a token and weight, and what causal attention needs."""
+    """For any kernels of the products: two operations a token and weight, and what causal attention needs."""
     qkv, rest = 3 * 4096 * 4096, 4096 * 4096 + 3 * 4096 * 11008
     card = replace(TYPICAL_CARD, can_wgmma=can_wgmma)
     model = DryModel(shape_7b(card=card), card)
     lengths = (8, True), (16, True), (17, False), (64, True), (65, True), (2048, True), (2048, False)
     for num_tokens, is_last in lengths:
-        # Of many tokens the last layer makes keys and values, and of the prompt's last one all else.
+        # With many tokens the last layer computes keys and values, and all else only for the prompt's last token.
         alone = can_wgmma and num_tokens > 64
         flops: Counter[str] = Counter()
         for one in model.span(num_tokens, 100, is_last=is_last):
@@ -192,7 +192,7 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
 @pytest.mark.parametrize("speed_first", [False, True])
 @pytest.mark.parametrize("num_key_value_heads", [32, 8])
 def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int, speed_first: bool) -> None:
-    """Of many rows, with codes and, for the head, floats; of long prompts, with few tokens a block and with many."""
+    """For many rows, with codes and, for the head, floats; for long prompts, with few tokens a block and with many."""
     model = DryModel(shape_7b(256, num_key_value_heads, speed_first=speed_first), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
     steps = [model.step(num_rows, 100) for num_rows in (*range(1, 34), 40, 72, 136, 256)]

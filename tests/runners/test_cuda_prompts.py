@@ -1,4 +1,4 @@
-"""Prompts side by side on a card, mostly a simulated one: which share a pass, and that each has its bits of alone."""
+"""Prompts side by side on a card: which share a pass, and that each has its bits of a run alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def queue_all(runner: Runner, lengths: list[int]) -> tuple[Any, list[list[int]]]:
-    """A step that runs prompts of such lengths, no two of which begin alike."""
+    """A step that runs prompts of these lengths, no two with a common beginning."""
     prompts = [[row, *PROMPT[1:length]] for row, length in enumerate(lengths)]
     rows = [runner.open(prompt) for prompt in prompts]
     return runner.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(rows, prompts, strict=True)]), prompts
@@ -117,7 +117,7 @@ def test_which_run_in_one_pass(device: SimulatedDevice, folder: Path, chunks: li
 
 
 def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, chunks: list[Chunk]) -> None:
-    """More together than one of them may have."""
+    """More in all than a single one may have."""
     queue_all(load_simulated(folder, device, num_rows=8, prefill_chunk=160), [60, 20, 70, 8, 64, 30, 16, 90])
     assert parts_of(chunks) == [[(60, 0), (20, 0), (64, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)]]
     assert [chunk.way for chunk in chunks] == ["staged"] * 2 + ["widened"]
@@ -128,7 +128,7 @@ def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, ch
 
 @pytest.mark.parametrize("shares_order", [True, False])
 def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: SimulatedDevice, tmp_path: Path) -> None:
-    """As rows, also with inputs in an order, which float32 rows have more room for than decoding needs."""
+    """As rows, also with ordered inputs, for which float32 rows have more room than decoding needs."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = write_gptq(source, tmp_path / "model", desc_act=True, shares_order=shares_order)
     reference, runner = load_by_torch(open_model(folder), max_seq_len=256), load_simulated(folder, device)

@@ -81,7 +81,7 @@ def card() -> Device:
 
 
 def export(source: Path, destination: Path, device: Any, options: ExportOptions) -> dict[str, bytes]:
-    """Every file of an export, by a card or with None by the CPU. All are made under one name, which cards repeat."""
+    """Every file of an export, by a card or with None by the CPU. All have one name, which model cards repeat."""
     plan = plan_export(open_model(source), options)
     more = {} if device is None else {"open_quantizer": partial(CardQuantizer, device, plan.weights)}
     exporter = Exporter(plan, destination / "export", "tiny", replace=True, **more)
@@ -111,7 +111,7 @@ def test_simulated_files_are_the_same(scheme: str, simulated: SimulatedDevice, t
 
 
 def test_a_slot_serves_weights_of_every_size(simulated: SimulatedDevice, tmp_path: Path, blocks: None) -> None:
-    sizes = {**SIZES, "intermediate_size": 250}  # which gives one scale a row beside groups
+    sizes = {**SIZES, "intermediate_size": 250}  # this gives one scale a row next to groups
     source = write_tiny_llama(tmp_path / "source", dtype=torch.float32, num_hidden_layers=1, **sizes)
     assert_same_files(source, tmp_path, simulated, scheme=WeightScheme(4, 32), head_bits=8)
 

@@ -1,4 +1,4 @@
-"""How rates are measured: on a card that has been at work for a while or not; launches on the host."""
+"""How rates are measured: on a card that is warm or not; launches on the host."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

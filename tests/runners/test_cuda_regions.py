@@ -1,4 +1,4 @@
-"""Plans of regions and the arrays that take their place, in host memory."""
+"""Plans of regions and the arrays that replace them, in host memory."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Replayed layers against layers that launch for themselves: the same kernels, sizes, constants and addresses."""
+"""Replayed layers against layers that launch directly: the same kernels, sizes, constants and addresses."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,7 +61,7 @@ class CardWithoutReplays(NotingCard):
 
 @pytest.fixture
 def noted_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing needs a card, and each product has its sizes and operands: the library keeps them behind handles."""
+    """Nothing needs a card, and each product has its sizes and operands: the library hides them in handles."""
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
     monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
 
@@ -77,7 +77,7 @@ def noted_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def check_replays(noted_products: None) -> Callable[..., None]:
-    """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded, once."""
+    """Compares prompts and batches of a model, each on the same arrays; each kind of layer is recorded once."""
 
     def check(folder: Path, num_kinds: int, **options: Any) -> None:
         stored = StoredModel.of_model(open_model(folder), **options)
@@ -104,7 +104,7 @@ def check_replays(noted_products: None) -> Callable[..., None]:
         num_passes = len(ways) * len(CHUNKS) + 7
         kinds = [layer.kind for layer in forward._layers]
         neighbours = set(zip([None, *kinds], kinds, strict=False))
-        # Also what comes first. In parts a layer adds what the one before has left, and the end the rest.
+        # Also what comes first. With parts a layer adds those of the one before, and the end adds the rest.
         num_more = len(CHUNKS) * (len(neighbours) - num_kinds + 1) * ("in parts" in ways)
         assert replaying.num_recordings == num_passes * (num_kinds + 1) + num_more
         assert num_kinds < stored.config.num_hidden_layers
@@ -127,7 +127,7 @@ def test_every_family(name: str, check_replays: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("skip", [(), ("k_proj",), ("layers.1.",)])
 def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_replays: Any, tmp_path: Path) -> None:
-    """Where one layer is left as it was, it is a kind of its own."""
+    """A layer that stays as it was is a kind of its own."""
     sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 4}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=skip))
@@ -136,7 +136,7 @@ def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_re
 
 @pytest.mark.parametrize("skip", [("mlp.",), ("k_proj",), ("layers.1.",)])
 def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_products: None, tmp_path: Path) -> None:
-    """Those that the card meets while rows wait: each has run before, with the same operands.
+    """Products that the card needs while rows wait: each has run before, with the same operands.
 
     In float32: the other types have gemm_wide.
     """
@@ -165,7 +165,7 @@ def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_prod
 
 
 def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path) -> None:
-    """Those of the last 256, for these kernels and these arrays."""
+    """The last 256, for these kernels and these arrays."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128)))
     plan = plan_memory(StoredModel.of_model(open_model(folder)), max_seq_len=512, num_rows=2, chunk_tokens=300)

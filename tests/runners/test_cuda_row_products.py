@@ -33,7 +33,7 @@ def matrix_of(layout: TileLayout) -> TiledMatrix:
 def launches(
     layouts: list[TileLayout], num_rows: int, card: CardFacts = TYPICAL_CARD, has_memory: bool = True
 ) -> list[Any]:
-    """What rows launch that are multiplied with such matrices one after the other."""
+    """The launches of rows multiplied with these matrices one after the other."""
     notes: Any = Notes(card)
     digits = factors = None
     if has_memory:

@@ -154,14 +154,14 @@ def test_weights_that_arrive_in_pieces(
 
 
 def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any], tmp_path: Path) -> None:
-    """No production kernel is left out of runs of all formats, and none runs that the registry does not know."""
+    """Runs of all formats use every production kernel, and none that the registry does not know."""
     qwen = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES, **qwen)
     dtypes = ("float32", "float16", "bfloat16")
     formats: list[tuple[Path, dict[str, Any]]] = [(source, {"dtype": dtype}) for dtype in dtypes]
     for name, scheme in SCHEMES.items():
         formats.append((export(source, tmp_path / name.replace(" ", "-"), ExportOptions(scheme)), {}))
-    # Beside a layer of float32 gemm_wide takes none, and short prompts are multiplied from codes.
+    # With a layer of float32 gemm_wide takes none, and short prompts are multiplied from codes.
     skips = ExportOptions(WeightScheme(8, 64), skip=("q_proj",))
     formats.append((export(source, tmp_path / "skips", skips), {"dtype": "float32"}))
     launched = set()
@@ -279,7 +279,7 @@ def test_a_sampler_that_leaves_no_token(load_on_card: Callable[..., Any], int8_m
         choose(step.logits(0)[0], [*PROMPT[:20], expected[0]], bans)
     assert str(found) == str(error.value)
     assert isinstance(found, UsageError)
-    # Behind what it ran then, and behind what it ran before.
+    # The row goes on from its latest token, and from an earlier one.
     runner.set_sampler(row, GREEDY)
     first = one(runner, Span(row, (expected[1],))).token_id
     assert [first, *go_on(runner, row, 5)] == expected[2:]
@@ -295,7 +295,7 @@ def test_published_greedy_text(stories: Path, load_on_card: Callable[..., Any]) 
 
 
 def test_published_text_in_bfloat16(stories: Path, load_on_card: Callable[..., Any]) -> None:
-    """Weights of 8 bits tell the same for a while: where they first part is printed."""
+    """Weights of 8 bits give the same text for a while: the first difference is printed."""
     expected = json.loads((stories / "expected_greedy.json").read_text())["token_ids"]
     runner = load_on_card(stories, dtype="bfloat16", max_seq_len=512)
     found, _ = tell(runner, expected[:1], GREEDY, len(expected) - 1)

@@ -1,4 +1,4 @@
-"""What the CUDA runner takes of a card's memory: nothing after its load, and nothing once it is gone."""
+"""The CUDA runner's use of a card's memory: nothing after its load, and nothing once it is gone."""
 
 import gc
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_nothing_is_allocated_after_load(load_on_card: Callable[..., Any], int8_
         for row in (*rows, scored, *forks):
             runner.close(row)
 
-    work()  # graphs are made by the first step of so many lanes
+    work()  # graphs are made by the first step with this many lanes
     pool = cupy.get_default_memory_pool()
     before = used_bytes(), pool.total_bytes()
     work()

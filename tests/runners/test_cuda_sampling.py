@@ -104,7 +104,7 @@ def test_one_graph_serves_any_samplers_and_the_host_sees_each_token(device):
 
 @pytest.mark.cuda
 def test_a_sampler_is_set_while_earlier_runs_are_still_queued(device):
-    """Each run goes by the sampler that was set before it, whatever has been set since."""
+    """Each run uses the sampler that was set before it, not a later one."""
     rows = Rows(device, 1)
     logits = (np.random.default_rng(7).standard_normal((1, VOCAB_SIZE)) * 3).astype(np.float32)
     rows.logits.set(logits)
@@ -128,7 +128,7 @@ def test_a_sampler_is_set_while_earlier_runs_are_still_queued(device):
 
 @pytest.mark.cuda
 def test_a_result_of_an_earlier_row_is_none_of_the_next(device):
-    """The next row in a slot gets a sampler while a run of the row before is queued, which nobody has read."""
+    """The next row in a slot gets a sampler while an unread run of the previous row is queued."""
     rows = Rows(device, 1)
     rng = np.random.default_rng(8)
     for number in range(3 * NUM_RESULTS):
@@ -146,7 +146,7 @@ def test_a_result_of_an_earlier_row_is_none_of_the_next(device):
         rows.logits.set(second)
         rows.enqueue()
         assert rows.sampler.wait(0, new, 1) == number
-        assert rows.sampler.wait(0, old, 1) == int(first.argmax())  # it is kept all the same
+        assert rows.sampler.wait(0, old, 1) == int(first.argmax())  # it is kept anyway
         rows.positions.set(np.zeros(1, np.int32))
 
 
@@ -225,7 +225,7 @@ def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(devi
 
 
 def test_choices_of_many_runs_are_read_together(monkeypatch):
-    """Late ones are waited for; a failed one leaves its error; a slot with mirostat tells its mu."""
+    """Late ones are waited for; a failed one leaves its error; a slot with mirostat returns its mu."""
     sampler = object.__new__(sampling.DeviceSampler)
     sampler._results = np.zeros((4, 2, NUM_RESULTS), np.uint64)
     sampler._has_mu = np.array([False, True, False, False])
@@ -239,7 +239,7 @@ def test_choices_of_many_runs_are_read_together(monkeypatch):
         sampler._results[slot, :, number % NUM_RESULTS] = number << 32 | word, np.float64(1.5 + slot).view(np.uint64)
 
     arrive()
-    sampler._results[0, 0, 7] = 6 << 32 | 1  # what the slot's run before has left
+    sampler._results[0, 0, 7] = 6 << 32 | 1  # the result of the slot's previous run
     monkeypatch.setattr(time, "sleep", arrive)
     choices = sampler.choices(runs)
     with pytest.raises(CheckpointError) as error:
@@ -251,7 +251,7 @@ def test_choices_of_many_runs_are_read_together(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "sched_yield"), reason="there time.sleep(0) is short")
 def test_a_choice_alone_is_waited_for_awake_towards_the_end(monkeypatch):
-    """A doze takes 80 us, a look 1 us. The first wait knows no time yet."""
+    """A sleep takes 80 us, a check 1 us. The first wait has no estimate yet."""
     sampler = object.__new__(sampling.DeviceSampler)
     sampler._results = np.zeros((1, 2, NUM_RESULTS), np.uint64)
     sampler._step_seconds = 0.0
@@ -270,7 +270,7 @@ def test_a_choice_alone_is_waited_for_awake_towards_the_end(monkeypatch):
     dozes, number = [], 0
     for step_seconds in (2e-3, 2e-3, 1.7e-3, 2.4e-3, 2e-3):
         queued_at = now
-        for seconds in (step_seconds, 20e-6, 40e-6):  # a step's first choice, and those behind it
+        for seconds in (step_seconds, 20e-6, 40e-6):  # a step's first choice, and later ones
             number += 1
             arrives, slept = now + seconds, 0
             assert sampler.wait(0, number, 5, queued_at=queued_at) == 7

@@ -1,4 +1,4 @@
-"""The CUDA runner on a card that numpy simulates: everything about it but its kernels, on machines without a card."""
+"""The CUDA runner on a card that numpy simulates: all of it except the kernels, on machines without a card."""
 
 import gc
 import json
@@ -252,7 +252,7 @@ def test_plain_weights_take_the_type_that_was_asked_for(dtype: str, device: Simu
 
 
 def test_a_runner_that_nobody_uses_leaves_the_card_at_once(device: SimulatedDevice, tmp_path: Path) -> None:
-    """Not when Python looks for rings of references: the next model would find no room."""
+    """Not only when Python collects reference cycles: the next model would find no room."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False)
     gc.collect()
     gc.disable()
@@ -276,7 +276,7 @@ def test_a_runner_that_nobody_uses_leaves_the_card_at_once(device: SimulatedDevi
 def test_many_rows_as_digits_have_the_bits_of_each_alone(
     name: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
 ) -> None:
-    """With biases, and a value projection of floats beside codes; alone a row is multiplied by gemv."""
+    """With biases, and a value projection of floats among codes; alone a row is multiplied by gemv."""
     sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 1}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     head_bits = None if "asymmetric" in name else 8

@@ -1,4 +1,4 @@
-"""The upload: pieces arrive whole and in order through few slots, and it ends cleanly whatever goes wrong."""
+"""The upload: pieces arrive whole and in order through few slots, and it ends cleanly after any fault."""
 
 import threading
 import time

@@ -43,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 
 
 def place(folder: Path, device: Any, **options: Any) -> Weights[Any]:
-    """A model's weights on the simulated card, each piece by itself. Memory holds rubbish before."""
+    """A model's weights on the simulated card, piece by piece. Memory holds rubbish before."""
     model = open_model(folder)
     stored = StoredModel.of_model(model, **options)
     plan = plan_memory(stored, max_seq_len=16, num_rows=1)
@@ -218,7 +218,7 @@ def test_regions_of_the_plan_add_up() -> None:
     assert held_bytes(plan) == sum(-(-size // 256) * 256 for size in sizes)
 
 
-# What the tensors say about biases.
+# Biases by the tensors.
 
 
 def with_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
@@ -235,7 +235,7 @@ def test_a_config_that_asks_for_biases_of_tensors_that_have_none(tmp_path: Path)
 
 
 def test_tensors_with_biases_that_the_config_does_not_ask_for(device: SimulatedDevice, tmp_path: Path) -> None:
-    """They are not used, as everywhere: they take no memory and change nothing."""
+    """They are ignored: they take no memory and change nothing."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, attention_bias=True)
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"attention_bias": true', '"attention_bias": false'))
@@ -248,7 +248,7 @@ def test_tensors_with_biases_that_the_config_does_not_ask_for(device: SimulatedD
 
 
 def test_the_tensors_say_what_has_a_bias(tmp_path: Path) -> None:
-    """Not the config and not a name: of two layers one may have it."""
+    """Neither config nor name decides: one of two layers may have it."""
     stored = StoredModel.of_model(written(tmp_path, num_hidden_layers=2, attention_bias=True))
     kept = {name: dtype for name, dtype in stored.dtypes.items() if not name.startswith("model.layers.0.")}
     weights = {name: dtype for name, dtype in stored.dtypes.items() if not name.endswith(".bias")}
@@ -267,7 +267,7 @@ def test_a_shape_has_the_tensors_of_a_model(name: str, scheme: WeightScheme | No
     assert imagined.dtypes == StoredModel.of_model(model).dtypes
 
 
-# What is refused while weights are on their way.
+# Refusals while weights are loaded.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Prompts on cards whose products widen weights themselves, on a simulated card: which launches, and what comes out."""
+"""Prompts on cards whose products widen weights themselves, on a simulated card: launches and results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 
 @pytest.fixture
 def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets the kernel of every product of many tokens, and "append parts" where attention adds some up."""
+    """Gets the kernel of every product of many tokens, and "append parts" if attention adds some up."""
     noted: list[str] = []
 
     def note(module: Any, stem: str) -> None:
@@ -65,7 +65,7 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
 def worst_error(
     folder: Path, device: SimulatedDevice, lengths: Sequence[int] = (65, 128, 129, 196), **options: Any
 ) -> float:
-    """Of the logits behind prompts, against torch."""
+    """The worst relative error of logits after prompts, against torch."""
     reference = load(open_model(folder), max_seq_len=200)
     runner = load_on_card(
         open_model(folder),
@@ -98,20 +98,20 @@ def test_prompts_are_computed_as_by_torch(
 def test_short_prompts_are_computed_in_parts(
     name: str, device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
-    """Those of 9 to 64 tokens. What qkv leaves is added by append_tokens, what down leaves in the next layer."""
+    """Prompts of 9 to 64 tokens. append_tokens adds the parts of qkv, the next layer those of down."""
     sizes = {**TAILS, "hidden_size": 320, "intermediate_size": 512, "attention_bias": True, "mlp_bias": True}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
     assert worst_error(folder, device, (9, 40, 64)) < 1e-3
     assert launched.count("append parts") == launched.count("gemm_wide_swiglu") > 3
-    assert launched.count("add_parts") == 3  # behind each last layer
+    assert launched.count("add_parts") == 3  # after each last layer
     launched.clear()
     assert worst_error(folder, device, (8,)) < 1e-3
     assert not launched
 
 
 def test_layer_by_layer_nothing_is_left(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:
-    """Whoever asks for what each layer computes gets all of it; the last layer's has the bits of a prompt's."""
+    """A request for each layer's states gets them all; the last layer's have the bits of a prompt's."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **TAILS)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 channel"]))
     runner = load_on_card(open_model(folder), max_seq_len=200, uses_graphs=False, device=device)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_attention_that_makes_images(
 def test_the_last_layer_runs_few_tokens(
     head_dim: int, device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
-    """Those whose logits may be read; the others get keys and values. Bits are those of a prompt that ran whole."""
+    """Only tokens whose logits may be read; others get keys and values. Bits equal those of a whole prompt."""
     sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": head_dim}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 channel"]))
@@ -328,7 +328,7 @@ def test_many_rows_where_speed_comes_first(
     for count in (most_exact + 4, most_exact, most_exact + 4):
         launched.clear()
         step = runner.queue([Span(row) for row in rows[:count]])
-        # Of each layer q, k and v, together or apart, o and down; and the head.
+        # For each layer q, k and v, together or apart, o and down; and the head.
         num_products = 2 * ((3 if skip else 1) + 2) + bool(has_halves)
         assert launched.count("gemm_wide") == (num_products if count > most_exact else 0)
         for number, row in enumerate(rows[:count]):

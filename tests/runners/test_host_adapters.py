@@ -1,4 +1,4 @@
-"""LoRA adapters that peft has written: tensors to the last bit of its own merge, and both runners' logits."""
+"""LoRA adapters written by peft: tensors equal to its own merge bit by bit, and both runners' logits."""
 
 import warnings
 from collections.abc import Mapping
@@ -129,12 +129,12 @@ def test_tensors_and_logits_are_those_of_peft(bases: dict[str, Path], tmp_path: 
     runner = load(model, max_seq_len=64)
     assert relative_error(logits_of(runner, PROMPT[:40]), reference) < 1e-3
     assert relative_error(logits_of(load_on_numpy(model, max_seq_len=64), PROMPT[:40]), reference) < 1e-3
-    # The adapter is no small matter.
+    # The adapter's effect is large.
     assert relative_error(logits_by_transformers(load_base(bases["F32"])), reference) > 1e-2
 
 
 def test_weights_are_rounded_once(bases: dict[str, Path], tmp_path: Path) -> None:
-    """Ordinary numbers, whose sums round otherwise in another order: at most the last bit differs, and seldom."""
+    """Ordinary numbers, whose sums round differently in another order: at most the last bit differs, and seldom."""
     adapter = write_adapter(bases["F32"], tmp_path / "adapter", {"target_modules": "all-linear"})
     model = merged_by_peft(bases["BF16"], adapter)
     file = adapter / "adapter_model.safetensors"
@@ -193,7 +193,7 @@ def test_a_shared_matrix_that_stays_one(tmp_path: Path, saved: list[str]) -> Non
 
 
 def test_embeddings_that_are_saved_unasked(bases: dict[str, Path], tmp_path: Path) -> None:
-    """peft saves them where it sees that the vocabulary was changed, and loads them over those of the base."""
+    """peft saves them if it sees a changed vocabulary, and loads them over those of the base."""
     adapter = write_adapter(bases["F32"], tmp_path / "adapter", {"target_modules": ["q_proj"]})
     file = adapter / "adapter_model.safetensors"
     ends = {f"base_model.model.{name}": torch.randn(288, 64) for name in (EMBEDDING, HEAD)}

@@ -1,4 +1,4 @@
-"""Models as they are on the hub, on the CPU: both runners against transformers with the weights they stand for."""
+"""Models as they are on the hub, on the CPU: both runners against transformers with the weights that they encode."""
 
 import json
 import re
@@ -125,7 +125,7 @@ def test_fp8_whose_scales_tell_what_they_are_of(
 
 
 def test_fp8_as_transformers_widens_it(original: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")  # which transformers wants for this, and which is no dependency
+    pytest.importorskip("accelerate")  # transformers needs it here, and it is not a dependency
     folder = write_fp8(original, tmp_path / "fp8", suffix="scale_inv")
     config = transformers.FineGrainedFP8Config(dequantize=True)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).state_dict()
@@ -163,7 +163,7 @@ FROZEN: dict[str, tuple[Callable[..., Path], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_frozen_models_are_those_with_codes(name: str, original: Path, tmp_path: Path) -> None:
-    """The hub has models that say frozen and hold codes; one that holds plain weights beside the scales has none."""
+    """The hub has models that say frozen and hold codes; one with plain weights next to the scales has none."""
     write, config, scheme = FROZEN[name]
     folder = change(write(original, tmp_path / "frozen"), quantization_status="frozen", **config)
     check_logits(folder, original)
@@ -384,7 +384,7 @@ def test_codes_are_missing_by_their_own_name(
 
 @pytest.mark.filterwarnings("error")
 def test_what_overflows_is_one_error(original: Path, tmp_path: Path) -> None:
-    """And no warning of numpy's beside it."""
+    """And no warning of numpy with it."""
     large = {f"{LAYER}.weight_scale_inv": torch.full((3, 2), 3e38)}
     model = open_model(change(write_fp8(original, tmp_path / "fp8"), large))
     for read in (load, load_on_numpy):

@@ -69,7 +69,7 @@ def test_token_by_token_logits_equal_transformers(folder: Path, loaded: Callable
 
 
 def test_hidden_states_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
-    """Of a prompt and of tokens behind it; transformers has the last layer's behind the final norm only."""
+    """For a prompt and the tokens after it; transformers has the last layer's only after the final norm."""
     token_ids = random_ids(40)
     with torch.inference_mode():
         expected = reference(folder)(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
@@ -115,11 +115,11 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
     token_ids = random_ids(50)
     runner = load_on_torch(open_model(folder), max_seq_len=512, dtype="bfloat16")
     error = relative_error(logits_of(runner, token_ids), reference_logits(reference(folder), token_ids)[-1])
-    assert 1e-5 < error < 0.05  # it does compute in bfloat16, and does not fall apart
+    assert 1e-5 < error < 0.05  # it computes in bfloat16, and stays close
 
 
 def test_an_untied_head_in_a_tied_config_is_used(tmp_path: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
-    """As transformers: two different stored matrices are not tied, whatever the config says."""
+    """As in transformers: two different stored matrices are not tied, even if the config says so."""
     folder = write_tiny_llama(tmp_path / "model", tie_word_embeddings=False)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))

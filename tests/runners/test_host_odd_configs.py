@@ -1,4 +1,4 @@
-"""Odd configurations of every family: logits equal transformers', or a refusal that says why. Never something else.
+"""Odd configurations of every family: logits equal transformers', or a refusal that says why, never anything else.
 
 300 of them, or as many as `--odd-configs` says; the same number is always the same configuration.
 """
@@ -23,11 +23,11 @@ from llmcli.errors import LLMCliError, UnsupportedModelError  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.torch.load import load as load_on_torch  # noqa: E402
 
-# Of the fastest frequency a last bit may differ, which is 2e-6 of an angle at the prompt's end; scores of several units
-# and a few layers make ten times that of it. What is wrong is wrong by 1e-3 and more.
+# The fastest frequency may differ in a last bit, which is 2e-6 of an angle at the prompt's end; scores of several units
+# and a few layers make it ten times that. Real errors are 1e-3 and more.
 MAX_RELATIVE_ERROR = 3e-5
 
-# What transformers computes and this program does not.
+# Configurations that transformers computes and this program does not.
 REFUSED_HERE = (
     "hidden_act 'gelu' is not supported",
     "is_causal other than true is not supported",
@@ -38,7 +38,7 @@ REFUSED_HERE = (
     r"high_freq_factor \S+ must be above low_freq_factor",
     "layer type 'attention' is not supported",
     "layer type sliding_attention is not supported for llama",
-    "model_type 'ministral' is not supported",  # as which transformers saves a mistral with layer_types
+    "model_type 'ministral' is not supported",  # transformers saves a mistral with layer_types so
     "hidden_size .* is not a multiple of num_attention_heads",
 )
 # What this program computes though transformers stops, by family and what transformers says.
@@ -72,7 +72,7 @@ def test_logits_equal_transformers_or_the_refusal_is_known(number: int, tmp_path
         write_odd_model(config, folder, number)
         token_ids = torch.randint(config.values["vocab_size"], (PROMPT_LENGTH,), generator=generator).tolist()
         expected = reference_logits(folder, token_ids)
-    except Exception as error:  # transformers has no class of its own for what it refuses
+    except Exception as error:  # transformers has no class for its refusals
         outcomes[_what_is_done_instead(folder, config.values["model_type"], str(error))] += 1
         return
     try:
@@ -91,7 +91,7 @@ def test_logits_equal_transformers_or_the_refusal_is_known(number: int, tmp_path
 
 
 def _what_is_done_instead(folder: Path, family: str | None, reason: str) -> str:
-    """Where transformers stops, this program does as well, but for a few cases."""
+    """If transformers stops, so does this program, except in a few cases."""
     try:
         LlamaConfig.from_dict(json.loads((folder / "config.json").read_text()), "config.json")
     except LLMCliError:

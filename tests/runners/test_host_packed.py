@@ -1,4 +1,4 @@
-"""Runners of packed weights in bfloat16: by our own products, and by torch's operators where nothing compiles them."""
+"""Runners of packed weights in bfloat16: by our own products, and by torch's operators without a compiler."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from llmcli.runners.torch.packed_weight import PackedWeight
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as on a machine that cannot compile our own."""
+    """As on a machine that cannot compile our products."""
     monkeypatch.setattr(codes_product, "is_available", lambda on_compile=None: False)
 
 
@@ -215,7 +215,7 @@ def test_a_span_of_several_chunks_has_their_bits_and_widens_once(
     ],
 )  # fmt: skip
 def test_spans_end_with_whole_chunks(position: int, most: int, prompt_len: int, end: int) -> None:
-    """At least one chunk, and never one more than was asked for; asked for again it is the same."""
+    """At least one chunk, and never more than requested; repeated, it is the same."""
     assert span_end(position, most, prompt_len, widens_prompts=True) == end
     assert span_end(position, end - position, prompt_len, widens_prompts=True) == end
     sizes = chunks(position, end, widens_prompts=True)

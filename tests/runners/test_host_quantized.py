@@ -153,7 +153,7 @@ def test_models_by_others(arguments: dict[str, Any], original: Path, original_fl
 def test_w8a8_models_by_others(
     symmetric: bool, dynamic: bool, original: Path, original_float32: Path, tmp_path: Path
 ) -> None:
-    """Activations stay as they are, so the reference is the model with its weights widened."""
+    """Activations stay unquantized, so the reference is the model with its weights widened."""
     arguments = QuantizationArgs(num_bits=8, strategy="channel", symmetric=symmetric)
     activations = QuantizationArgs(num_bits=8, strategy="token" if dynamic else "tensor", dynamic=dynamic)
     source = original if symmetric else original_float32

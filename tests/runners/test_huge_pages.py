@@ -1,4 +1,4 @@
-"""Memory of weights in large pages: what the system was asked for, as it tells itself."""
+"""Memory of weights in large pages: the request to the system, as the system reports it."""
 
 import gc
 import mmap

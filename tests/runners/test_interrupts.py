@@ -1,4 +1,4 @@
-"""Ctrl-C held back: it strikes at the end, once, whatever happens inside; and a step that it hits changes nothing."""
+"""Delayed Ctrl-C: it takes effect at the end, once, whatever happens inside; an interrupted step changes nothing."""
 
 import random
 import signal
@@ -154,7 +154,7 @@ def test_an_interrupted_prompt_goes_on(folder: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("verb", ["open", "fork", "close", "keep", "change_prompt", "reserve"])
 def test_a_row_changes_whole_or_not_at_all(verb: str) -> None:
-    """A Ctrl-C at each moment: pages and places are those of the rows that are open, however it ended."""
+    """A Ctrl-C at each moment: pages and slots are those of the open rows, after any end."""
     for moment in range(40):
         device = PageDevice(lambda history, sampler: 1, num_rows=2, chunk=16)
         runner = SteppingRunner(device)

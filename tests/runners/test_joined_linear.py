@@ -1,4 +1,4 @@
-"""Layers of one input as one matrix: bit for bit what they are apart."""
+"""Layers of one input as one matrix: bit for bit as apart."""
 
 from pathlib import Path
 

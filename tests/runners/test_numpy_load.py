@@ -1,4 +1,4 @@
-"""What the numpy runner holds: every weight as a float, and as many bytes as were planned."""
+"""The numpy runner's memory: every weight as a float, and as many bytes as were planned."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Everything that a `Sampler` says reaches the card: every parameter, every field, and what is refused."""
+"""A whole `Sampler` reaches the card: every parameter, every field, and refusals."""
 
 from dataclasses import fields, replace
 
@@ -54,7 +54,7 @@ def test_every_parameter_reaches_the_card(name):
         assert after[name] == value
 
 
-# A value for each field of Sampler besides its parameters, which the usual sampler has not.
+# A value for each field of Sampler besides its parameters, which the usual sampler lacks.
 OTHER_FIELDS = {
     "seed": 2**64 - 1,
     "sample_index": 2**32 - 1,
@@ -144,7 +144,7 @@ def test_packing_leaves_out_what_is_off_and_bounds_what_is_huge():
     off = pack_sampler(Sampler(SamplingParams(), 0, dry_breaker_token_ids=frozenset({3})), 10)
     assert off[1:] == (None, None, None, None)
     assert off.header[0]["forced_position"] == -1
-    # DRY looks at the marks of all tokens, and so does a forced token that the vocabulary has not.
+    # DRY looks at the marks of all tokens, and so does a forced token that is not in the vocabulary.
     for sampler in (
         Sampler(SamplingParams(dry_multiplier=1), 0),
         Sampler(SamplingParams(), 0, forced_eos_token_ids=frozenset({50}), forced_eos_position=3),

@@ -79,9 +79,9 @@ def test_the_longest_unused_goes_first_and_ends_go_before_beginnings() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_histories(seed: int) -> None:
-    """Rows begin with what is found, offer their pages and end; pages are given up in between.
+    """Rows begin with found pages, offer their own and end; pages are released in between.
 
-    Beside the pages stands what was written into them, by page, as a model of the device.
+    `written` models the device: the content of each page.
     """
     rng = random.Random(seed)
     pool = PagePool(rng.choice([8, 20, 60]))

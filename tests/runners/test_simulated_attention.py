@@ -1,4 +1,4 @@
-"""The stand-ins keep what the runner relies on: a lane's bits are its own, and a span has those of single steps."""
+"""The stand-ins behave as the runner expects: a lane's bits are its own, and a span has those of single steps."""
 
 from typing import Any
 

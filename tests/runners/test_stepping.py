@@ -1,4 +1,4 @@
-"""`SteppingRunner` over a device without a model: which pages a row writes, and which tokens it says it holds."""
+"""`SteppingRunner` over a device without a model: which pages a row writes, and which tokens it reports."""
 
 from itertools import count
 
@@ -14,7 +14,7 @@ SAMPLER = Sampler(SamplingParams(), 0)
 
 
 def device_with_rows(num_rows: int) -> PageDevice:
-    """It chooses 100, 101, ..., whatever the row."""
+    """A device that chooses 100, 101, ... for any row."""
     numbers = count(100)
     return PageDevice(lambda history, sampler: next(numbers), num_rows=num_rows)
 
@@ -51,7 +51,7 @@ def test_a_choice_that_is_made_again_is_the_one_that_runs() -> None:
 
 
 def test_steps_may_be_read_in_another_order() -> None:
-    """As a text that is held to a schema does, which reads its latest step for its mask."""
+    """As a text with a schema does, which reads its latest step for its mask."""
     runner = SteppingRunner(device_with_rows(1))
     row = runner.open(PROMPT, SAMPLER)
     steps = [runner.queue([Span(row, tuple(PROMPT))]), runner.queue([Span(row)]), runner.queue([Span(row)])]
@@ -65,7 +65,7 @@ def test_a_choice_of_before_a_roll_back_is_not_of_the_row() -> None:
     runner = SteppingRunner(device_with_rows(1))
     row = runner.open(PROMPT, SAMPLER)
     first, later = runner.queue([Span(row, tuple(PROMPT))]), runner.queue([Span(row)])
-    later.choices()  # behind one that has not been read
+    later.choices()  # after one that has not been read
     runner.keep(row, 19)
     first.choices()
     runner.queue([Span(row, (PROMPT[-1],))]).choices()

@@ -56,7 +56,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def cache_of(num_kv_heads: int, head_dim: int, num_pages: int, pages: list[int]) -> RowCache:
-    """Of two layers; what was never written is NaN."""
+    """A cache of two layers, with NaN where nothing is written."""
     sizes = {
         "hidden_size": num_kv_heads * head_dim,
         "intermediate_size": 64,
@@ -187,7 +187,7 @@ def test_keys_and_values_are_rounded_as_torch_rounds(operators: TokenOperators) 
     "name", ["grouped", "biases", "yarn rotary", "qwen2 with windows", "qwen3 with layer types", "smollm3 with windows"]
 )
 def test_tokens_of_every_trait_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
-    """Of a quantized model in float32, in plain torch, to what bfloat16 holds of keys and values."""
+    """Against a quantized model in float32, in plain torch, to bfloat16's precision of keys and values."""
     source = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **(VARIANTS[name] | SIZES | {"head_dim": 32}))
     model = open_model(export(source, tmp_path / "int8", ExportOptions(WeightScheme(8, 32))))
     found, expected = (

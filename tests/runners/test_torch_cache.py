@@ -19,7 +19,7 @@ from llmcli.runners.torch.load import load  # noqa: E402
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """What 8 bits hold of head vectors: each step of the rule in float32, one operation at a time."""
+    """Head vectors in 8 bits: each step of the rule in float32, one operation at a time."""
     cut = np.clip(x.astype(np.float32), np.float32(-65504), np.float32(65504))
     scale = np.abs(cut).max(-1, keepdims=True) / np.float32(127)
     codes = np.clip(np.rint(cut / np.where(scale == 0, np.float32(1), scale)), -127, 127)
@@ -108,7 +108,7 @@ def test_a_row_holds_as_many_bytes_as_planned(tmp_path: Path) -> None:
 
 
 def test_bfloat16_runs_attend_in_float32(tmp_path: Path) -> None:
-    """Rounding what codes stand for to bfloat16 would add half of their own error again."""
+    """Rounding decoded values to bfloat16 would add half of their own error again."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16)
     cache = PagedCache(open_model(folder).config, 1, "int8")
     keys, values = cache.row([0]).seen(0, 0, 5)

@@ -1,4 +1,4 @@
-"""Memory that is not there: refused with figures before anything is read, and in one line when it runs out later."""
+"""Missing memory: refused with figures before anything is read, and in one line when it runs out later."""
 
 import subprocess
 import sys

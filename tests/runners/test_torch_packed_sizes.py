@@ -1,4 +1,4 @@
-"""torch's packed operators at every size: what they do not check, they must not meet."""
+"""torch's packed operators at every size: sizes that they do not check must not reach them."""
 
 import os
 import subprocess

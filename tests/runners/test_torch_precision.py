@@ -1,4 +1,4 @@
-"""The type that `auto` means on the CPU, and how a run tells what it computes in what."""
+"""The type that `auto` means on the CPU, and how a run reports its types."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def with_one_tensor_of(model: Model, dtype: str) -> Model:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """With everything."""
+    """A processor with all instructions."""
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
     return monkeypatch

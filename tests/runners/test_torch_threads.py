@@ -1,4 +1,4 @@
-"""The number of threads: all, as many as asked for, and one where a model is small."""
+"""The number of threads: all, as many as asked for, and one for a small model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_a_small_model_has_one_thread_and_a_large_one_all(tmp_path: Path, monkey
     assert load(model, max_seq_len=100).description == "CPU, float32, 1 thread"
     monkeypatch.setattr(threads, "_LEAST_BYTES", 1000)
     runner = load(model, max_seq_len=100, dtype="bfloat16", kv_cache="int8")
-    assert runner.description == "CPU, bfloat16, KV cache int8, 3 threads"  # also behind a small one
+    assert runner.description == "CPU, bfloat16, KV cache int8, 3 threads"  # also after a small one
     assert runner.arithmetic == Arithmetic("bfloat16", "int8", 3, ("torch",))
     assert torch.get_num_threads() == 3
 

@@ -1,4 +1,4 @@
-"""Rows of logits, and what each step should make of them, computed without the code under test."""
+"""Rows of logits, and the expected result of each step, computed without the code under test."""
 
 import math
 
@@ -13,7 +13,7 @@ from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 OFF = {"temperature": 1.0, "top_p": 1.0}  # all other parameters are off by default
 NO_HISTORY = np.zeros(0, np.int64)
 
-# Every step is on, and in the history below each of them changes something, but for the two that act at one position.
+# Every step is on, and in the history below each of them changes something, except two that act at one position.
 EVERY_STEP = Sampler(
     SamplingParams(
         temperature=1.3, top_k=28, top_p=0.96, min_p=0.12, typical_p=0.9, xtc_probability=0.4, xtc_threshold=0.08,
@@ -30,7 +30,7 @@ EVERY_LOGITS = np.random.default_rng(7).standard_normal(40).astype(np.float32) *
 
 
 def make_sampler(**settings):
-    """A sampler with all steps off, but for the parameters and fields that are named."""
+    """A sampler with all steps off, except the given parameters and fields."""
     params = {name: value for name, value in settings.items() if name in SPECS}
     others = {name: value for name, value in settings.items() if name not in SPECS}
     return Sampler(SamplingParams(**(OFF | params)), **({"seed": 0} | others))
@@ -71,7 +71,7 @@ def survivors_of(scores):
 
 
 def reference_scores(processor, scores, history=NO_HISTORY):
-    """What a transformers processor makes of one row of scores, float64 [vocab_size]."""
+    """The result of a transformers processor for one row of scores, float64 [vocab_size]."""
     return processor(torch.from_numpy(np.asarray(history))[None], torch.from_numpy(scores)[None].clone())[0].numpy()
 
 
@@ -81,7 +81,7 @@ def last(history, window):
 
 
 def presence_and_frequency(generated, presence, frequency):
-    """OpenAI's formula, as what to add to a token's logit: -c[j] * frequency - float(c[j] > 0) * presence."""
+    """OpenAI's formula, as the change of a token's logit: -c[j] * frequency - float(c[j] > 0) * presence."""
     generated = list(generated)
     return {token: -generated.count(token) * frequency - presence for token in set(generated)}
 

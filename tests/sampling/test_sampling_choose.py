@@ -102,7 +102,7 @@ def exact_probabilities():
 
 
 def alive(scores):
-    """The tokens that a row of scores [1, vocab_size] leaves, as a dict from token to score."""
+    """The tokens left in a row of scores [1, vocab_size], as a dict from token to score."""
     return {token: score for token, score in enumerate(scores[0].tolist()) if score > -math.inf}
 
 

@@ -61,7 +61,7 @@ def test_dynamic_temperature(logits, reach, exponent):
 
 
 def test_dynamic_temperature_on_examples():
-    # Two equal tokens are as unsure as can be; one that is sure leaves nothing but the lower end of the range.
+    # Two equal tokens are the least certain; a certain one leaves only the lower end of the range.
     for logits, expected in (([0, 0], 1.2), ([0, -1000], 0.4), ([3], 0.8)):
         logits = np.asarray(logits, np.float32)
         _, scores = apply_step("temperature", logits, temperature=0.8, dynatemp_range=0.4)
@@ -146,7 +146,7 @@ def test_top_k_keeps_all_that_tie_with_the_last():
 def test_top_p(logits, p):
     expected = reference_scores(TopPLogitsWarper(p), logits.astype(np.float64))
     token_ids, scores = apply_step("top_p", logits, top_p=p)
-    # Among equal scores transformers leaves open which survive, so with ties only the multiset of scores is fixed.
+    # transformers does not say which of equal scores survive, so with ties only the multiset of scores is fixed.
     np.testing.assert_array_equal(np.sort(scores), np.sort(expected[survivors_of(expected)]))
     np.testing.assert_array_equal(scores, logits[token_ids])
     if len(np.unique(logits)) == len(logits):

@@ -47,7 +47,7 @@ def test_an_example_step_by_step():
     sampler = make_sampler(
         logit_bias={3: -np.inf}, repetition_penalty=2.0, top_k=3, top_p=0.8, min_p=0.9, presence_penalty=1.0
     )
-    # The penalty squares the probability of token 4, which stood in the prompt.
+    # The penalty squares the probability of token 4, which is in the prompt.
     effects = effects_of(inspect_choice(LOGITS, [4], make_sampler(repetition_penalty=2.0), 4, 5))
     assert effects["repetition_penalty"].changed
     assert effects["repetition_penalty"].chosen_probability == pytest.approx(0.0225 / 0.8725, rel=1e-6)

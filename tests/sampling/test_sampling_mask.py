@@ -1,4 +1,4 @@
-"""A mask: its bits, and that the chain under it is the chain over the tokens it allows."""
+"""A mask: its bits, and that the chain with it is the chain over the allowed tokens."""
 
 from dataclasses import replace
 

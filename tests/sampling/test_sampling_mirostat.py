@@ -1,4 +1,4 @@
-"""Mirostat against llama.cpp's formulas, and that its state is handed on as an argument."""
+"""Mirostat against llama.cpp's formulas, and its state is passed on as an argument."""
 
 import math
 from dataclasses import replace

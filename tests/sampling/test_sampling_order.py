@@ -1,4 +1,4 @@
-"""`Sampler.order`: what an order does to the draws, and which orders are refused."""
+"""`Sampler.order`: the effect of an order on the draws, and which orders are refused."""
 
 import numpy as np
 import pytest

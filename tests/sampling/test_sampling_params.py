@@ -135,7 +135,7 @@ def test_an_integer_beyond_any_float_is_refused():
     ],
 )
 def test_resolve_names_the_source_of_a_bad_value(sources, expected):
-    """The model's file is damaged, where the command line is wrong."""
+    """A bad value is a CheckpointError in the model's file, and a UsageError elsewhere."""
     arguments = {"flags": {}, "preset": {}, "preset_name": "story", "generation_config": {}} | sources
     error_class = CheckpointError if "generation_config" in sources else UsageError
     assert error_text(resolve, **arguments, error_class=error_class) == expected

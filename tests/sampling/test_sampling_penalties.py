@@ -37,7 +37,7 @@ WINDOWS = [0, 1, 4, 10, 99]
 
 
 def added(scores, logits):
-    """What a step has added to which token."""
+    """What a step adds to which token."""
     differences = scores.astype(np.float64) - logits
     return {int(token): float(differences[token]) for token in np.flatnonzero(differences)}
 
@@ -262,7 +262,7 @@ def test_penalties_of_a_prompt_alone_change_nothing():
 
 
 def dry_added(history, **settings):
-    """What DRY adds to the zero logits of 12 tokens."""
+    """DRY's change of the zero logits of 12 tokens."""
     logits = np.zeros(12, np.float32)
     _, scores = apply_step("dry", logits, history, **({"dry_multiplier": 0.75, "dry_base": 2.0} | settings))
     return added(scores, logits)

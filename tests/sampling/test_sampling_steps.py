@@ -151,7 +151,7 @@ def test_at_least_one_token_survives_and_each_step_only_removes(row, history, sa
     assert mu is None or math.isfinite(mu)
 
 
-# What these compute depends on sums, whose rounding depends on the order; the test after the next one is theirs.
+# These steps depend on sums, whose rounding depends on the order; the test after the next one covers them.
 BY_SUMS = ("top_n_sigma", "mirostat")
 
 

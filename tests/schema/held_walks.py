@@ -17,7 +17,7 @@ from llmcli.tokenizer.base import Tokenizer
 
 EOS_ID, OTHER_EOS_ID, SPECIAL_ID = 256, 257, 258
 VOCAB_SIZE = 351  # with ids that no token has
-LONGEST = 60  # tokens of a drawn text, before it is brought to its end
+LONGEST = 60  # tokens of a drawn text, before it is completed
 # Words, JSON's pieces, spaces, and pieces of characters; the same bytes twice.
 PIECES = (
     '{"', '":', '", "', '"}', "}]", "[]", "true", "null", "false", " {", " [", ' "', " a", "  ", " ", "ab", "abc", "é",
@@ -26,19 +26,19 @@ PIECES = (
 TORN = (b"\xc3", b"\xa9", b"\xe6\x97", b"\xa5", b'\xa9"', b"\xf0\x9f\x8e", b"\x88", b"\xff", b'"\xc3')
 
 
-# Bytes that bring most texts to an end, those that close what is open first.
+# Bytes that complete most texts, closing ones first.
 CLOSING = (
     b'"', b"}", b"]", b"null", b"0", b"1", b"x", b"a", b"b", b"@", b".", b":", b"-", b"[", b"/", b",", b"{", b" ",
     b"D", b"S", b"M", b"Y", b"T", b"Z", b"_",
 )  # fmt: skip
 
 
-# Those of made expressions, and of each class one.
+# Those of generated expressions, and one of each class.
 CHARACTERS = [char.encode() for char in 'abcxé日🎈 0_.[]/"\n@:']
 
 
 class ListedTokenizer(Tokenizer):
-    """A tokenizer of which only the bytes of its tokens are known."""
+    """A tokenizer that only knows its tokens' bytes."""
 
     def __init__(self, tokens: list[bytes], special: frozenset[int], *, strips_leading_space: bool = False):
         self.tokens = tokens
@@ -91,7 +91,7 @@ def all_pieces(tokenizer: Tokenizer, vocab_size: int) -> tuple[list[bytes], np.n
 
 @dataclass
 class Walk:
-    """A text that was drawn: `ended` says that its end was drawn too."""
+    """A drawn text: `ended` says whether its end was drawn too."""
 
     token_ids: list[int]
     text: bytes
@@ -123,9 +123,9 @@ def walk(schema: Schema, tokenizer: Tokenizer, seed: int, most: int, *, at_start
 def extend(
     schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool = False, most: int = 100, searches: bool = True
 ) -> bytes | None:
-    """What brings an unfinished text to its end, found by trying; None if nothing was found.
+    """The bytes that complete an unfinished text, found by trying; None if not found.
 
-    It has up to `most` tokens. One that is not found is searched for, which takes long in large objects.
+    It has up to `most` tokens. If the simple way fails it searches, which takes long in large objects.
     """
     pieces, _, ranks = all_pieces(tokenizer, schema.vocabulary.vocab_size)
     for attempt in range(30):
@@ -135,7 +135,7 @@ def extend(
                 return text
             ids = allowed_ids(held)
             known = ids[ranks[ids] >= 0]
-            # Any token at times: the way out of a repetition or a recursion may be none of those that close.
+            # Any token at times: a repetition or recursion may end with another token than a closing one.
             kinds = (known[ranks[known] < 4], known, ids)
             token_id = int(generator.choice(next(kinds[kind] for kind in generator.permutation(3) if len(kinds[kind]))))
             held.push(token_id)
@@ -153,7 +153,7 @@ def held_behind(schema: Schema, begun: Walk, at_start: bool) -> HeldText:
 def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | None:
     """As `extend`: all ways of the characters that the grammar names, the shortest first.
 
-    Ways whose last five characters are the same count as one where the same may follow.
+    Ways whose last five characters are the same count as one if the same may follow.
     """
     ids = {piece: token_id for token_id, piece in enumerate(pieces) if piece}
     spelt = [
@@ -162,7 +162,7 @@ def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | N
         if char.decode() in content
     ]
     chars = [[ids[part] for part in parts] for parts in spelt if all(part in ids for part in parts)]
-    # Of a character that has begun.
+    # The rests of an unfinished character.
     rests = [
         [ids[char[at : at + 1]] for at in range(first, len(char))]
         for char in CHARACTERS
@@ -188,7 +188,7 @@ def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | N
 
 
 def schema_validator(schema: dict[str, Any]) -> jsonschema.protocols.Validator:
-    """What judges values, numbers as decimals: jsonschema divides by multipleOf."""
+    """A validator of values with numbers as decimals: jsonschema divides by multipleOf."""
     exact = parse_exactly(json.dumps(schema))
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     kind.check_schema(schema)
@@ -208,5 +208,5 @@ def parse_exactly(text: str) -> Any:
 
 
 def shared(name: str) -> Path:
-    """A folder beside the project, which may not be there."""
+    """A folder next to the project, which may be missing."""
     return Path(__file__).resolve().parents[3] / "shared" / name

@@ -1,4 +1,4 @@
-"""JSON Schemas and expressions of the kinds that public suites have, drawn by a seed."""
+"""JSON Schemas and expressions of the kinds in public suites, drawn by a seed."""
 
 from collections.abc import Callable
 from random import Random
@@ -254,6 +254,6 @@ MARKS = (
 
 
 def make_marks(index: int) -> str:
-    """An expression, or what would be none, of marks that expressions have."""
+    """An expression, or an invalid one, from the marks of expressions."""
     random = Random(f"marks {index}")
     return random.choice(("", "", "", "(?x)")) + "".join(random.choices(MARKS, k=random.randint(2, 7)))

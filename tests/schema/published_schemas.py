@@ -18,7 +18,7 @@ NAMES = (
     "quantity", "currency", "is_active", "address", "city", "zip-code", "notes", "parent", "children", "url", "größe",
 )  # fmt: skip
 CHOICES = ("active", "inactive", "pending", "GET", "POST", "EUR", "USD", "low", "high", "read/write", "été", "a b")
-# What people write, with texts that match.
+# Expressions that people write, with matching texts.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "^[a-z][a-z0-9_]*$": ("a", "snake_case1"),
     "^\\d{5}(-\\d{4})?$": ("12345", "12345-6789"),
@@ -63,7 +63,7 @@ def string(random: Random) -> Schema:
     return {"type": "string", **maybe(random, 0.4, minLength=least), **maybe(random, 0.4, maxLength=least + 60)}
 
 
-# Exports of pydantic: of classes that are made with it.
+# Exports of pydantic: of generated classes.
 
 
 class _Color(enum.Enum):
@@ -213,7 +213,7 @@ UUID = (
     r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
     r"|00000000-0000-0000-0000-000000000000|ffffffff-ffff-ffff-ffff-ffffffffffff)$"
 )
-# zod's own has look-ahead for two dots in a row, which is said without it.
+# zod's own has look-ahead for two dots in a row, which is written without it.
 EMAIL = r"^[A-Za-z0-9_'+\-]+(?:\.[A-Za-z0-9_'+\-]+)*@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 PATTERNS |= {
     DATE_TIME: ("2024-02-29T10:20:30Z", "2023-11-05T23:59:59.123Z"),

@@ -1,4 +1,4 @@
-"""Values of a schema, made from it; others that are almost such; and who judges both: jsonschema, with formats."""
+"""Valid and almost valid values of a schema, and their judge: jsonschema, with formats."""
 
 import copy
 import datetime
@@ -31,7 +31,7 @@ class NoValue(Exception):
 
 
 def judge_of(schema: dict[str, Any]) -> jsonschema.protocols.Validator:
-    """jsonschema's judge of a schema, which checks all formats that a text is held to."""
+    """jsonschema's judge of a schema, which checks all formats that are kept."""
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     formats = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid"])
     for name, regex in (("duration", _DURATION), ("hostname", rf"{_LABEL}(?:\.{_LABEL})*"),
@@ -42,7 +42,7 @@ def judge_of(schema: dict[str, Any]) -> jsonschema.protocols.Validator:
     formats.checks("date-time", ValueError)(_is_date_time)
     formats.checks("time", ValueError)(_is_time)
     formats.checks("uri", ValueError)(lambda text: not isinstance(text, str) or _is_uri(text))
-    # OpenAPI 3.0 has false for no bound.
+    # OpenAPI 3.0 has false for "no bound".
     plain = json.loads(json.dumps(schema), object_hook=lambda part: {
         key: one for key, one in part.items() if one is not False or not key.startswith("exclusive")
     })  # fmt: skip
@@ -208,7 +208,7 @@ class Values:
 
 
 def mutated(value: Any, random: Random) -> Any:
-    """The value with one thing changed, somewhere in it."""
+    """The value with one thing changed, anywhere."""
     value = copy.deepcopy(value)
     places: list[tuple[Any, Any]] = []
     found: list[Any] = [value]
@@ -234,7 +234,7 @@ def mutated(value: Any, random: Random) -> Any:
 
 
 def _near(value: Any, random: Random) -> Any:
-    """A value that differs in little."""
+    """A value that differs slightly."""
     if isinstance(value, str):
         at = random.randint(0, len(value))
         return value[:at] + random.choice(("", " ", "0", "-", "é", "Z")) + value[at + random.randint(0, 1) :]

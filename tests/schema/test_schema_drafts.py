@@ -1,4 +1,4 @@
-"""Texts that are held to a schema are the same with drafts and without, on the CPU and on a card that numpy simulates.
+"""Texts with a schema are the same with drafts and without, on the CPU and on a card that numpy simulates.
 
 `--schemas N` chooses how many: N / 40 schemas and as many expressions.
 """
@@ -30,7 +30,7 @@ from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
 MAX_SEQ_LEN = 96
-# As the command line has them, and with drafts at every place.
+# As in the command line, and with drafts at every place.
 LEAST = {"--draft auto": 0, "--draft ngram": 1, "always": 7}
 
 
@@ -108,7 +108,7 @@ def test_drafts_change_no_held_text(model: Model, num_schemas: int) -> None:
 
 @pytest.mark.parametrize("num_held_tokens", [3, 31])
 def test_a_free_text_beside_a_held_one_has_drafts(model: Model, num_held_tokens: int) -> None:
-    """For its mask the held text reads the latest step, before the free text has read its earlier ones."""
+    """For its mask the text with the schema reads the latest step, before the free text has read its earlier ones."""
     held = Schema(regex_grammar("--regex", "[a-z ]{60}"), model.vocabulary)
     ends, params = frozenset({EOS_ID}), SamplingParams(temperature=0.0)
     requests = []

@@ -1,6 +1,6 @@
-"""Texts drawn under masks are what they are held to: jsonschema and re say so of the whole ones.
+"""Texts drawn under masks fit their schema: jsonschema and re accept the whole ones.
 
-One that was cut is brought to an end by further tokens, and then checked too.
+Cut ones are completed by further tokens, and then checked too.
 """
 
 import decimal
@@ -44,7 +44,7 @@ def exact_numbers():
 
 
 def check_json(schema: dict, held: Schema, tokenizer: Tokenizer, seeds: range) -> tuple[int, int]:
-    """Numbers of texts that ended by themselves and that were cut."""
+    """Numbers of texts that ended by themselves and of cut ones."""
     check, ended = schema_validator(schema), 0
     for seed in seeds:
         drawn = walk(held, tokenizer, seed, LONGEST)
@@ -95,7 +95,7 @@ def test_texts_match_their_expressions(num_schemas: int) -> None:
 
 
 def test_what_is_not_read_alike_is_refused(num_schemas: int) -> None:
-    """Of all short texts those fit an expression that match it, whatever the marks that it is made of."""
+    """The short texts that fit an expression are those that match it, for any marks in it."""
     texts = ["".join(drawn) for length in range(4) for drawn in itertools.product("ab]-2 &[", repeat=length)]
     num_read = 0
     for index in range(num_schemas * 15):
@@ -116,7 +116,7 @@ def test_what_is_not_read_alike_is_refused(num_schemas: int) -> None:
 
 @pytest.mark.parametrize("name", ["storyteller", "llama2", "llama3", "qwen2", "stories260K"])
 def test_real_tokenizers(name: str, num_schemas: int) -> None:
-    """Byte-fallback and byte-level ones; the first space of a text is dropped where the tokenizer puts one there."""
+    """Byte-fallback and byte-level ones; the first space of a text is dropped if the tokenizer adds one."""
     folder = resource_folder(STORYTELLER) if name == "storyteller" else find(name)
     tokenizer = load_tokenizer(folder)
     eos = tokenizer.eos_token_ids or {min(tokenizer.special_token_ids)}
@@ -134,7 +134,7 @@ def test_real_tokenizers(name: str, num_schemas: int) -> None:
 
 
 def num_seeds(num_schemas: int) -> int:
-    """One for each schema in a usual run: a large vocabulary takes its time."""
+    """One for each schema in a usual run: a large vocabulary is slow."""
     return NUM_SEEDS if num_schemas > 160 else 1
 
 
@@ -146,7 +146,7 @@ def find(name: str) -> Path:
 
 
 def test_without_a_mask_the_same_walk_is_not_valid() -> None:
-    """The check can fail: a schema that allows less than the text is held to."""
+    """The check can fail: a schema that allows less than the text's own."""
     tokenizer, vocabulary = awkward_tokenizer(), awkward_vocabulary()
     held = Schema(json_schema_grammar("--schema", '{"type": "integer"}'), vocabulary)
     with pytest.raises(jsonschema.ValidationError):

@@ -1,4 +1,4 @@
-"""Grammars in GBNF: what they allow, and what is refused by line."""
+"""Grammars in GBNF: what they allow, and refusals by line."""
 
 import llguidance
 import pytest
@@ -43,7 +43,7 @@ def test_what_a_grammar_allows(grammar: str, whole: list[str], others: list[str]
 
 @pytest.mark.parametrize("name", GBNF)
 def test_what_people_write_is_held_to_its_end(name: str) -> None:
-    """Whole texts are written, with each of their beginnings, and others are not; a text that has begun can end."""
+    """Whole texts are allowed, with each of their beginnings, and others are not; an unfinished text can end."""
     grammar, whole, others = GBNF[name]
     read = lark_grammar("g.gbnf", grammar)
     assert [is_whole(read, text) for text in whole] == [True] * len(whole)

@@ -1,4 +1,4 @@
-"""llguidance by its C interface finds what its own Python classes find, and lets other threads go on."""
+"""llguidance's C interface gives the results of its Python classes, and lets other threads run."""
 
 import _ctypes
 import gc
@@ -114,7 +114,7 @@ def forced(grammar: Grammar, text: bytes) -> bytes:
     for byte in text:
         assert matcher.consume(byte)
     found = matcher.forced_bytes(20)
-    assert matcher.forced_bytes(20) == found  # it has stayed where it was
+    assert matcher.forced_bytes(20) == found  # its state is unchanged
     reference = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0)
     assert reference.consume_tokens([*text])
     assert reference.compute_ff_bytes()[:20] == found

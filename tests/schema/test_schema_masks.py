@@ -1,4 +1,4 @@
-"""Masks equal brute force: every token is tried, byte by byte, in a vocabulary that has nothing but bytes."""
+"""Masks equal brute force: every token is tried, byte by byte, in a vocabulary of bytes."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_a_mask_is_what_trying_every_token_finds(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(0, len(GRAMMARS), 5))
 def test_a_first_space_that_is_dropped_is_not_text(number: int) -> None:
-    """Of the first token counts what is seen of it; a later one counts whole."""
+    """The first token counts by its visible part, a later one as a whole."""
     grammar, tokenizer = GRAMMARS[number], awkward_tokenizer(strips_leading_space=True)
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
     seen = [piece.removeprefix(b" ") for piece in tokens]
@@ -77,7 +77,7 @@ def test_a_first_space_that_is_dropped_is_not_text(number: int) -> None:
     allowed, ends = set(allowed_ids(held).tolist()), {EOS_ID, OTHER_EOS_ID}
     expected = brute_force(grammar, b"", seen, ends)
     expected |= {token_id for token_id, piece in enumerate(tokens) if piece == b" "}
-    # Left out are those whose rest is no token of its own.
+    # Without those whose rest is not a token.
     assert allowed == {one for one in expected if one in ends or seen[one] in tokens or not seen[one]}
     held.push(tokens.index(b" "))
     assert set(allowed_ids(held).tolist()) == brute_force(grammar, b"", tokens, ends)
@@ -141,7 +141,7 @@ def test_texts_of_one_schema_do_not_meet() -> None:
 
 @pytest.mark.parametrize("number", range(0, len(GRAMMARS), 4))
 def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
-    """Masks behind choices that are not told, alone and of all texts; then these are told, or others."""
+    """Masks after choices not yet passed to the matcher, alone and of all texts; then these or others are passed."""
     schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
     texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
 
@@ -192,9 +192,9 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
 
 
 def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks made together: of a text that goes on, one that nothing may follow, and one that llguidance gives up.
+    """Masks made together: for a text that continues, one that nothing may follow, and one that llguidance gives up.
 
-    Another one that it gives up goes on with a matcher that has kept nothing.
+    Another that it gives up continues with a fresh matcher.
     """
     letters = ListedTokenizer([b"a", b"c", b"</s>"], frozenset({2}))
     vocabulary = Vocabulary(letters, {2}, 3)
@@ -235,6 +235,6 @@ def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask(mo
     good, bad, told = HeldText.masks_of_all([(other, [x], ()), (ahead, [x], ()), (held, [x], ())])
     assert not isinstance(good, UsageError)
     assert str(bad) == str(told)
-    assert ahead.is_complete  # it was not told of the token
+    assert ahead.is_complete  # the token was not passed to it
     with pytest.raises(ValueError, match="the schema does not allow token 121"):
         other.push(ord("y"))

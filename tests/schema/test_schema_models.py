@@ -1,4 +1,4 @@
-"""Texts of trained models at temperature 1.5 are what they are held to; those that were cut can be brought to an end.
+"""Texts of trained models at temperature 1.5 fit their schema; cut ones can be completed.
 
 One model, one vocabulary and one scheduler serve all cases. `--schemas N` chooses how many there are.
 """
@@ -30,7 +30,7 @@ PROMPT = "Once upon a time"
 NUM_SEEDS = 5
 LONGEST = 60
 NUM_WAITING = 64
-SHARE = 10  # of the schemas that texts are held to without a model
+SHARE = 10  # of the schemas used without a model
 
 Check = Callable[[str], None]  # raises for a text that is not valid
 
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass
 class Counts:
-    """Texts that ended by themselves, and that were cut."""
+    """Texts that ended by themselves, and cut ones."""
 
     ended: int = 0
     cut: int = 0
@@ -64,7 +64,7 @@ class Model:
         self.prompt = tuple(self.tokenizer.encode(PROMPT))
 
     def request(self, schema: Schema, seed: int) -> Request:
-        """Every other text stands alone, so the first space of the model's is dropped."""
+        """Every second text is separate, so the model's first space is dropped."""
         sampler = Sampler(
             SamplingParams(temperature=1.5),
             seed=seed,
@@ -74,7 +74,7 @@ class Model:
         return Request(self.prompt, sampler, (0,), LONGEST, schema=schema, at_start=bool(seed % 2))
 
     def judge(self, case: Case, request: Request, finished: Finished) -> bool:
-        """Whether the text ended by itself; one that did not is brought to an end first."""
+        """Whether the text ended by itself; others are completed first."""
         if finished.finish_reason == "eos":
             assert finished.is_complete
             case.check(finished.text)
@@ -92,7 +92,7 @@ class Model:
         return False
 
     def run(self, cases: list[Case]) -> Counts:
-        """Every case with each seed, many side by side."""
+        """Every case with each seed, many at once."""
         scheduler, counts = Scheduler(self.runner, self.tokenizer), Counts()
         schemas = ((case, Schema(case.grammar, self.vocabulary)) for case in cases)
         left = ((case, self.request(schema, seed)) for case, schema in schemas for seed in range(NUM_SEEDS))

@@ -1,4 +1,4 @@
-"""A stranger's schema is read in a child process: the same grammar, the same refusals, and an end to what has none."""
+"""A stranger's schema is read in a child process: the same grammar, the same refusals, and an end for endless ones."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def process() -> GrammarProcess:
 
 
 def read(how: Callable[[HeldTo], Grammar], held_to: HeldTo) -> Grammar | str:
-    """The grammar, or why there is none."""
+    """The grammar, or the reason for none."""
     try:
         return how(held_to)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Schemas as people have them: what is written fits, what does not fit is not written, every text comes to its end."""
+"""Schemas as people have them: what is written fits, what does not fit is not written, every text can end."""
 
 import decimal
 import json
@@ -20,7 +20,7 @@ MOST_REFUSED = 0.15  # of all; most of them for `uniqueItems`
 
 
 def is_written(begin: llguidance.LLMatcher, value: Any) -> bool:
-    """With the keys in the order that they have."""
+    """With the keys in their order."""
     for separators in ((",", ":"), (", ", ": ")):
         text = json.dumps(value, ensure_ascii=False, separators=separators).encode()
         matcher = begin.deep_copy()

@@ -1,4 +1,4 @@
-"""What is refused before a model is read: by keyword and place, or by line; and the library's faults that we avoid."""
+"""Refusals before a model is read: by keyword and place, or by line; and the library's faults that we avoid."""
 
 import contextlib
 import itertools
@@ -189,7 +189,7 @@ def test_a_value_of_another_type_is_refused_or_demands_nothing(keyword: str) -> 
 
 
 def test_control_characters_of_patterns_are_never_written() -> None:
-    """Where one must come no text fits; where one may come, others do."""
+    """If one is required no text fits; if it is optional, others do."""
     for character in (r"\x01", r"\a", r"\v", "\x0b", r"\u001f", r"\x7f", "\x7f", "\\\x07"):
         grammar = json_schema_grammar("-", json.dumps({"type": "string", "pattern": f"^(a{character}b|c)$"}))
         assert accepts(grammar, '"c"')

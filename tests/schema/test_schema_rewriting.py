@@ -1,4 +1,4 @@
-"""Keywords that are said by others: what is written fits by jsonschema, and the expected values are written."""
+"""Keywords rewritten as others: written texts fit by jsonschema, and the expected values are written."""
 
 import itertools
 import json

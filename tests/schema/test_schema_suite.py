@@ -1,4 +1,4 @@
-"""The official JSON Schema suite of draft 2020-12: nothing invalid fits a schema that is read.
+"""The official JSON Schema suite of draft 2020-12: nothing invalid fits an accepted schema.
 
 Its files are in a folder `shared` next to the project. By default each fourth group is tried; `--schemas` of 2,225
 and more tries all.
@@ -19,7 +19,7 @@ from llmcli.schema.grammar import json_schema_grammar
 
 NUM_TESTS = 2225
 MOST_REFUSED = 263
-# Valid values that are not written, as docs/guide/schema.md says: of each file.
+# Valid values that are not written, as docs/guide/schema.md says, by file.
 NOT_WRITTEN = {
     "const.json": 4, "enum.json": 4, "type.json": 1,  # 1.0 for 1
     "optional/bignum.json": 2, "optional/float-overflow.json": 1,  # beyond 2**53

@@ -1,4 +1,4 @@
-"""What is accepted never ends in the middle of a text: it is refused before, or every text goes on."""
+"""An accepted schema never fails in the middle of a text: it is refused before, or every text can continue."""
 
 import json
 
@@ -29,7 +29,7 @@ def text_schema(**more: object) -> Grammar:
     ],
 )
 def test_a_text_goes_on(make: object) -> None:
-    """All of these end within the limits that llguidance has by itself."""
+    """All of these end within llguidance's own limits."""
     schema, tokenizer = Schema(make(), awkward_vocabulary()), awkward_tokenizer()
     for seed in range(2):
         walk(schema, tokenizer, seed, 60)
@@ -50,7 +50,7 @@ def test_what_takes_too_long_is_refused_before(make: object, place: str) -> None
 
 
 def test_an_expression_deep_in_a_schema_is_tried() -> None:
-    """Texts that are written at random seldom come to a late property."""
+    """Random texts seldom reach a late property."""
     inner = {"type": "string", "pattern": WORDS, "maxLength": 20000}
     properties = {**{f"field_{index}": {"type": "string"} for index in range(30)}, "last": {"items": inner}}
     schema = {"type": "object", "properties": properties, "required": list(properties)}

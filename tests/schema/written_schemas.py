@@ -173,7 +173,7 @@ def _call(random: Random) -> Schema:
     }
 
 
-# Files of drafts 4 and 7 as those of JSON Schema Store.
+# Files of drafts 4 and 7, as in JSON Schema Store.
 
 
 def _store(random: Random) -> Schema:

@@ -1,4 +1,4 @@
-"""Speeds by size: what is measured, and what the tables and the picture say of it."""
+"""Speeds by size: what is measured, and the tables and the picture of it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The server's benchmark runs to its end where there is no card."""
+"""The server's benchmark runs to its end without a card."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Cores in two halves: threads of one core stay together, in whichever way the system lists them."""
+"""Cores in two halves: threads of one core stay together, in any way that the system lists them."""
 
 from pathlib import Path
 

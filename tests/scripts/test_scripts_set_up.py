@@ -1,4 +1,4 @@
-"""The first command's environment, with a venv and a pip that only say what the real ones say."""
+"""The first command's environment, with a fake venv and pip that print what the real ones print."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Stands for the module venv. The environment's python writes down how it was called and runs the pip below.
+# A stand-in for the module venv. The environment's python records its arguments and runs the pip below.
 VENV = """
 import os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -94,7 +94,7 @@ except KeyboardInterrupt:
 
 
 class Tree:
-    """A source tree with nothing but the scripts, and what runs them."""
+    """A source tree with nothing but the scripts, and a function that runs them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ def test_without_a_terminal_a_few_plain_lines(tree: Tree) -> None:
     pip, install = (tree.folder / "calls").read_text().splitlines()
     assert pip.endswith("pip>=24.1")
     assert f"--constraint {tree.folder}/scripts/constraints.txt --editable {tree.folder}" in install
-    # And no word when it is there.
+    # And no message when it is there.
     assert tree.run(FAILS) == (0, "the command\n", [])
     assert tree.calls() == 2
 
@@ -181,7 +181,7 @@ def test_on_a_terminal_a_line_tells_what_goes_on(tree: Tree) -> None:
     assert {name for _, name in installing} & set(names[1:])
     assert all(name == names[int(number) - 1] for number, name in installing)
     assert max(len(line) for line in told[1:]) < 72
-    assert "  big 3, 20 MB" not in told  # the live line has said it
+    assert "  big 3, 20 MB" not in told  # the live line showed it
 
 
 def test_a_failure_shows_the_end_of_the_output_and_says_how_to_go_on(tree: Tree) -> None:
@@ -194,7 +194,7 @@ def test_a_failure_shows_the_end_of_the_output_and_says_how_to_go_on(tree: Tree)
     assert lines[-1].startswith(
         f"error: setting up {tree.venv} failed; the lines above say why. Once that is fixed, run"
     )
-    assert tree.stamps() == []  # of the environment as it was, nobody knows what is left
+    assert tree.stamps() == []  # what is left of the old environment is unknown
 
 
 def test_the_stamps_of_the_same_inputs_stay(tree: Tree) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
-LARGE = [  # bodies of up to 8 MB: valid ones, and those that are dear to refuse
+LARGE = [  # bodies of up to 8 MB: valid ones, and those that are slow to refuse
     (COMPLETE, lambda: json.dumps({"prompt": [1, 2, 3], "max_tokens": 1, "stop": ["x" * 130_000] * 62}).encode()),
     (CHAT, lambda: b'{"messages":[' + b"{}," * 900_000 + b"{}]}"),
     (CHAT, lambda: b'{"messages":[' + b"{}," * 2_700_000 + b"{}]}"),
@@ -47,7 +47,7 @@ async def ask(port: int, path: str, body: bytes, seconds: float = 60) -> None:
 
 
 async def stream_much(port: int, rng: random.Random) -> None:
-    """128 long texts with all that can be told of a token, read slowly, and left at some point."""
+    """128 long texts with all facts about each token, read slowly, and left at some point."""
     body = json.dumps({**LONG, "n": 128, "logprobs": 20, "stream": True, "seed": rng.randrange(1000)}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head(COMPLETE, len(body)) + body)
@@ -59,7 +59,7 @@ async def stream_much(port: int, rng: random.Random) -> None:
 
 
 async def ask_metrics(port: int, rng: random.Random) -> None:
-    """What the engine counts, in a loop."""
+    """The engine's counters, in a loop."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     await asyncio.wait_for(reader.read(), 30)
@@ -67,13 +67,13 @@ async def ask_metrics(port: int, rng: random.Random) -> None:
 
 
 async def send_large(port: int, rng: random.Random) -> None:
-    """One of the bodies that are dear; some leave before the answer."""
+    """One of the expensive bodies; some clients leave before the answer."""
     path, make = rng.choice(LARGE)
     await ask(port, path, make(), rng.choice([0.1, 1, 60]))
 
 
 async def send_malformed(port: int, rng: random.Random) -> None:
-    """Heads and bodies with bytes at random, wishes for other protocols, half requests."""
+    """Heads and bodies with bytes at random, requests for other protocols, half requests."""
     body = bytearray(json.dumps({**LONG, "max_tokens": 2}).encode())
     for _ in range(rng.randrange(4)):
         body[rng.randrange(len(body))] = rng.randrange(256)
@@ -112,7 +112,7 @@ ATTACKERS: list[tuple[Callable[[int, random.Random], Awaitable[None]], int]] = [
 
 
 async def attack(port: int, seconds: float, seed: int) -> None:
-    """All attackers at once, for so long."""
+    """All attackers at once, for a time."""
     end = time.monotonic() + seconds
 
     async def repeat(act: Callable[[int, random.Random], Awaitable[None]], rng: random.Random) -> None:

@@ -15,7 +15,7 @@ SECONDS = 120
 
 
 class Browser:
-    """One page. `requests` are the addresses that it has asked for, `problems` what its console has complained of."""
+    """One page. `requests` are the addresses it requested, `problems` the complaints of its console."""
 
     def __init__(self, profile: Path):
         assert BROWSER is not None
@@ -94,7 +94,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def type(self, text: str) -> None:
-        """Text into what has the focus."""
+        """Type text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def look(self, width: int, height: int, scheme: str, path: Path | None = None) -> None:
@@ -113,7 +113,7 @@ class Browser:
 
 
 def contrast(browser: Browser, element: str) -> float:
-    """The contrast of an element's text with what is painted behind it, as WCAG counts it."""
+    """The contrast of an element's text with the background painted behind it, by WCAG."""
     return float(browser.run(f"({_CONTRAST})(document.querySelector({json.dumps(element)}))"))
 
 

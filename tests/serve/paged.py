@@ -1,4 +1,4 @@
-"""Schedulers over a device without a model, and what each request's texts must be, told by nothing but a function."""
+"""Schedulers over a device without a model, and each request's expected texts, from a function alone."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ ENDLESS = 1_000_000  # a seed
 
 
 def next_token(history: Sequence[int], sampler: Sampler) -> int:
-    """A token that hangs on everything before it; one in 50 ends the text, but none with the seed ENDLESS."""
+    """A token that depends on everything before it; one in 50 ends the text, but none with the seed ENDLESS."""
     rng = random.Random(f"{list(history)} {sampler.seed} {sampler.sample_index}")
     return EOS_ID if rng.random() < 0.02 and sampler.seed != ENDLESS else rng.randrange(97, 123)
 
@@ -49,7 +49,7 @@ def make_request(prompt: Sequence[int], seed: int, num_samples: int = 1, most: i
 
 
 def hold_to_nothing(request: Request, grammar: Grammar) -> Request:
-    """There is no model, so no schema can be held to its tokens."""
+    """Fail: without a model there are no tokens for a schema."""
     raise UsageError(f"{grammar.name} cannot be held here")
 
 

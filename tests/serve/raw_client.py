@@ -1,4 +1,4 @@
-"""Requests over bare sockets, as no well-meaning client would send them."""
+"""Requests over bare sockets, as only hostile clients send them."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and what it said on stderr."""
+"""A server in a process of its own, and its stderr."""
 
 import os
 import re
@@ -17,7 +17,7 @@ SECONDS = 120
 
 
 class ServerProcess:
-    """`llmcli serve` on a port that the system picks."""
+    """`llmcli serve` on a port chosen by the system."""
 
     def __init__(
         self, *arguments: object, close_stdin: bool = False, open_files: int | None = None, program: str | None = None
@@ -55,7 +55,7 @@ class ServerProcess:
                 self._has_line.notify_all()
 
     def wait_for_line(self, pattern: str) -> re.Match[str]:
-        """The first match in what the server has said."""
+        """The first match in the server's stderr."""
 
         def found() -> re.Match[str] | None:
             return re.search(pattern, "".join(self.lines))

@@ -13,7 +13,7 @@ from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from llmcli.tokenizer.base import Tokenizer
 
 TEXTS = ["Once", ' "a" \\', "\0", "\0\u2028é", "\ud7ff\U0001f600", "\n"]
-MODEL = "\0"  # what a piece's beginning holds is not taken for its text
+MODEL = "\0"  # the beginning of a piece is not taken for its text
 
 
 def pieces_of(answer: Answer, text: str) -> list[Any]:
@@ -47,7 +47,7 @@ def test_all_pieces_have_the_form_of_openai(kind: type[Answer], includes_usage: 
 
 
 class ThreeAs:
-    """Tokens of which several show the same text."""
+    """Tokens, several with the same text."""
 
     def token_bytes(self, token_id: int) -> bytes:
         return {1: b"", 9: b"b"}.get(token_id, b"a")
@@ -65,7 +65,7 @@ class ThreeAs:
     ],
 )
 def test_tokens_of_one_text_do_not_hide_each_other(chosen: int, expected: dict[str, float]) -> None:
-    """Whichever was chosen has its text, and its own probability under it."""
+    """The chosen one has its text, and its own probability."""
     logprobs = {97: -0.5, 98: -1.0, 1: -2.0, 99: -3.0, 9: -9.0}
     likeliest = tuple(TokenLogprob(token_id, logprobs[token_id]) for token_id in (97, 98, 1, 99))
     view = Inspection(TokenLogprob(chosen, logprobs[chosen]), likeliest, (), ())

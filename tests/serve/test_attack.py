@@ -1,4 +1,4 @@
-"""A server under attack: it answers, tells the right texts, and is as it was afterwards. See attackers.py.
+"""A server under attack: it answers with the right texts, and is unchanged afterwards. See attackers.py.
 
 pytest tests/serve/test_attack.py --serve-attack 3600        for an hour
 """

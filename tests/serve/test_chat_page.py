@@ -1,4 +1,4 @@
-"""The chat page in a real browser: it answers, colours, works by keyboard, fits, and asks nobody but its server."""
+"""The chat page in a real browser: it answers, colours, works by keyboard, fits, and talks only to its server."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def browser(server: ServerProcess, tmp_path: Path) -> Iterator[Browser]:
 
 
 def ask(browser: Browser, text: str) -> None:
-    """By keyboard alone; wait until the answer has begun."""
+    """By keyboard alone; wait until the answer begins."""
     count = browser.run("document.querySelectorAll('article').length")
     browser.run("document.getElementById('message').focus()")
     browser.type(text)

@@ -1,4 +1,4 @@
-"""`llmcli chat --server`: the texts of a model that runs here, the chat's manners, and servers that tell nonsense."""
+"""`llmcli chat --server`: the texts of a local model, the behaviour of a chat, and servers that answer nonsense."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_who_does_not_name_its_model_in_time_is_given_up(monkeypatch: pytest.Mon
 
 
 def test_someone_types(server: ServerProcess, tmp_path: Path) -> None:
-    """Ctrl-C stops an answer and frees its row; commands work as ever, but for those that need the model."""
+    """Ctrl-C stops an answer and frees its row; commands work as usual, except those that need the model."""
     environment = {**os.environ, "TERM": "xterm-256color", "LLMCLI_HOME": str(tmp_path), "NO_COLOR": "1"}
     environment |= {"LLMCLI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
     command = ["-m", "llmcli", "chat", "--server", server.url, "--seed", "1"]
@@ -139,7 +139,7 @@ def test_someone_types(server: ServerProcess, tmp_path: Path) -> None:
 def odd_server(
     status: int, content: bytes, *, models: bytes = b'{"data": [{"id": "snail"}]}', asked: list[bytes] | None = None
 ) -> Iterator[str]:
-    """A server with one answer to everything but the question for its models; `asked` gets what is asked."""
+    """A server with one answer to all requests but the one for its models; `asked` gets the requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -232,7 +232,7 @@ def test_a_server_that_names_no_model(models: str) -> None:
 
 
 def test_the_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
-    """OpenAI's protocol wants it; an error that is null is none."""
+    """OpenAI's protocol requires it; a null error is not an error."""
     asked: list[bytes] = []
     answer = PIECE.replace(b"{", b'{"error": null, ', 1) + b'data: {"choices": []}\n\ndata: [DONE]\n\n'
     with odd_server(200, answer, asked=asked) as address:

@@ -1,4 +1,4 @@
-"""A process that dies: everybody under way is told, the other process ends, and nothing is left behind."""
+"""A process that dies: every running request gets an error, the other process ends, and nothing remains."""
 
 import ctypes
 import json
@@ -61,7 +61,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 def test_clients_are_told_that_the_engine_is_lost(server: ServerProcess) -> None:
     front, started = processes_of(server)
     whole, stream = begin(server, is_stream=False), begin(server, is_stream=True)
-    assert stream.recv(10, socket.MSG_PEEK | socket.MSG_WAITALL)  # it has begun
+    assert stream.recv(10, socket.MSG_PEEK | socket.MSG_WAITALL)  # the answer has begun
     os.kill(server.process.pid, signal.SIGKILL)
     status, answer = read_answer(whole)
     assert (status, json.loads(answer)["error"]["message"]) == (500, LOST)
@@ -96,7 +96,7 @@ def test_an_end_leaves_nothing_behind(server: ServerProcess, number: int) -> Non
 
 
 def test_two_signals_end_what_hangs(server: ServerProcess) -> None:
-    """A front that does not answer, with clients under way: after some seconds nothing of it is left."""
+    """A front that does not answer, with requests in progress: after some seconds nothing of it is left."""
     front, started = processes_of(server)
     stream = begin(server, is_stream=True)
     assert stream.recv(1)

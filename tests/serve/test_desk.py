@@ -1,4 +1,4 @@
-"""The event loop's side: batches of events, a bound on those who wait, and clients that leave."""
+"""The event loop's side: batches of events, a bound on waiting requests, and clients that leave."""
 
 import asyncio
 import threading
@@ -168,7 +168,7 @@ def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -
             model.may_end.set()
             with pytest.raises(Refusal, match="no schema"):
                 await ask()
-            assert model.num_read == 2  # the second was never begun
+            assert model.num_read == 2  # the second never began
             service.close()
 
     run(test())
@@ -201,7 +201,7 @@ def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> Non
             model.may_end.set()
             with pytest.raises(Refusal, match="no schema"):
                 await ask()
-            assert model.num_read == 2  # the second was never begun
+            assert model.num_read == 2  # the second never began
             service.close()
 
     run(test())

@@ -1,4 +1,4 @@
-"""Work of many clients in one thread: in turn, cancelled when nobody waits, and failing for its own client alone."""
+"""Work of many clients in one thread: in turn, cancelled if nobody waits, and failing for its own client only."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from llmcli.serve.service import FairThread, Metrics, unless_gone
 
 
 def test_clients_have_their_turns() -> None:
-    """One that asks for much delays another by one piece of work, not by all."""
+    """A large request delays another by one piece of work, not by all."""
 
     async def test() -> None:
         thread, may_begin = FairThread("test"), threading.Event()
@@ -59,7 +59,7 @@ def test_a_refused_request_leaves_nothing_for_the_collector() -> None:
     """A body of 8 MB that waits for Python's collector takes its memory until then."""
 
     class Content:
-        """What the frames of a request hold."""
+        """The objects in the frames of a request."""
 
     contents: list[weakref.ref[Content]] = []
     thread = FairThread("test")

@@ -1,4 +1,4 @@
-"""Requests that hold their texts to a schema: the texts of `generate`, valid by other libraries; refusals by name."""
+"""Requests with a schema: the texts of `generate`, valid by other libraries; refusals by name."""
 
 import json
 import re
@@ -60,7 +60,7 @@ class Hero(pydantic.BaseModel):
 
 
 def test_the_clients_own_types_are_held(client: Any) -> None:
-    """The client makes a strict schema of a class, and an object of the text."""
+    """The client makes a strict schema of a class, and an object from the text."""
     asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "seed": 2, "response_format": Hero}
     message = client.chat.completions.parse(**asked).choices[0].message
     assert isinstance(message.parsed, Hero)

@@ -1,4 +1,4 @@
-"""Clients that leave, dawdle, or send nonsense: a 4xx or a closed connection, and nobody else notices."""
+"""Clients that leave, stall, or send nonsense: a 4xx or a closed connection, and no effect on others."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def told(server: ServerProcess) -> Iterator[None]:
-    """The server tells the same text before a test and after it, and has all its pages then."""
+    """The server gives the same text before and after a test, and then has all its pages."""
     _, before = post(server.port, COMPLETE, STORY)
     yield
     wait_until_free(server.port)
@@ -59,7 +59,7 @@ def test_who_leaves_gives_rows_back(server: ServerProcess, pytestconfig: pytest.
 
 
 def nasty_bodies(count: int) -> list[bytes]:
-    """Bodies near to right ones, and far from them."""
+    """Bodies similar to right ones, and quite different ones."""
     rng = random.Random(2)
     right: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "n": 1, "stop": ["x"]},

@@ -1,4 +1,4 @@
-"""Connections that dawdle: what sends or takes nothing is closed in time, and others are served meanwhile."""
+"""Stalled connections: one that sends or reads nothing is closed in time, and others are served meanwhile."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def serving(
 
 
 async def until_closed(reader: asyncio.StreamReader, writer: Any, part: bytes) -> bytes:
-    """Send a part again and again until the other side hangs up; return what it said."""
+    """Send a part again and again until the other side hangs up; return its answer."""
     said = b""
     async with asyncio.timeout(SECONDS):
         while True:
@@ -83,7 +83,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     "begin", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
 def test_a_header_that_does_not_end_is_not_waited_for(begin: bytes) -> None:
-    """It comes byte by byte; the third connection has had an answer, and begins another request."""
+    """The request comes byte by byte; the third connection has had an answer, and begins another request."""
 
     async def test() -> None:
         async with serving() as (_, port):
@@ -113,7 +113,7 @@ def test_a_header_that_does_not_end_is_not_waited_for(begin: bytes) -> None:
 def test_what_has_no_end_is_refused_before_its_time_is_over(
     begin: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the parser would keep: parts of a request that are no body, and requests that wait for an answer."""
+    """Data that the parser would keep: parts of a request outside the body, and requests that wait for an answer."""
     monkeypatch.setattr(http, "HEADER_SECONDS", 600.0)
     monkeypatch.setattr(service, "BODY_SECONDS", 600.0)
 
@@ -178,7 +178,7 @@ def test_a_closed_connection_that_is_not_read_is_dropped() -> None:
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the method and the body, and as much as it was asked by which protocol."""
+    """Answers with the method, the path and the body."""
     body = await Request(scope, receive).body()
     await PlainTextResponse(f"{scope['method']} {scope['path']} {body.decode()};")(scope, receive, send)
 
@@ -197,7 +197,7 @@ SECRET = "GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n"  # a body that would 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
 @pytest.mark.parametrize("at_once", [1, 7, 10_000])
 def test_a_wish_for_another_protocol_is_ignored(wish: str, is_chunked: bool, at_once: int) -> None:
-    """The body stays a body, and the requests after it are what they are, however the bytes come."""
+    """The body stays a body, and later requests are unchanged, however the bytes come."""
     body = f"{len(SECRET):x}\r\n{SECRET}\r\n0\r\n\r\n" if is_chunked else SECRET
     size = "Transfer-Encoding: chunked\r\n" if is_chunked else f"Content-Length: {len(SECRET)}\r\n"
     one = f"POST /one HTTP/1.1\r\nHost: localhost\r\n{wish}{size}\r\n{body}"
@@ -308,7 +308,7 @@ def test_who_leaves_is_noticed_whatever_it_has_asked_for(more: bytes) -> None:
 @pytest.mark.parametrize("host", ["x/health?", "x/health", "localhost/health#", "x\\health"])
 @pytest.mark.parametrize("path", ["/v1/models", "//health", "/health/", "/health%2f..", "/HEALTH", "/health;x"])
 def test_only_the_path_itself_opens_the_gate(host: str, path: str) -> None:
-    """Whatever else a client forms: with a key, what is not open stays shut."""
+    """For any other request: with a key, closed paths stay closed."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -338,7 +338,7 @@ def test_two_hosts_are_none() -> None:
 
 
 def test_who_does_not_read_holds_up_no_end() -> None:
-    """Two signals end the server at once, with a line for each answer that was under way."""
+    """Two signals end the server at once, with a line for each answer in progress."""
 
     async def test() -> None:
         lines: list[str] = []

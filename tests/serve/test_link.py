@@ -1,4 +1,4 @@
-"""The link between the two processes: no end that reads ever waits for one that writes."""
+"""The link between the two processes: a reading end never waits for a writing one."""
 
 import asyncio
 import threading
@@ -43,7 +43,7 @@ def test_who_makes_many_messages_waits_and_is_let_go() -> None:
     assert not has_ended.wait(0.3)
     for _ in range(150):
         there.recv()
-    there.close()  # a broken link lets everybody go on, too
+    there.close()  # a broken link lets both go on, too
     assert has_ended.wait(SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""A log that nobody reads neither stops who writes it nor fills the memory."""
+"""An unread log neither blocks its writer nor fills the memory."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Many clients at once: each checks its texts against runs alone, and the memory stays where it is."""
+"""Many clients at once: each checks its texts against single runs, and the memory does not grow."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ MAX_GROWTH_BYTES = 24 * 2**20
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and the text that a run alone tells."""
+    """A request, and the text of a single run."""
 
     prompt: str
     seed: int
@@ -103,7 +103,7 @@ async def talk(port: int, asked: list[Asked], num_clients: int, seconds: float) 
 
 
 def memory_of(server: ServerProcess) -> list[int]:
-    """Of the engine's process and of the front's."""
+    """The memory of the engine's process and of the front's."""
     engine = psutil.Process(server.process.pid)
     return [int(process.memory_info().rss) for process in (engine, *engine.children())]
 
@@ -113,7 +113,7 @@ def test_many_clients_at_once(pytestconfig: pytest.Config) -> None:
     asked = texts_alone(24)
     assert len({one.text for one in asked}) > 20
     with running_server("--max-queue", 2 * num_clients) as server:
-        asyncio.run(talk(server.port, asked, num_clients, 0))  # whatever grows once has grown
+        asyncio.run(talk(server.port, asked, num_clients, 0))  # what grows only once has grown
         before = memory_of(server)
         outcomes = asyncio.run(talk(server.port, asked, num_clients, seconds))
         assert min(outcomes["whole"], outcomes["streamed"]) > 0, outcomes

@@ -1,4 +1,4 @@
-"""What Prometheus reads: its format, and percentiles that are those of numpy."""
+"""Prometheus' format, and percentiles equal to numpy's."""
 
 import random
 import re
@@ -16,7 +16,7 @@ def engine() -> EngineState:
 
 
 def values(text: str) -> dict[str, float]:
-    """Every value by its name and labels; each line must be as the format wants it."""
+    """Every value by its name and labels; each line must have the format."""
     found: dict[str, float] = {}
     kinds: dict[str, str] = {}
     assert text.endswith("\n")

@@ -1,4 +1,4 @@
-"""OpenAI's own client against the server: texts as `generate` tells them, streams as the whole, refusals by name."""
+"""OpenAI's own client against the server: the texts of `generate`, streams equal to whole answers, refusals by name."""
 
 import json
 import math
@@ -174,7 +174,7 @@ def test_a_text_can_be_told_again_by_its_seed(client: Any) -> None:
 
 
 def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
-    """And its text is that of a server that has seen nothing before."""
+    """And its text is that of a fresh server."""
     talk: list[Any] = [{"role": "user", "content": "Tell me of an owl and a lamp on a long evening. " * 12}]
     answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)
     talk += [answer.choices[0].message.to_dict(), {"role": "user", "content": "And then?"}]

@@ -1,4 +1,4 @@
-"""OpenAI's published reference, key by key, in `serve` and in batch: done, nothing asked, or refused by name."""
+"""OpenAI's published reference, key by key, in `serve` and in batch: done, without effect, or refused by name."""
 
 import json
 import typing
@@ -144,7 +144,7 @@ def _keys_of(union: Any) -> set[str]:
 
 
 def test_the_keys_of_messages() -> None:
-    """Of an assistant's answer all keys may come back with what they have in an answer of text."""
+    """All keys of an assistant's answer may come back with their values in an answer of text."""
     idle: dict[str, list[Any]] = {
         "role": ["system", "developer", "user", "assistant"],
         "content": ["", "Hi", [{"type": "text", "text": "Hi"}], []],

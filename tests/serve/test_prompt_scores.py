@@ -47,7 +47,7 @@ def model() -> Any:
 
 
 def expected_logprobs(model: Any, token_ids: Sequence[int]) -> np.ndarray:
-    """What transformers makes of each token but the first. Shapes: result [len(token_ids) - 1, vocab_size]"""
+    """transformers' log-probabilities of each token but the first. Shapes: result [len(token_ids) - 1, vocab_size]"""
     with torch.no_grad():
         logits = model(torch.tensor([list(token_ids)])).logits[0, :-1]
     return torch.log_softmax(logits.double(), -1).numpy()
@@ -104,7 +104,7 @@ def test_scores_alone(client: Any, model: Any, prompts: list[list[int]]) -> None
 
 
 def test_an_end_counts_as_the_last_token(client: Any, model: Any, prompts: list[list[int]]) -> None:
-    """lm-evaluation-harness leaves the last token out, whichever it is."""
+    """lm-evaluation-harness leaves the last token out, whatever it is."""
     body: dict[str, Any] = {"max_tokens": 1, "logprobs": 1, "echo": True, "logit_bias": {"2": 100}}
     (choice,) = client.completions.create(model=MODEL, prompt=prompts[0], **body).choices
     assert choice.finish_reason == "stop"
@@ -190,7 +190,7 @@ def test_counts_come_with_every_piece(client: Any) -> None:
 def test_a_body_without_a_type_is_taken_from_programs_only(
     server: ServerProcess, headers: dict[str, str], status: int
 ) -> None:
-    """A page of another site can send one without being asked, and its browser then says where it is from."""
+    """A page of another site can send one without permission; its browser then names the site."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/tokenize", json.dumps({"prompt": "Once"}).encode(), headers)
     answer = connection.getresponse()

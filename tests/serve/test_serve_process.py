@@ -1,4 +1,4 @@
-"""The command: whom it lets in, how it ends, and what it refuses before a weight is read."""
+"""The command: who may connect, how it ends, and refusals before a weight is read."""
 
 import http.client
 import json
@@ -40,7 +40,7 @@ def held_by(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(*arguments: object) -> str:
-    """What `serve` says when it does not begin."""
+    """The message of `serve` when it does not start."""
     command = [sys.executable, "-m", "llmcli", "serve", "--device", "cpu", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
@@ -94,7 +94,7 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
         asked = {**STORY, "response_format": held_by({"const": "a", "horoscope": 1})}
         assert post(server.port, COMPLETE, asked)[0] == 200
         status, answer = post(server.port, COMPLETE, STORY, more="Origin: https://evil.example\r\n")
-        assert status == 200  # a browser shows it to nobody: there is no CORS header, and JSON is asked for before
+        assert status == 200  # a browser hides it: there is no CORS header, and JSON needs a preflight request
         assert server.end() == 0
         assert server.process.stdout is not None
         assert server.process.stdout.read() == ""
@@ -231,7 +231,7 @@ def test_a_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LLMCLI_API_KEY", "from-environment")
     assert refused(*unreachable).endswith("choose another --host")
     (tmp_path / "key").write_bytes(b"\xef\xbb\xbffrom-file\r\n")
-    with running_server("--api-key-file", tmp_path / "key") as server:  # what is given wins
+    with running_server("--api-key-file", tmp_path / "key") as server:  # the option wins
         for key, expected in (("from-file", 200), ("from-environment", 401)):
             assert get(server.port, "/v1/models", more=f"Authorization: Bearer {key}\r\n")[0] == expected
 

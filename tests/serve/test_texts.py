@@ -1,4 +1,4 @@
-"""One client's texts as an ASGI application: slow readers, times that run out, faults of the device."""
+"""One client's texts as an ASGI application: slow readers, timeouts, faults of the device."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SECONDS = 30
 
 
 class NoModel:
-    """Nothing here asks the model anything."""
+    """A model that is never used here."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Client:
         return [json.loads(part.removeprefix(b"data: ")) for part in parts if part.startswith(b"data: {")]
 
     def text(self) -> str:
-        """What a stream has told of its first text."""
+        """The first text of a stream so far."""
         choices = [choice for piece in self.pieces() for choice in piece.get("choices", [])]
         return "".join(choice["text"] for choice in choices if choice["index"] == 0)
 
@@ -79,7 +79,7 @@ class Server:
         self.lines: list[str] = []
 
     def check_counts(self, request: Request, sent: str) -> None:
-        """What was generated is logged and counted, though it never ended; all that was sent is of it."""
+        """An unfinished text is logged and counted; all that was sent is part of it."""
         ((text, *others),) = cast(list[list[str]], self.logged)
         whole = bytes(ids_alone(request, 0)).decode()
         assert text
@@ -87,7 +87,7 @@ class Server:
         assert text.startswith(sent)
         num_tokens = len(text) + sum(map(len, others))  # each token is a letter
         assert self.service.metrics.new_tokens == num_tokens
-        if sent or " 504 " not in self.lines[0]:  # else the line says why, as the client is told
+        if sent or " 504 " not in self.lines[0]:  # else the line gives the reason, as the client's error does
             assert f" {num_tokens} new tokens, not finished" in self.lines[0]
 
     async def serve(
@@ -141,7 +141,7 @@ def test_a_slow_reader_holds_no_row_and_gets_fewer_longer_pieces(run_test: Calla
             num_pieces += 1
         expected = [bytes(token for token in ids_alone(requests[0], k) if token < 256).decode() for k in range(3)]
         assert texts == expected
-        # Of each text what came first, what came while nobody read, what was still on its way then, and its end.
+        # For each text: the first piece, the pieces while nobody read, those still in transit then, and its end.
         assert num_pieces <= 4 * 3 < min(map(len, expected))
         assert client.body.endswith(b"data: [DONE]\n\n")
 
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_ends_its_texts(
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_time_runs_out(run_test: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_stream: bool) -> None:
-    """An answer that has not begun is a 504; a stream ends with an error in place of its end."""
+    """An answer that has not begun becomes a 504; a stream ends with an error."""
 
     async def test(server: Server, client: Client) -> None:
         client.reads.set()
@@ -230,7 +230,7 @@ def test_a_fault_is_told_with_what_follows(
 def test_a_grammar_that_gives_up_within_a_text_is_told(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
-    """A stream ends with an error and a whole answer is one; the next request is served."""
+    """A stream ends with an error, a whole answer becomes one; the next request is served."""
     grammar = lark_grammar("grammar", f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n')
     monkeypatch.setattr(Matcher.__init__, "__defaults__", (MaskLimits(max_items_in_row=400),))
     opened = open_model(write_tiny_llama(tmp_path / "model"))

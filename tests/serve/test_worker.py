@@ -1,4 +1,4 @@
-"""The worker's thread: each of many requests gets its own text, cancelled ones end, faults reach everybody."""
+"""The worker's thread: each of many requests gets its own text, cancelled ones end, faults reach every request."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ SECONDS = 30
 
 
 class Listener:
-    """Notes what the worker delivers, and lets a test wait for it."""
+    """Records what the worker delivers, and lets a test wait for it."""
 
     def __init__(self) -> None:
         self.events: dict[Job, list[Event]] = defaultdict(list)
@@ -142,7 +142,7 @@ def test_after_memory_ran_out_others_are_served(
 
 
 class PanicException(BaseException):
-    """As that of libraries written in Rust: no Exception."""
+    """As in libraries written in Rust: not an Exception."""
 
 
 @pytest.mark.parametrize("bug", [KeyError("row 7"), PanicException("row 7")])
@@ -160,7 +160,7 @@ def test_a_bug_names_its_class_and_ends_the_service(
 
 
 def test_a_request_is_prepared_beside_the_rows(worker: Worker, listener: Listener) -> None:
-    """Others go on meanwhile; one that cannot be prepared fails alone, and one that is dropped never begins."""
+    """Others continue meanwhile; one that cannot be prepared fails alone, and a dropped one never begins."""
     may_go_on = threading.Event()
     asked = make_request([98], seed=4)
 

@@ -23,7 +23,7 @@ def swap_pronoun(random, story):
         story.facts["pronoun"]
     ]
     places = list(re.finditer(rf"\b(?:{forms})\b", story.text))
-    if not places:  # a short story may do without
+    if not places:  # a short story may have none
         return ""
     match = random.choice(places)
     return story.text[: match.start()] + OTHER.get(match.group(), "she") + story.text[match.end() :]

@@ -1,4 +1,4 @@
-"""What drafts bring the storyteller: the figures count what happened, and a text that changes is no figure."""
+"""The gain of drafts for the storyteller: the figures count what happened, and a changed text is an error."""
 
 import re
 

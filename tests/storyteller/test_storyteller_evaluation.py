@@ -1,4 +1,4 @@
-"""The examination of the shipped model: its teller answers as the command line does, its figures are what was seen."""
+"""The examination of the shipped model: its teller answers as the command line does, its figures match the texts."""
 
 import json
 import subprocess
@@ -102,7 +102,7 @@ def test_the_build_script_refuses(tmp_path, arguments, said):
     assert said in done.stderr
 
 
-# Stands for Python: notes what it was to run, and makes what the build looks for.
+# A stand-in for Python: records what it should run, and makes the files that the build needs.
 STAND_IN = """#!/usr/bin/env bash
 [ "$1" = -c ] && exit
 echo "$2 $3" >>"$LOG"

@@ -1,4 +1,4 @@
-"""What is shipped and what is said of it: the model card and the README show what the model really tells."""
+"""The shipped model and its documents: the model card and the README show the model's real texts."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from llmcli.resources import STORYTELLER, resource_folder
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = resource_folder(STORYTELLER)
 CARD = FOLDER / "README.md"
-# Elsewhere another CPU rounds otherwise, and after many words a draw may then fall the other way.
+# Elsewhere another CPU rounds differently, and after many words a draw may then differ.
 WORDS_COMPARED = 40
 
 SHOWN = [(path, *told) for path in (ROOT / "README.md", CARD) for told in quotations(path.read_text())]

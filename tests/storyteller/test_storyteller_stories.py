@@ -146,7 +146,7 @@ def test_rare_names_stand_only_where_they_are_asked_for():
 
 
 def test_stories_share_few_sentences(capsys):
-    """The share of sentences, names and things masked, that stand in another of 200 stories."""
+    """The share of sentences, names and things masked, that also occur in another of 200 stories."""
     random = Random(5)
     stories = [tell(random, "test") for _ in range(200)]
     masked = [masked_sentences(story.text, story.facts["thing"]) for story in stories]

@@ -11,7 +11,7 @@ SLOTS = {"hero": "Ann", "Hero": "Ann", "kind": "fox", "he": "she", "He": "She", 
 
 
 def wordings(text: str) -> set[str]:
-    """All wordings that a hundred tellings find."""
+    """All wordings in a hundred tellings."""
     random, template = Random(1), POOLS.parse(loosen(text))
     return {Values(SLOTS).fill(template, random.random) for _ in range(100)}
 

@@ -1,4 +1,4 @@
-"""Tokenizers to test with: small ones made on the spot, and the real ones where the shared folder is present."""
+"""Tokenizers to test with: small ones made on the spot, and the real ones if the shared folder is present."""
 
 import io
 import json
@@ -189,7 +189,7 @@ def spm_folder(tmp_path_factory, spm_model):
 
 @pytest.fixture(scope="session")
 def no_fallback_folder(tmp_path_factory):
-    """A SentencePiece model without byte pieces: what it does not know is the unknown token."""
+    """A SentencePiece model without byte pieces: unknown text becomes the unknown token."""
     folder = tmp_path_factory.mktemp("no_fallback")
     (folder / "tokenizer.model").write_bytes(train_sentencepiece(vocab_size=150))
     return folder

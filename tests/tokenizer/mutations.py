@@ -89,7 +89,7 @@ def small_tokenizers(corpus: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def damaged_folders(documents: dict[str, dict[str, Any]], spm_model: bytes, seed: int) -> Iterator[Files]:
-    """Folders without end, each a valid one with one to three mutations in one of its files."""
+    """Endless folders, each a valid one with one to three mutations in one of its files."""
     rng = random.Random(seed)
     jsons = {"tokenizer_config.json": CONFIG, "special_tokens_map.json": TOKEN_MAP, "added_tokens.json": ADDED}
     while True:
@@ -123,7 +123,7 @@ def _mutated(content: bytes, name: str, rng: random.Random) -> bytes:
 
 
 def _mutate_value(value: Any, rng: random.Random) -> None:
-    """Changes one thing in a JSON value, as often near its root as in its depth."""
+    """Changes one thing in a JSON value, as often near its root as deep inside."""
     parent: Any = value
     while isinstance(parent, dict | list) and parent:
         key = rng.choice(list(parent)) if isinstance(parent, dict) else rng.randrange(len(parent))

@@ -1,4 +1,4 @@
-"""Random tokenizers, the settings beside them, and random chat templates: seeded, small, and all valid."""
+"""Random tokenizers, their settings, and random chat templates: seeded, small, and all valid."""
 
 import io
 import json
@@ -30,7 +30,7 @@ OLD_SETTINGS: dict[str, list[Any]] = {
     "legacy": [True, False, None, "absent"],
     "add_prefix_space": [True, False, None, "absent", "absent"],
 }
-PATTERNS = [*sorted(KNOWN_PATTERNS), r"[A-Za-z]+|[^A-Za-z]"]  # the last is not one that is known to be quick
+PATTERNS = [*sorted(KNOWN_PATTERNS), r"[A-Za-z]+|[^A-Za-z]"]  # the last is not known to be quick
 SOURCES = [
     "{{ bos_token }}",
     "{{ eos_token | default('-') }}",
@@ -74,10 +74,10 @@ def random_template(rng: random.Random) -> str:
 
 
 def write_folder(folder: Path, rng: random.Random) -> list[str]:
-    """A random tokenizer.json and the files beside it; returns the tokens that a text may name."""
+    """A random tokenizer.json and its other files; returns the tokens that a text may name."""
     library = _random_library(rng)
     (folder / "tokenizer.json").write_text(library.to_str(), encoding="utf-8")
-    # Not the ordinary added tokens: one that has a name is hidden here, and in transformers sometimes.
+    # No ordinary added tokens: a named one is hidden here, and in transformers only sometimes.
     ordinary = {token.content for token in library.get_added_tokens_decoder().values() if not token.special}
     known = [t for t in [*SPECIAL, *ADDED] if library.token_to_id(t) is not None and t not in ordinary]
     write_settings(folder, rng, known, library.get_vocab_size(), "PreTrainedTokenizerFast")
@@ -87,7 +87,7 @@ def write_folder(folder: Path, rng: random.Random) -> list[str]:
 def write_old_folder(folder: Path, rng: random.Random) -> list[str]:
     """A tokenizer.json of LLaMA's older kinds, in which special tokens may be looked for in normalized text.
 
-    Its post-processor may begin a text with a token that is not the one that the small files name.
+    Its post-processor may begin a text with a token other than the one in the small files.
     """
     document = json.loads(_byte_fallback_library([" ".join(rng.choices(WORDS, k=30)) for _ in range(20)], rng).to_str())
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -116,7 +116,7 @@ def write_old_folder(folder: Path, rng: random.Random) -> list[str]:
 
 
 def random_post_processor(rng: random.Random) -> Any:
-    """What puts tokens around a text: templates, one, several or none, or another kind."""
+    """A post-processor: templates, one, several or none, or another kind."""
     ids = {"<unk>": 0, "<s>": 1, "</s>": 2}
 
     def template() -> dict[str, Any]:
@@ -136,7 +136,7 @@ def random_post_processor(rng: random.Random) -> Any:
 
 
 def write_model_folder(folder: Path, rng: random.Random) -> list[str]:
-    """A random tokenizer.model of Llama's kind and the files beside it; returns the tokens that a text may name."""
+    """A random tokenizer.model of Llama's kind and its other files; returns the tokens that a text may name."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(" ".join(rng.choices(WORDS, k=30)) for _ in range(20)),
@@ -152,7 +152,7 @@ def write_model_folder(folder: Path, rng: random.Random) -> list[str]:
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     size = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    # What `LlamaTokenizer` assumes where nothing is said; sentencepiece knows no more than BOS and EOS as special.
+    # `LlamaTokenizer`'s defaults; sentencepiece knows only BOS and EOS as special.
     defaults = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False, "add_bos_token": True}
     write_settings(folder, rng, ["<unk>", "<s>", "</s>"], size, "LlamaTokenizer", defaults)
     return ["<unk>", "<s>", "</s>", "<tool>", "<mask>", "<img>"]
@@ -172,7 +172,7 @@ def write_settings(
     )
     token_map: dict[str, Any] = {}
     new = rng.sample(["<tool>", "<mask>", "<img>"], k=rng.randrange(3))
-    # One form for each token: what transformers makes of two that contradict each other depends on their order.
+    # One form for each token: transformers' result for two contradicting ones depends on their order.
     forms = {token: _form(token, rng) for token in [*known, *new]}
     if defaults:
         forms |= {token: token for token in defaults.values() if isinstance(token, str)}
@@ -218,7 +218,7 @@ def _form(token: str, rng: random.Random) -> Any:
 
 
 def _typed(config: dict[str, Any]) -> dict[str, Any]:
-    """With the mark that transformers wants in this file, and not in the other."""
+    """With the mark that transformers requires in this file only."""
     return {
         name: {"__type": "AddedToken", **value, "special": True}
         if isinstance(value, dict) and "content" in value

@@ -23,14 +23,14 @@ INSTRUCTION_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}"
     "{% else %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
 )
-# One for each way in which a tokenizer treats the start of a text.
+# One for each way that tokenizers treat the start of a text.
 SMALL = ["byte_level", "byte_fallback", "spm", "no_fallback", "metaspace_first"]
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
 def metaspace_first_folder(tmp_path_factory):
-    """A space before the text and none after a special token, as in the tokenizer.json of newer LLaMA models."""
+    """A space before the text and none after a special token, as in tokenizer.json of newer LLaMA models."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
@@ -148,7 +148,7 @@ def test_small_tokenizers_find_the_same_special_tokens(name, model, contents):
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
     token_ids = encode_chat(tokenizer, template, messages)
     own = encode_chat(tokenizer, template, neutral(messages))
-    found = tokenizer.special_token_ids - {tokenizer.token_id("<unk>")}  # for what is not in a small vocabulary
+    found = tokenizer.special_token_ids - {tokenizer.token_id("<unk>")}  # the unknown token of a small vocabulary
     assert [i for i in token_ids if i in found] == [i for i in own if i in found]
     text = template.render(messages)
     if name in ("byte_level", "spm"):

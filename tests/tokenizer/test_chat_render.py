@@ -13,7 +13,7 @@ from llmcli.tokenizer.chat_template import ChatTemplate, load_chat_template
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"
 
-# As the model card of Llama 2 Chat has it.
+# From the model card of Llama 2 Chat.
 LLAMA2_TEMPLATE = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
@@ -120,7 +120,7 @@ def test_text_and_ids_equal_transformers(name, conversation, model):
                 template.render(messages, **options)
             continue
         assert template.render(messages, **options) == text
-        # From a tokenizer.model transformers makes merges that join runs of spaces otherwise than sentencepiece does.
+        # From a tokenizer.model transformers makes merges that join runs of spaces differently from sentencepiece.
         if name != "llama2" or "  " not in text:
             token_ids = reference.apply_chat_template(messages, return_dict=False, **options)
             assert encode_chat(tokenizer, template, messages, **options) == token_ids

@@ -1,4 +1,4 @@
-"""Chat templates as attacks: every one is refused or bounded, with one line, and leaves no process behind."""
+"""Chat templates as attacks: every one is refused or bounded, with one line, and leaves no process."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ needs_memory_limit = pytest.mark.skipif(sys.platform != "linux", reason="only Li
 
 @pytest.fixture
 def workers():
-    """The child processes that a test has started and not ended; zombies count."""
+    """The child processes that a test started and that still run; zombies count."""
     before = set(psutil.Process().children())
     return lambda: list(set(psutil.Process().children()) - before)
 
@@ -45,7 +45,7 @@ def one_line_failure(source, workers):
     try:
         with pytest.raises(TokenizerError) as caught:
             template.render(HELLO)
-        assert time.monotonic() - started < 8  # 2 s, and what a busy machine takes to start the process
+        assert time.monotonic() - started < 8  # 2 s, and the start of a process on a busy machine
     finally:
         template.close()
     assert workers() == []
@@ -237,7 +237,7 @@ template.render([])
 
 @pytest.fixture
 def busy_program():
-    """A program in the middle of an endless rendering, and its workers, of which one is idle."""
+    """A program in the middle of an endless rendering, and its workers, one of them idle."""
     program = subprocess.Popen(
         [sys.executable, "-c", RENDER_ENDLESSLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )

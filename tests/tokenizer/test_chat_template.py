@@ -1,4 +1,4 @@
-"""Where a chat template is found, the built-in one, and what is said when there is none."""
+"""Where a chat template is found, the built-in one, and the message when there is none."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A message that the template does not write is refused with its role, never left out without a word."""
+"""A message that the template does not write is refused with its role, never silently left out."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -38,7 +38,7 @@ def talk(*roles: str, content: str = "a") -> list[dict[str, Any]]:
 @pytest.mark.parametrize("template", [KNOWN], indirect=True)
 @pytest.mark.parametrize("role", ["tool", "ipython", "developer", "User", "", "\n", "x" * 500])
 def test_an_unknown_role_is_named(template: ChatTemplate, role: str) -> None:
-    """Though its text stands elsewhere in the prompt."""
+    """Even if its text is elsewhere in the prompt."""
     template.refuse_dropped(talk("system", "user", "assistant", "user"))
     words = f"the template T leaves out message 2 of 3, whose role is {role[:40]!r}; use another role, or"
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_what_is_cut_is_not_left_out(template: ChatTemplate, content: str) -> No
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs the published chat templates")
 def test_published_templates_against_transformers() -> None:
-    """Of each conversation every message has a text of its own, which transformers' rendering has or has not."""
+    """Every message of each conversation has its own text, which transformers' rendering contains or not."""
     num_refused = num_taken = 0
     for path in sorted(PUBLISHED.glob("*.jinja")):
         source = path.read_text()

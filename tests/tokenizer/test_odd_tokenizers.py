@@ -1,6 +1,6 @@
 """Random tokenizers and chat templates against transformers: `--odd-tokenizers N` runs N of them instead of a few.
 
-What is left out are the rules that differ on purpose: a BOS that is never doubled or lost (base.py), the space that
+The rules that differ on purpose are left out: a BOS that is never doubled or lost (base.py), the space that
 Metaspace drops (huggingface.py), runs of spaces with a tokenizer.model, where the ids equal sentencepiece's, and
 special tokens that the library finds in normalized text, which it shows and we hide.
 """
@@ -89,7 +89,7 @@ def test_a_random_older_tokenizer_equals_transformers(number, tmp_path):
             if reference.bos_token and not any(token.casefold() in said for token in special):
                 ids = reference.apply_chat_template(messages, return_dict=False, add_generation_prompt=False)
                 assert token_ids == ids, text
-            # Those of the template: a message has none, whatever it says.
+            # Only the template's: a message has none, for any text.
             num_special = sum(token_id in tokenizer.special_token_ids for token_id in token_ids)
             assert num_special <= 1 + ("bos_token" in template.special_tokens), text
     finally:

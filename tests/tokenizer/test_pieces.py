@@ -1,4 +1,4 @@
-"""The bytes of a tokenizer's tokens are kept by its content, and what is kept is never wrong."""
+"""The bytes of a tokenizer's tokens are cached by its content, and the cache is never wrong."""
 
 import random
 import threading

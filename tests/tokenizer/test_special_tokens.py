@@ -1,4 +1,4 @@
-"""Tokens that only the files beside a tokenizer name, against transformers: special, hidden, variables of templates."""
+"""Tokens that only a tokenizer's other files name, against transformers: special, hidden, variables of templates."""
 
 import json
 

@@ -19,7 +19,7 @@ def config_of(tokens, **values):
 
 
 def post_processed(library, single):
-    """The JSON of a tokenizer whose post-processor makes this of a text; None for no post-processor."""
+    """The JSON of a tokenizer whose post-processor gives this for a text; None for no post-processor."""
     tokenizer = Tokenizer.from_str(library.to_str())
     tokens = [(token, tokenizer.token_to_id(token)) for token in ("<|bos|>", "<|eos|>") if token in (single or "")]
     if single:
@@ -82,7 +82,7 @@ def test_tokenizer_model_equals_transformers(tokenizer_class, add_bos_token, add
 
 @pytest.mark.parametrize("files", [{}, {"tokenizer_config__json": {"add_bos_token": None}}])
 def test_tokenizer_model_that_says_nothing_adds_bos_once(files, spm_model, folder_of):
-    """As transformers 4 and llama.cpp; transformers 5 loses it here."""
+    """As in transformers 4 and llama.cpp; transformers 5 loses it here."""
     tokenizer = load_tokenizer(folder_of(tokenizer__model=spm_model, **files))
     plain = tokenizer.encode("hello", add_special_tokens=False)
     assert 1 not in plain
@@ -113,7 +113,7 @@ def test_bos_is_not_doubled(config, byte_level_library, folder_of):
     assert tokenizer.encode("hello") == [0, *hello]
     assert tokenizer.encode("<|bos|>hello") == [0, *hello]
     assert tokenizer.encode("<|bos|>") == [0]
-    # Only the added one is dropped, and nothing where none was added.
+    # Only an added one is dropped.
     assert tokenizer.encode("<|bos|><|bos|>hello") == [0, 0, *hello]
     assert tokenizer.encode("<|bos|><|bos|>hello", add_special_tokens=False) == [0, 0, *hello]
     # As ordinary text it is no BOS, so one is added.
@@ -171,7 +171,7 @@ def test_golden_ids_qwen2(load):
 def test_what_the_post_processor_puts_first_is_the_bos(
     tokenizer_class, add_bos_token, bos_token, byte_level_library, folder_of
 ):
-    """Whatever the small files name, as in fine-tunes whose tokens were resized."""
+    """For any names in the small files, as in fine-tunes with resized vocabularies."""
     values = {"add_bos_token": add_bos_token, "tokenizer_class": tokenizer_class, "bos_token": bos_token}
     folder = folder_of(
         tokenizer__json=post_processed(byte_level_library, BOS),

@@ -1,4 +1,4 @@
-"""A stranger's tokenizer.json: expressions without end, growth without end, panics; and pipes in place of files."""
+"""A stranger's tokenizer.json: endless expressions, endless growth, panics; and pipes instead of files."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def document(byte_level_library):
 
 @pytest.fixture
 def failure_of(document, folder_of):
-    """Loads and encodes with changed parts; the error, its one line, and how long it took."""
+    """Loads and encodes with changed parts; return the error, its one line, and the time."""
 
     def fail(text, **changes):
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Single damages that were once internal errors: each is used as it stands, or refused with one line and exit 3."""
+"""Single damages that were once internal errors: each is used as it is, or refused with one line and exit 3."""
 
 import json
 

@@ -27,7 +27,7 @@ def documents():
 
 
 def use(folder, with_template):
-    """Everything that the program does with a tokenizer: whatever escapes is a defect."""
+    """Everything that the program does with a tokenizer: any escaping error is a defect."""
     tokenizer = load_tokenizer(folder)
     for text in TEXTS:
         for parse in (True, False):
@@ -46,14 +46,14 @@ def use(folder, with_template):
 
 
 def outcome(folder, with_template):
-    """None if the folder can be used or is refused as it should be, else what is wrong."""
+    """None if the folder is usable or properly refused, else what is wrong."""
     started = time.monotonic()
     try:
         use(folder, with_template)
     except LLMCliError as error:
         if "\n" in str(error) or error.exit_code not in (2, 3, 4):
             return f"exit code {error.exit_code}: {error}"
-    except BaseException as error:  # a panic is no Exception
+    except BaseException as error:  # a panic is not an Exception
         return repr(error)
     seconds = time.monotonic() - started
     return f"{seconds:.1f} s" if seconds > LONGEST_SECONDS else None

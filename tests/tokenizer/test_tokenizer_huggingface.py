@@ -123,7 +123,7 @@ def test_unparsed_special_strings_keep_bos_and_other_added_tokens(load):
 
 
 class SlowLibrary:
-    """A `tokenizers.Tokenizer` that takes its time, so that other threads get in between."""
+    """A slow `tokenizers.Tokenizer`, so that other threads get in between."""
 
     def __init__(self, library):
         self.library = library

@@ -17,10 +17,10 @@ from llmcli.engine.chat_events import ChatEvent, OfAnswer, Piece, SeveralEvent, 
 from llmcli.engine.conversation import UNFINISHED
 from llmcli.engine.events import PrefillProgress
 
-# A prefill of fewer tokens is over before anyone could read about it.
+# A prefill of fewer tokens ends before anyone could read the progress.
 MIN_PREFILL_SHOWN = 256
 
-# During an answer the conversation is saved this often, so that a kill costs no more than these seconds of it.
+# During an answer the conversation is saved this often, so a kill loses at most these seconds.
 SAVE_INTERVAL_SECONDS = 2.0
 
 
@@ -31,7 +31,7 @@ class Writer(Protocol):
         """Take more text."""
 
     def close(self) -> None:
-        """Take the end, which is the end of a line."""
+        """Take the end, and end the line."""
 
 
 class TextWriter:
@@ -46,7 +46,7 @@ class TextWriter:
         self._last = text[-1:] or self._last
 
     def close(self) -> None:
-        """End the line; an empty answer is an empty line where no one watches, so that answers can be counted."""
+        """End the line; without a terminal an empty answer is an empty line, so that answers can be counted."""
         is_ended = self._last == "\n" and sys.stdout.isatty()
         terminal.write("" if is_ended else "\n")
 
@@ -73,7 +73,7 @@ class View:
         self._is_dim = has_color(sys.stderr)
 
     def start(self, event: TurnStarted) -> None:
-        """Take the size of the prompt, and name the turns that have been dropped for it."""
+        """Take the size of the prompt, and name the turns dropped for it."""
         report_dropped(event)
         self._num_to_compute = len(event.prompt_token_ids) - event.num_kept
 
@@ -121,7 +121,7 @@ class View:
             self._has_status = True
 
     def clear_status(self) -> None:
-        """Take the line of progress away."""
+        """Remove the line of progress."""
         if self._has_status:
             terminal.show("\r\x1b[K", is_drawn=True)
             self._has_status = False
@@ -131,7 +131,7 @@ Event = TypeVar("Event")
 
 
 class _Run:
-    """One answer under way."""
+    """One answer in progress."""
 
     def __init__(self, state: Talk, view: View):
         self.started: TurnStarted | None = None
@@ -157,9 +157,9 @@ class _Run:
 
 
 def run_answer(state: Talk, events: Iterator[ChatEvent], view: View) -> TurnRecord | None:
-    """Show an answer until it ends or Ctrl-C stops it; None if it was stopped before it had begun.
+    """Show an answer until it ends or Ctrl-C stops it; None if it was stopped before it began.
 
-    Raises: LLMCliError if it cannot be computed; the conversation then holds what there is of it.
+    Raises: LLMCliError if it cannot be computed; the conversation then holds the part so far.
     """
     run = _Run(state, view)
     try:
@@ -182,7 +182,7 @@ def run_answer(state: Talk, events: Iterator[ChatEvent], view: View) -> TurnReco
 def take_all(events: Iterable[Event], take: Callable[[Event], None], interrupt: Callable[[], Iterable[Event]]) -> None:
     """Take the events of answers. At Ctrl-C `interrupt` closes the answers, and its events are taken too.
 
-    Raises: whatever `events` and `take` raise, once the answers are closed
+    Raises: the errors of `events` and `take`, once the answers are closed
     """
     try:
         for event in events:
@@ -212,7 +212,7 @@ def describe(record: TurnRecord) -> str:
 
 
 def reason_of_end(record: TurnRecord) -> str | None:
-    """What a user should know about how an answer ended, if it is not whole."""
+    """How an answer ended, if it is not whole."""
     reason = record.finished.answer.finish_reason
     words = {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}
     why = words[reason] if reason in UNFINISHED else None
@@ -222,7 +222,7 @@ def reason_of_end(record: TurnRecord) -> str | None:
 
 
 def report_dropped(event: TurnStarted) -> None:
-    """Name the turns that have been dropped for a prompt."""
+    """Name the turns dropped for a prompt."""
     if not event.num_dropped:
         return
     last = event.dropped_from + event.num_dropped - 1
@@ -232,7 +232,7 @@ def report_dropped(event: TurnStarted) -> None:
 
 
 class _InOrder:
-    """Shows events, those of later answers later."""
+    """Shows the events of several answers, one answer after the other."""
 
     def __init__(self, open_view: Callable[[], View]):
         self.started: TurnStarted | None = None

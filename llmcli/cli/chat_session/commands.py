@@ -1,4 +1,4 @@
-"""The commands of a conversation, a line that begins with a slash, and how a line is told to be one.
+"""The commands of a conversation, a line that begins with a slash, and how a line is recognized as one.
 
 Some change the conversation, its settings or its files. Others show something, on stderr like everything but the
 answers.
@@ -50,18 +50,18 @@ MOST_ANSWERS = 16  # of /n: more than anyone reads
 
 CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
 
-# Of a conversation that goes on: enough to remember it by.
+# Shown of a resumed conversation: enough to remember it.
 SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
 
 # Terminals that certainly have no clipboard to write to.
 BARE_TERMINALS = ("", "dumb", "linux")
 
-LISTED_TOKENS = 10  # of the least likely tokens
+LISTED_TOKENS = 10  # the least likely ones
 NUM_ALTERNATIVES = 4
 
 SETTINGS = (*SPECS, "seed", "max_new_tokens", "overflow", "thinking", "markdown")
 
-# What the same commands are called in other chat programs.
+# Names of the same commands in other chat programs.
 HABITS = {
     "?": "help",
     "bye": "quit",
@@ -99,7 +99,7 @@ def regen(state: Talk, argument: str) -> Outcome:
 
 
 def undo(state: Talk, argument: str) -> Outcome:
-    """Take the last turn back; without the only one there is nothing to go on with, as after `/reset`."""
+    """Remove the last turn; without the only one there is nothing to resume, as after `/reset`."""
     taken = state.chat.conversation.last
     rest = state.chat.conversation.without_last()
     terminal.info(f"Removed: {first_line(taken.user)}")
@@ -118,7 +118,7 @@ def answer_several(state: ChatSession, argument: str) -> Outcome:
 
 
 def choose(state: ChatSession, argument: str) -> Outcome:
-    """Take another one of several answers."""
+    """Choose another of several answers."""
     if not (argument.isascii() and argument.isdecimal()):
         raise UsageError("/choose needs the number of an answer, such as /choose 2")
     state.chat.choose(int(argument[:9]))
@@ -128,14 +128,14 @@ def choose(state: ChatSession, argument: str) -> Outcome:
 
 
 def edit(state: Talk, argument: str) -> Outcome:
-    """Put another message in the place of the last; without a text the old one comes up for editing."""
+    """Replace the last message; without a text, put the old one up for editing."""
     if argument:
         return Outcome(state.chat.edit(argument))
     return Outcome(draft=f"/edit {state.chat.conversation.last.user}")
 
 
 def edit_answer(state: ChatSession, argument: str) -> Outcome:
-    """Put another text in the place of the last answer; without a text the old one comes up for editing."""
+    """Replace the last answer; without a text, put the old one up for editing."""
     last = state.chat.conversation.last.answer
     if last is not None and not argument:
         return Outcome(draft=f"/edit-answer {last.content}")
@@ -146,7 +146,7 @@ def edit_answer(state: ChatSession, argument: str) -> Outcome:
 
 
 def continue_answer(state: ChatSession, argument: str) -> Outcome:
-    """Go on with an answer that was stopped."""
+    """Continue a stopped answer."""
     return Outcome(state.chat.continue_answer())
 
 
@@ -181,7 +181,7 @@ def save(state: Talk, argument: str) -> Outcome:
 
 
 def load(state: Talk, argument: str) -> Outcome:
-    """Go on with a copy of a saved conversation."""
+    """Continue a copy of a saved conversation."""
     if not argument:
         raise UsageError("/load needs the name of a chat or a file, such as /load talk.json")
     path = _path(argument) if names_file(argument) else find_kept(chat_folder(), argument)
@@ -204,7 +204,7 @@ def _path(name: str) -> Path:
 
 def _refuse_kept(path: Path) -> None:
     """Raises: UsageError for a file among the kept chats, which another chat may be writing"""
-    with suppress(OSError, ValueError):  # no such folder; the writer says what is wrong with it
+    with suppress(OSError, ValueError):  # no such folder; the writer gives the reason
         if os.path.samefile(path.parent, chat_folder()):
             raise UsageError(f"{path} is in the folder of the kept chats; give a name, such as /save {path.stem}")
 
@@ -219,7 +219,7 @@ def _without_force(argument: str) -> tuple[str, bool]:
 
 
 def history(state: Talk, argument: str) -> Outcome:
-    """Show what was said."""
+    """Show the conversation."""
     conversation = state.chat.conversation
     if conversation.system is not None:
         terminal.show(f"[system]\n{conversation.system}\n\n", wraps=True)
@@ -234,7 +234,7 @@ def history(state: Talk, argument: str) -> Outcome:
 
 
 def show_end(conversation: Conversation) -> None:
-    """Show how a conversation that goes on has ended, on a terminal; a script knows it."""
+    """Show the last turns of a resumed conversation, on a terminal only."""
     for turn in conversation.turns[-SHOWN_TURNS:]:
         terminal.info(f"> {first_line(turn.user)}")
         if turn.answer is not None:
@@ -275,7 +275,7 @@ def tokens(state: ChatSession, argument: str) -> Outcome:
 
 
 def template(state: ChatSession, argument: str) -> Outcome:
-    """Show where the chat template comes from, and the conversation in its words."""
+    """Show where the chat template comes from, and the conversation as it renders it."""
     terminal.show(f"{state.chat.template.origin}\n")
     if state.chat.conversation.turns:
         terminal.show(f"{state.chat.prompt().text}\n")
@@ -283,7 +283,7 @@ def template(state: ChatSession, argument: str) -> Outcome:
 
 
 def copy_code(state: Talk, argument: str) -> Outcome:
-    """Copy the last code block to the terminal's clipboard, or print it where there is none.
+    """Copy the last code block to the terminal's clipboard, or print it if there is none.
 
     Source: xterm control sequences, OSC 52.
     """
@@ -312,7 +312,7 @@ def _show_table(rows: dict[str, str]) -> None:
 
 
 def probs(state: ChatSession, argument: str) -> Outcome:
-    """Show the last answer tinted by probability, and its least likely tokens with the likeliest in their place.
+    """Show the last answer tinted by probability, and its least likely tokens with the likeliest ones instead.
 
     The model runs over the answer once more; the probabilities are its own, before any sampling parameter.
     Raises: UsageError if there is no answer, or for anything but a number of tokens.
@@ -451,7 +451,7 @@ def is_command(text: str) -> bool:
 
 
 def run_command(state: Talk, text: str) -> Outcome:
-    """Run a line that `is_command`. Raises: UsageError for an unknown one, and whatever the command raises"""
+    """Run a line that `is_command`. Raises: UsageError for an unknown one, and the command's errors"""
     name, argument = _split(text)
     for command in COMMANDS:
         if command.name == name:

@@ -1,7 +1,7 @@
-"""Keeps the conversation of a terminal as it goes: a file of its own in the user's chat folder, held by a lock.
+"""Saves the conversation of a terminal as it goes, in a file of its own in the user's chat folder, held by a lock.
 
-A chat that goes on with a file which another one holds gets a file of its own, so that no two chats write one file.
-Refuses a folder that cannot be made, and to keep a conversation in which nothing was said.
+A chat that resumes a file held by another chat gets its own, so no two chats write one file.
+Refuses a folder that cannot be made, and does not save an empty conversation.
 """
 
 import os
@@ -27,7 +27,7 @@ from llmcli.errors import UsageError
 
 
 class Keeper:
-    """The file of one chat; `path` is None before anything was kept. It is this chat's until `close`, or a kill."""
+    """The file of one chat; `path` is None before anything was saved. It is this chat's until `close`, or a kill."""
 
     def __init__(self, folder: Path):
         self.path: Path | None = None
@@ -35,7 +35,7 @@ class Keeper:
         self._lock: FileLock | None = None
 
     def continue_last(self) -> Path:
-        """The file that was written last, to go on with; it becomes this chat's, unless another holds it.
+        """The file that was written last, to resume; it becomes this chat's, unless another holds it.
 
         Raises: UsageError if there is none.
         """
@@ -45,19 +45,19 @@ class Keeper:
         return self._continue(paths[0])
 
     def continue_named(self, name: str) -> Path:
-        """The file of that name, or of that number in the list, to go on with as `continue_last`.
+        """The file of that name, or of that number in the list, to resume as `continue_last`.
 
         Raises: UsageError if there is none.
         """
         return self._continue(find_kept(self._folder, name))
 
     def begin_new(self) -> None:
-        """Keep what comes in a file of its own; the one so far stays as it is."""
+        """Save what comes next in a new file; the old one stays as it is."""
         self.close()
         self.path = None
 
     def keep_as(self, name: str, saved: SavedConversation) -> None:
-        """Keep this chat under a name from now on, for good. Under a name that it was given before it stays, too.
+        """Keep this chat under a name from now on, for good. An earlier name keeps its file, too.
 
         Raises: UsageError for a name that cannot be one or is another chat's, OutputError if the disk is full.
         """
@@ -89,7 +89,7 @@ class Keeper:
         save_conversation(self.path, saved, replace=True)
 
     def close(self) -> None:
-        """Let other chats go on with the file."""
+        """Let other chats resume the file."""
         if self._lock is not None:
             _release(self._lock)
             self._lock = None
@@ -141,14 +141,14 @@ class Keeper:
 
 
 def _release(lock: FileLock) -> None:
-    # The file before the lock: who waits for the lock of a file that is gone finds out, and makes another.
+    # The file before the lock: a chat that waits for the lock of a removed file notices, and makes another.
     Path(lock.lock_file).unlink(missing_ok=True)
     lock.release()
 
 
 def make_chat_folder(folder: Path) -> None:
     """Make the user's chat folder, readable only by its owner. Raises: UsageError if that fails"""
-    if folder.parts[:1] == ("~",):  # what platformdirs makes of a user without a home
+    if folder.parts[:1] == ("~",):  # platformdirs returns this for a user without a home
         raise UsageError("cannot save conversations: there is no home folder; set HOME or LLMCLI_HOME")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,6 +1,6 @@
 """The chats that the user's chat folder keeps: their names, which file is meant by one, and `llmcli chat --list`.
 
-A name is that of the file without `.json`. One that chat gave begins with the date; those are the ones that may be
+A name is that of the file without `.json`. A name that chat gave begins with the date; only those may be
 removed when there are many.
 """
 
@@ -34,7 +34,7 @@ def kept_paths(folder: Path) -> list[Path]:
 
 
 def unnamed_paths(folder: Path) -> list[Path]:
-    """The chats that nobody has named, in the same order."""
+    """The chats without a name of the user's, in the same order."""
     return [path for path in kept_paths(folder) if is_unnamed(path)]
 
 
@@ -44,7 +44,7 @@ def is_unnamed(path: Path) -> bool:
 
 
 def names_file(name: str) -> bool:
-    """Whether a user means a file by it, and not the name of a kept chat."""
+    """Whether it means a file, not the name of a kept chat."""
     return "/" in name or "\\" in name or name.endswith(SUFFIX)
 
 
@@ -63,7 +63,7 @@ def path_of_name(folder: Path, name: str) -> Path:
     """Where a chat of that name is kept.
 
     Raises: UsageError for what cannot be one: a number or a date, which would be taken for another chat, or a name
-    that is no good as that of a file.
+    that cannot be a file's.
     """
     if _NO_NAME.fullmatch(name) or len(name) > MAX_NAME or not name.isprintable() or name[0] in ".-":
         raise UsageError(
@@ -84,7 +84,7 @@ def new_name(message: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The beginning of a text, to recognize it by."""
+    """The beginning of a text, to recognize it."""
     line = text.strip().split("\n")[0]
     return line if len(line) <= 60 and line == text.strip() else f"{line[:60]}..."
 
@@ -142,7 +142,7 @@ def show_list(folder: Path, *, as_json: bool) -> None:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns below a heading; on a terminal that is too narrow for them, lines of their own for each chat."""
+    """Columns below a heading; on a narrow terminal, separate lines for each chat."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
     if not sys.stdout.isatty() or max(map(cell_len, lines)) <= columns_of(sys.stdout):

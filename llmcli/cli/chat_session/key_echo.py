@@ -1,4 +1,4 @@
-"""Keeps the keys that are typed during an answer off the screen, on POSIX systems.
+"""Keeps keys typed during an answer off the screen, on POSIX systems.
 
 They wait for the next prompt line; a Ctrl-C discards them, as terminals do.
 """
@@ -13,7 +13,7 @@ from types import FrameType
 
 from llmcli.cli.terminal import no_interrupts
 
-# What ends the process, or stops it for a while: its terminal goes to someone else then.
+# Signals that end or stop the process: its terminal then goes to another.
 LEAVING = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
 
@@ -21,7 +21,7 @@ LEAVING = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 def keys_unseen() -> Iterator[None]:
     """Echo no keys of standard input, a terminal, inside.
 
-    The echo is back whenever this process ends or stops, whatever the reason but a SIGKILL.
+    The echo is back whenever this process ends or stops, for any reason but a SIGKILL.
     """
     descriptor = sys.stdin.fileno()
     if not termios.tcgetattr(descriptor)[3] & termios.ECHO:
@@ -39,7 +39,7 @@ def keys_unseen() -> Iterator[None]:
         _set_echo(descriptor, False)
 
     handlers = {**dict.fromkeys(LEAVING, leave), signal.SIGCONT: come_back}
-    ours = [number for number in handlers if signal.getsignal(number) == signal.SIG_DFL]  # nohup has other wishes
+    ours = [number for number in handlers if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores some
     try:
         for number in ours:
             signal.signal(number, handlers[number])

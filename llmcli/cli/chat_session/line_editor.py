@@ -23,7 +23,7 @@ from llmcli.cli.terminal import terminal, visible
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.reading import SmallFile
 
-# Where Unicode has the characters that reorder or hide text. prompt_toolkit itself shows control characters escaped.
+# Where Unicode has characters that reorder or hide text. prompt_toolkit itself shows control characters escaped.
 UNSEEN_BLOCKS = (range(0x600, 0x2100), range(0xFE00, 0x10000), range(0xE0000, 0xE0080))
 HISTORY = SmallFile("a history of what was typed", 64 * 1024**2, UsageError, "remove it")
 
@@ -51,7 +51,7 @@ class LineEditor:
         )
 
     def read(self, draft: str, facts: str) -> str:
-        """One message or command, of as many lines as were typed; `draft` stands there to be edited.
+        """One message or command, of as many lines as were typed; `draft` is there to edit.
 
         Raises: KeyboardInterrupt for Ctrl-C on an empty line, EOFError for Ctrl-D on one.
         """
@@ -102,7 +102,7 @@ def _bindings() -> KeyBindings:
 
 
 class _FileHistory(FileHistory):
-    """A history whose file may be lost, or its disk be full, while somebody types."""
+    """A history whose file may vanish or disk fill up while somebody types."""
 
     def store_string(self, string: str) -> None:
         """Add what was typed, if that is possible."""
@@ -116,7 +116,7 @@ def _open_history(path: Path) -> History:
         make_chat_folder(path.parent)
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        HISTORY.read_bytes(path)  # a regular file, and not of any length
+        HISTORY.read_bytes(path)  # refuses irregular and oversized files
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror}"
     except LLMCliError as error:

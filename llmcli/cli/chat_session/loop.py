@@ -21,7 +21,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 
-TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would stand in the text
+TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would show in the text
 
 
 class PromptLine(Protocol):
@@ -101,7 +101,7 @@ def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer])
                     if record and (reason := reason_of_end(record)):
                         resumes = "; /continue resumes it" if isinstance(state, ChatSession) else ""
                         terminal.info(f"({reason}{resumes})")
-                    if record is None:  # stopped before it had begun: the message is still there
+                    if record is None:  # stopped before it began: the message is still there
                         draft = text
                 if outcome.several is not None or outcome.events is not None:
                     terminal.show("\n")  # a text of many paragraphs ends here
@@ -112,7 +112,7 @@ def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer])
 
 
 def _keys_unseen() -> AbstractContextManager[None]:
-    """What keeps typed keys out of an answer. A console of Windows echoes only while it is read."""
+    """Keep typed keys out of an answer. A Windows console echoes only while it is read."""
     is_posix = sys.platform != "win32"
     return lazy.keys_unseen() if is_posix and sys.stdin.isatty() else nullcontext()
 
@@ -143,8 +143,8 @@ def read_messages() -> Iterator[str]:
 def answer_all(state: Talk, messages: Iterable[str], *, as_json: bool, require_complete: bool = False) -> bool:
     """Answer one message after the other; False if Ctrl-C stopped an answer, which is then the last.
 
-    Raises: LLMCliError if one cannot be answered; what was answered before is written. UnfinishedTextError at the end,
-            with `require_complete`, if an answer was cut before it was all that its schema asks for
+    Raises: LLMCliError if one cannot be answered; earlier answers are written. UnfinishedTextError at the end,
+            with `require_complete`, if an answer was cut before its schema was complete
     """
     records: list[TurnRecord] = []
     is_complete = True

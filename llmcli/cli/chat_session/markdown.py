@@ -1,7 +1,7 @@
 """Markdown on a terminal while it streams: each block is drawn once, when it is complete.
 
-Nothing that was written is ever drawn over, so there is no flicker, and the window may change its size at any time.
-Of a code block each line is drawn as it ends.
+Nothing is drawn over, so nothing flickers, and the window may change its size at any time.
+Each line of a code block is drawn as it ends.
 """
 
 import re
@@ -19,11 +19,11 @@ from llmcli.cli.terminal import terminal, visible
 FENCE = re.compile(r"\s{0,3}(```+|~~~+)\s*([\w+#.-]*)")
 ITEM = re.compile(r"(\s*)([-*+]|\d+[.)])\s")
 OUTER_BLANK_LINES = re.compile(r"\A([^\S\n]*\n)+|(\n[^\S\n]*)+\Z")
-# What rich fills lines up with, which nobody sees, and everybody who copies text gets.
+# Spaces with which rich fills lines: invisible, but copied along.
 PADDING = re.compile(r"(?:\x1b\[(?!0m)[\d;]*m +\x1b\[0m| )+$| +(?=\x1b\[0m *$)", re.MULTILINE)
 STARTS_BLOCK = re.compile(r"\s{0,3}(#{1,6}\s|>|(\*\s*){3,}$|(-\s*){3,}$|(_\s*){3,}$)")
 
-# Nothing is known of the background, so there is none of our own, and of the terminal's colours only those that its
+# The terminal's background is unknown, so set none, and use only those of its colours that its
 # theme keeps apart from a light and from a dark one.
 ON_ANY_BACKGROUND = {
     "blue": "magenta",
@@ -32,7 +32,7 @@ ON_ANY_BACKGROUND = {
     "bright_red": "red",
     "white": "default",
 }
-# Rich's own styles that are for a dark background.
+# Rich's own styles for a dark background.
 MARKDOWN_THEME = Theme(
     {
         "markdown.code": "bold cyan",
@@ -71,7 +71,7 @@ class MarkdownWriter:
         self._block: list[str] = []
         self._fence: str | None = None
         self._lexer = ""
-        self._is_blank = True  # what was drawn last, so that several blank lines become one
+        self._is_blank = True  # of the line drawn last, so that several blank lines become one
 
     def write(self, text: str) -> None:
         """Take more text."""

@@ -1,8 +1,8 @@
-"""What counts as one message: a line, or a block between triple quotes; and what asks for it."""
+"""What counts as one message: a line, or a block between triple quotes; and its prompts."""
 
 QUOTES = '"""'
-PROMPT = "> "  # stands before a message that is typed
-CONTINUATION = ". "  # and before the further lines of a block
+PROMPT = "> "  # before a typed message
+CONTINUATION = ". "  # before the further lines of a block
 
 
 def is_open_block(text: str) -> bool:
@@ -12,7 +12,7 @@ def is_open_block(text: str) -> bool:
 
 
 def unwrap(text: str) -> str:
-    """The message: without the quotes of a block, their lines' ends, and the white space around a message."""
+    """The message: without a block's quotes and their line ends, or the white space around a message."""
     text = text.strip()
     if text.startswith(QUOTES):
         text = text.removeprefix(QUOTES).removesuffix(QUOTES)

@@ -20,7 +20,7 @@ _NO_TIMES = Timings(0, 0.0, 0.0, 0, 0.0)
 
 
 class RemoteChat:
-    """An `Answerer`. `asked` are the keys of every request beside the messages.
+    """An `Answerer`. `asked` are the keys of every request besides the messages.
 
     With a seed the next answer to a message has the next seed: a server has no sample indices.
     """
@@ -33,7 +33,7 @@ class RemoteChat:
 
     @property
     def conversation(self) -> Conversation:
-        """All that was said, the answer under way included."""
+        """All turns, the answer in progress included."""
         running = self._running
         return self._conversation if running is None else running.said("interrupted")
 
@@ -46,7 +46,7 @@ class RemoteChat:
         return self._answer(self._conversation.ask(message), sample=0)
 
     def edit(self, message: str) -> Iterator[ChatEvent]:
-        """Put another message in the place of the last and answer it. Raises: UsageError if there is none"""
+        """Replace the last message and answer it. Raises: UsageError if there is none"""
         return self._answer(self._conversation.without_last().ask(message), sample=0)
 
     def regenerate(self) -> Iterator[ChatEvent]:
@@ -55,7 +55,7 @@ class RemoteChat:
         return self._answer(self._conversation.with_answer(None), sample=0 if last is None else last.sample + 1)
 
     def interrupt(self) -> list[ChatEvent]:
-        """End the answer under way, which frees its row in the server."""
+        """End the answer in progress, which frees its row in the server."""
         running, self._running = self._running, None
         if running is None:
             return []
@@ -93,7 +93,7 @@ class _Running:
         self._splitter = ReasoningSplitter(starts_inside=False)
 
     def push(self, text: str) -> list[ChatEvent]:
-        """Take more text; return what is certain."""
+        """Take more text; return what is final."""
         self._text += text
         return [*self._splitter.push(text)]
 
@@ -102,7 +102,7 @@ class _Running:
         return self._begun.with_answer(self._finished(reason))
 
     def finish(self, reason: FinishReason) -> list[ChatEvent]:
-        """What was held back, and the end."""
+        """Return what was held back, at the end."""
         return [*self._splitter.flush(), TurnFinished(self._finished(reason), (), _NO_TIMES)]
 
     def _finished(self, reason: FinishReason) -> Answer:
@@ -121,7 +121,7 @@ class RemoteTalk(Talk):
         return f"{self.model} at {self.chat.client.address}"
 
     def settings(self) -> dict[str, str]:
-        """What is asked of the server; the rest is as it was started."""
+        """The settings sent to the server; the rest is as the server was started."""
         asked = {name: str(value) for name, value in self.chat.asked.items()}
         return {**asked, "others": "the server's"}
 

@@ -1,4 +1,4 @@
-"""The state of one `llmcli chat`: the conversation, who answers, what was set for it; and what a command asks for."""
+"""The state of one `llmcli chat`: the conversation, who answers, its settings; and the result of a command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An answer to run, or several to one message, a text to put on the prompt line for editing, or the end."""
+    """One or several answers to run, a text to edit on the prompt line, or the end."""
 
     events: Iterator[ChatEvent] | None = None
     several: Iterator[SeveralEvent] | None = None
@@ -59,7 +59,7 @@ class TurnRecord:
 
     @property
     def num_kept(self) -> int:
-        """How many of the prompt's tokens were not computed, as they had been before."""
+        """How many of the prompt's tokens had been computed before."""
         if self.finished.token_ids:
             return len(self.started.prompt_token_ids) - self.finished.timings.prefill_tokens
         return self.started.num_kept  # the prefill was stopped
@@ -74,18 +74,18 @@ class Answerer(Protocol):
         """Answer a new message."""
 
     def edit(self, message: str) -> Iterator[ChatEvent]:
-        """Put another message in the place of the last and answer it."""
+        """Replace the last message and answer it."""
 
     def regenerate(self) -> Iterator[ChatEvent]:
         """Answer the last message again."""
 
     def interrupt(self) -> Iterable[ChatEvent]:
-        """End the answer under way; return its last events."""
+        """End the answer in progress; return its last events."""
 
 
 @dataclass(kw_only=True)
 class Talk(ABC):
-    """What the commands look at and change, whoever answers.
+    """What the commands look at and change, with a local model or a server.
 
     `model` and `adapters` are as the command line names them. `keeper` keeps the conversation as it goes, None for not
     at all; `files` are those that this conversation was loaded from or saved to, the latest last, and what they held
@@ -108,7 +108,7 @@ class Talk(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
-        """How answers are drawn, by name, for people."""
+        """The settings of answers by name, as text."""
 
     @abstractmethod
     def set_number(self, name: str, value: int | float) -> None:
@@ -120,24 +120,24 @@ class Talk(ABC):
 
     @abstractmethod
     def set_max_new_tokens(self, limit: int | None) -> None:
-        """End answers behind so many tokens from now on."""
+        """End answers after this many tokens from now on."""
 
     @abstractmethod
     def set_overflow(self, overflow: Overflow) -> None:
-        """What happens from now on when the context is full. Raises: UsageError where a server decides that"""
+        """Set what happens when the context is full. Raises: UsageError where a server decides that"""
 
     def saved(self) -> SavedConversation:
         """The conversation as it is written to a file."""
         return SavedConversation(self.model, self.chat.conversation, self.adapters)
 
     def begin(self, conversation: Conversation, files: dict[Path, SavedConversation] | None = None) -> None:
-        """Go on with another conversation, kept in a file of its own; that of the one before stays as it is."""
+        """Switch to another conversation with a file of its own; the old file stays as it is."""
         if self.keeper is not None:
             self.keeper.begin_new()
         self.chat.conversation, self.files = conversation, files or {}
 
     def keep(self) -> None:
-        """Save the conversation for `--continue`; where that fails it is said once, and the conversation goes on."""
+        """Save the conversation for `--continue`; if that fails, warn once and go on."""
         if self.keeper is None:
             return
         try:
@@ -205,7 +205,7 @@ class ChatSession(Talk):
 
 
 def thinking_view(name: str, value: str) -> Thinking:
-    """What is shown of reasoning, from a word; `name` is what the word was given for.
+    """How reasoning is shown, from a word; `name` is the setting.
 
     Raises: UsageError for another word.
     """
@@ -216,7 +216,7 @@ def thinking_view(name: str, value: str) -> Thinking:
 
 
 def overflow_policy(name: str, value: str) -> Overflow:
-    """What happens when the context is full, from a word; `name` is what the word was given for.
+    """What happens when the context is full, from a word; `name` is the setting.
 
     Raises: UsageError for another word.
     """

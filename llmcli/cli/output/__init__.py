@@ -1,1 +1,1 @@
-"""The forms in which `generate` shows what it makes. Each takes the engine's events as they come."""
+"""The forms of output of `generate`. Each takes the engine's events as they come."""

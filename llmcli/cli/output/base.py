@@ -1,4 +1,4 @@
-"""What every form of output gets, and the plain forms: text as it comes, JSON for programs, and `--stats` on stderr."""
+"""The inputs of every output, and the plain forms: text as it comes, JSON for programs, and `--stats` on stderr."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 BAR_CELLS = 40
 _SHADES = " ░▒▓█"
-_SHORTEST = 0.0005  # of a part with a row of its own; a figure of milliseconds would say 0.000
+_SHORTEST = 0.0005  # shorter parts get no row: their milliseconds would read 0.000
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run, before its first token. Samples are indices from 0; people see them numbered from 1.
+    """A run, before its first token. Samples are indices from 0; users see them numbered from 1.
 
-    `model` is the folder or hub id as it was given, `name` what people call it. `lead` is what the texts continue: the
-    prompt, or nothing where they answer one. `timeline` and `meter` are there for
-    whoever asked for them. `draft_usage` counts while the run lasts; None where nothing drafts.
+    `model` is the folder or hub id as given, `name` the name shown. `lead` is what the texts continue: the prompt, or
+    nothing if they answer it. `timeline` and `meter` are set if requested. `draft_usage` counts during the run; None
+    without drafts.
     """
 
     model: str
@@ -59,16 +59,16 @@ class Output(Protocol):
 
 
 def begin_text(facts: RunFacts, sample: int) -> None:
-    """Write what stands before a sample: a heading on stdout where there are several, and on a terminal the prompt."""
+    """Write what precedes a sample: a heading on stdout if there are several, and on a terminal the prompt."""
     if len(facts.samples) > 1:
         terminal.write(f"--- sample {sample + 1} ---\n")
     terminal.show_prompt(facts.lead)
 
 
 class TextOutput:
-    """Writes each sample's text as it comes, whatever order the samples are computed in.
+    """Writes each sample's text as it comes, in any order of computation.
 
-    The caller begins the first with `begin_text`, so that the prompt stands there while it is computed.
+    The caller begins the first with `begin_text`, so that the prompt is visible while it is computed.
     """
 
     is_drawn = False  # whether `style` adds control sequences
@@ -80,7 +80,7 @@ class TextOutput:
         self._finished: set[int] = set()
 
     def show(self, event: Event) -> None:
-        """Write what the event adds, if it is its sample's turn."""
+        """Write what the event adds, if it is the sample's turn."""
         if isinstance(event, Token):
             self._pending[event.sample] += self.style(event)
         elif isinstance(event, Finished):
@@ -109,7 +109,7 @@ class TextOutput:
 class CutNotice:
     """An `Output` of one line on stderr.
 
-    `default` is the number of new tokens where nobody asked for one, None if somebody did or there is no limit.
+    `default` is the number of new tokens if none was requested, None if one was or there is no limit.
     `longest` is the largest context of the model.
     """
 
@@ -119,7 +119,7 @@ class CutNotice:
         self._longest = longest
 
     def show(self, event: Event) -> None:
-        """Texts are not cut before they end."""
+        """Do nothing: texts are not cut before they end."""
 
     def finish(self, finished: Sequence[Finished]) -> None:
         """Name the limits, each once."""
@@ -181,7 +181,7 @@ def start_table(timeline: Timeline) -> list[str]:
 
 
 def start_json(timeline: Timeline) -> dict[str, Any] | None:
-    """The same for programs; None before the timeline has ended."""
+    """The table for programs; None before the timeline has ended."""
     if timeline.end is None:
         return None
     return {
@@ -213,7 +213,7 @@ def _start_bar(part: Part, end: float) -> str:
         first, last = begin / end * BAR_CELLS, min(stop / end, 1.0) * BAR_CELLS
         for cell in range(int(first), min(int(last) + 1, BAR_CELLS)):
             covered[cell] += max(min(last, cell + 1) - max(first, cell), 0.0)
-    # Whatever ran in a cell shows in it.
+    # Any activity in a cell shows in it.
     return "".join(_SHADES[min(math.ceil(share * 4), 4)] for share in covered).rstrip()
 
 
@@ -227,7 +227,7 @@ class StatsOutput:
         self._has_started = False
 
     def show(self, event: Event) -> None:
-        """Read the meter, if there is one, at the first token and at every end; the rest is known at the end."""
+        """Read the meter, if there is one, at the first token and at every end; the rest follows at the end."""
         if self._facts.meter is None:
             return
         if isinstance(event, Token) and not self._has_started:
@@ -273,7 +273,7 @@ class StatsOutput:
 
 
 def draft_rows(usage: DraftUsage | None) -> dict[str, str]:
-    """What drafts have brought; nothing where nothing drafts."""
+    """The gain of drafts; nothing without drafts."""
     if usage is None:
         return {}
     rows = {"drafts": f"{usage.num_drafts} drafted"}
@@ -289,7 +289,7 @@ def draft_rows(usage: DraftUsage | None) -> dict[str, str]:
 
 
 def decode_wall_seconds(timings: Iterable[Timings]) -> float:
-    """How long samples were being decoded: the time that several of them share counts once."""
+    """Seconds of decoding; time shared by several samples counts once."""
     total = end = 0.0
     for start, stop in sorted(
         (item.time_to_first_token_seconds, item.time_to_first_token_seconds + item.decode_seconds) for item in timings
@@ -360,7 +360,7 @@ class JsonLinesOutput:
                 {
                     "type": "finished",
                     "sample": event.sample + 1,
-                    "text": event.tail,  # what was held back: all texts of a sample in a row are its whole text
+                    "text": event.tail,  # what was held back: a sample's texts joined are its whole text
                     "finish_reason": event.finish_reason,
                     **_completeness(event),
                     "timings": _timings_json(event.timings, self._facts.load_seconds),
@@ -368,13 +368,13 @@ class JsonLinesOutput:
             )
 
     def finish(self, finished: list[Finished]) -> None:
-        """Write where the time to the first token went, for whoever asked; everything else has been written."""
+        """Write the parts of the time to the first token if requested; all else is written."""
         if self._facts.timeline is not None:
             terminal.write_json({"type": "start", **(start_json(self._facts.timeline) or {})})
 
 
 def sample_json(item: Finished, load_seconds: float) -> dict[str, Any]:
-    """What there is to say about one text."""
+    """The facts about one text."""
     return {
         "text": item.text,
         "token_ids": list(item.token_ids),
@@ -385,7 +385,7 @@ def sample_json(item: Finished, load_seconds: float) -> dict[str, Any]:
 
 
 def _completeness(item: Finished) -> dict[str, bool]:
-    """Whether a text that is held to a schema is complete; nothing for any other."""
+    """Whether a text with a schema is complete; nothing for others."""
     return {} if item.is_complete is None else {"is_complete": item.is_complete}
 
 

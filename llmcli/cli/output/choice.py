@@ -1,4 +1,4 @@
-"""Which forms of output the flags ask for; and `--receipt FILE`, all that the text depended on, for `llmcli replay`."""
+"""Which forms of output the flags ask for; and `--receipt FILE`, what the text depended on, for `llmcli replay`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import Runner
 
-# Tokens listed for each choice: what fits on a line of a terminal, and what the page has room for.
+# Tokens listed for each choice: as many as fit on a terminal's line, and on the page.
 WHY_ALTERNATIVES = 5
 HTML_ALTERNATIVES = 10
 
 
 class ReceiptOutput:
-    """Notes how the model's files are when it is made, hashes them while the text comes, and writes at the end.
+    """Notes the state of the model's files when made, hashes them while the text comes, and writes at the end.
 
     Raises: CheckpointError for a file that is gone.
     """
@@ -43,7 +43,7 @@ class ReceiptOutput:
         self._digests = lazy.look_at_files(run.session.model, prompt)
 
     def begin(self, runner: Runner, request: Request) -> ReceiptOutput:
-        """The weights have been read: begin to hash them, which no longer keeps the first token waiting."""
+        """Start hashing the weights, which are read by now, so that it does not delay the first token."""
         self._runner, self._request = runner, request
         self._digests.start()
         return self
@@ -52,7 +52,7 @@ class ReceiptOutput:
         """Nothing is written before the end."""
 
     def finish(self, finished: list[Finished]) -> None:
-        """Write the receipt of a run that came to its end.
+        """Write the receipt of a finished run.
 
         Raises: CheckpointError if a file of the model has changed; OutputError, UsageError if it cannot be written.
         """
@@ -149,7 +149,7 @@ class OutputOptions:
             raise UsageError("--force needs --html FILE or --receipt FILE")
         if self.roads is not None and self.html is None:
             raise UsageError("--roads needs --html FILE")
-        # Before minutes are spent on what could not be written.
+        # Before minutes of work.
         if self.html is not None:
             PAGE.check(self.html, replace=self.force)
         if self.receipt is not None:
@@ -159,12 +159,12 @@ class OutputOptions:
 
     @property
     def shows_text(self) -> bool:
-        """Whether stdout gets the text itself."""
+        """Whether the text itself goes to stdout."""
         return not (self.json or self.jsonl)
 
     @property
     def num_alternatives(self) -> int | None:
-        """How many other tokens the engine has to report for each choice, or None if nobody looks at choices."""
+        """How many other tokens the engine has to report for each choice, or None if no output shows them."""
         wanted = [self.logprobs] if self.logprobs is not None else []
         wanted += [WHY_ALTERNATIVES] if self.why else []
         wanted += [HTML_ALTERNATIVES] if self.html is not None else []
@@ -173,7 +173,7 @@ class OutputOptions:
 
 
 def open_outputs(options: OutputOptions, facts: RunFacts, find_roads: FindRoads = lambda texts: ()) -> list[Output]:
-    """The outputs the flags ask for: what goes to stdout first, the page last, whose roads take a while.
+    """The outputs the flags ask for: those for stdout first; the page last, since its roads take a while.
 
     Raises: UsageError if the page of --html cannot be written.
     """

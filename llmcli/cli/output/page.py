@@ -1,6 +1,6 @@
-"""`--html FILE`: one self-contained page with the tinted text and, for each token, what else could have stood there.
+"""`--html FILE`: one self-contained page with the tinted text and, for each token, its alternatives.
 
-Roads, the ways that the text did not take, are a list below it. Refuses to replace what is not such a page.
+Roads, continuations that the text did not take, are a list below it. Refuses to replace what is not such a page.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ENDS = {
     "context": "ended where the context is full",
     "interrupted": "interrupted",
 }
-SUMMARIZED = ("temperature", "top_p")  # settings named at the top even where nobody has set them
+SUMMARIZED = ("temperature", "top_p")  # settings named at the top even if not set
 SKYLINE_BITS = 10.0  # surprise that fills the height of the skyline: one chance in 1,024
 
 
 def road_data(tokenizer: Tokenizer, road: Road) -> dict[str, Any]:
-    """A road as the script reads it: its place and token, the chance of that, and each word as [text, probability].
+    """A road as the script reads it: place, token, its probability, and each word as [text, probability].
 
     A token without text, such as the end of the text, has its piece and a 1 as a third value.
     """
@@ -110,18 +110,18 @@ class Choice:
 
     @property
     def probability(self) -> float:
-        """What the model itself gave the token."""
+        """The model's own probability for the token."""
         return math.exp(self.inspection.chosen.logprob)
 
     @property
     def drawn_probability(self) -> float:
-        """What the token had when it was drawn, after all steps."""
+        """The token's probability at the draw, after all steps."""
         return self.inspection.steps[-1].chosen_probability
 
 
 @dataclass(frozen=True)
 class PageSample:
-    """One sample: its tokens, its text dealt out to them, its end, and the roads that leave it."""
+    """One sample: its tokens, its text shared out among them, its end, and the roads that leave it."""
 
     choices: Sequence[Choice]
     shares: Sequence[Share]
@@ -131,7 +131,7 @@ class PageSample:
 
 def render_page(facts: RunFacts, samples: Sequence[PageSample]) -> str:
     """The whole page."""
-    # A prompt that the text continues is shown as its beginning; one that a chat template has wrapped stands apart.
+    # A prompt that the text continues is shown as its beginning; one wrapped in a chat template is shown apart.
     is_continued = decode(facts.tokenizer, facts.prompt_token_ids, at_start=True) == facts.prompt
     prompt = f'<span class="prompt">{html_text(facts.prompt)}</span>' if is_continued and facts.prompt else ""
     message = (
@@ -161,7 +161,7 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
     """
     used: set[int] = set()
     steps = [step.name for sample in samples for choice in sample.choices for step in choice.inspection.steps]
-    names = list(dict.fromkeys(steps))  # a forced end has steps of its own
+    names = list(dict.fromkeys(steps))  # a forced end has its own steps
     params = vars(facts.sampling.params)
 
     def pair(token_id: int, probability: float) -> list[float]:
@@ -252,7 +252,7 @@ def _about(sample: PageSample) -> str:
 
 
 def _surprise_bits(choice: Choice) -> float:
-    return abs(choice.inspection.chosen.logprob) / math.log(2)  # abs: of a certain token it is -0.0
+    return abs(choice.inspection.chosen.logprob) / math.log(2)  # abs: -0.0 for a certain token
 
 
 def _skyline(choices: Sequence[Choice]) -> str:
@@ -264,7 +264,7 @@ def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[s
     forks = {road.fork.place for road in sample.roads}
 
     def look(numbers: Sequence[int]) -> tuple[str, str]:
-        # Bytes of one character depend on each other, so it is as likely as all of them in a row.
+        # Bytes of one character depend on each other, so its probability is their product.
         level = likelihood_level(math.prod(sample.choices[part].probability for part in numbers))
         choice = sample.choices[numbers[-1]]
         title = f"{percent(choice.probability)} by the model, {percent(choice.drawn_probability)} when drawn"
@@ -278,9 +278,9 @@ FindRoads = Callable[["Mapping[int, Sequence[Inspection]]"], "Sequence[Road]"]
 
 
 class HtmlOutput:
-    """Collects the events and writes the page at the end; after a Ctrl-C with what there is by then.
+    """Collects the events and writes the page at the end; after Ctrl-C with what there is by then.
 
-    `find_roads` follows the roads that leave whole texts, whose choices it gets by sample.
+    `find_roads` follows the roads that leave whole texts, given their choices by sample.
     Raises: UsageError if `path` cannot be written, or holds a page and `replace` is false.
     """
 
@@ -306,7 +306,7 @@ class HtmlOutput:
     def finish(self, finished: list[Finished]) -> None:
         """Write the page, if anything was generated.
 
-        Raises: OutputError if the disk is full; UsageError if the folder has gone, or something else lies there now.
+        Raises: OutputError if the disk is full; UsageError if the folder is gone, or something else is there now.
         """
         if not finished:
             return

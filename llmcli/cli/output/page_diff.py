@@ -1,4 +1,4 @@
-"""The page of `diff --html` as text: one model's text, and at each token what the other one would have said."""
+"""The page of `diff --html` as text: one model's text, and the other's choice at each token."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def render_diff_page(facts: DiffFacts, tokens: Sequence[DiffToken], numbers: Ver
 
 
 def diff_data(tokenizer: Tokenizer, tokens: Sequence[DiffToken]) -> dict[str, Any]:
-    """What the panel shows, as the script reads it: `first` and `p` are what A and B give A's token.
+    """What the panel shows, as the script reads it: `first` and `p` are A's and B's probability for A's token.
 
     An alternative is [id, probability by A, probability by B].
     """
@@ -99,7 +99,7 @@ def diff_data(tokenizer: Tokenizer, tokens: Sequence[DiffToken]) -> dict[str, An
 
 
 def verdict_sentence(numbers: Verdict) -> str:
-    """The verdict in one sentence, with the numbers that it rests on."""
+    """The verdict in one sentence, with its numbers."""
     count = counted(numbers.num_tokens, "token")
     if numbers.divergent_probability is None:
         parts = [f"They agree on {'the one token' if numbers.num_tokens == 1 else f'all {count}'}"]
@@ -130,7 +130,7 @@ def _head(facts: DiffFacts, numbers: Verdict) -> str:
 
 
 def _look(tokenizer: Tokenizer, parts: Sequence[DiffToken]) -> tuple[str, str]:
-    """The classes and the title of an element that these tokens have written."""
+    """The classes and the title of an element that these tokens wrote."""
     last = parts[-1]
     title = f"A {percent(last.first_probability)}, B {percent(last.second_probability)}"
     apart = [part for part in parts if not part.agrees]

@@ -1,6 +1,6 @@
 """What all pages of llmcli are made of: skeleton, style, script, escaping, and the file that a page may replace.
 
-Whatever comes from prompt, model or path stands in a page as escaped text or as JSON. A page loads nothing and, by its
+Text from prompt, model or path is in a page only as escaped text or JSON. A page loads nothing and, by its
 own content security policy, runs nothing but its own script.
 """
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 PAGE_MARK = b'<meta name="generator" content="llmcli">'
 PAGE = OutputFile("a page of llmcli", lambda head: PAGE_MARK in head, "replace it with --force, or name another file")
 
-SKYLINE_UNIT = 6  # pixels a token where the window has room
+SKYLINE_UNIT = 6  # pixels a token if the window has room
 
-# Control characters are no valid text of a page: those that have a picture are shown by it, the others as unknown.
+# Control characters are not valid in a page: those with a picture in Unicode are shown by it, the others as unknown.
 _PICTURES = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
@@ -39,8 +39,8 @@ _PICTURES = {
 class PageParts:
     """What one kind of page adds to the skeleton. All but `title`, `eyebrow` and `legend` is markup, escaped already.
 
-    `panel` is a file of markup in this folder, shown for a chosen token; `scripts` are files that run behind report.js;
-    `data` is what they read as JSON.
+    `panel` is a file of markup in this folder, shown for a chosen token; `scripts` are files that run after report.js;
+    `data` is their input as JSON.
     """
 
     title: str
@@ -89,7 +89,7 @@ def story(content: str, attributes: str = "") -> str:
 
 
 def split_ink(text: str) -> tuple[str, str, str]:
-    """Text without the white space around it, between that; white space alone counts as text."""
+    """The white space before a text, the text, and the white space after; white space alone counts as text."""
     word = text.strip() or text
     begin = text.index(word)
     return text[:begin], word, text[begin + len(word) :]
@@ -115,7 +115,7 @@ def token_spans(
     for number, token_id in enumerate(token_ids):
         numbers = writers.get(number, (number,))
         if number in seen and number not in writers:
-            continue  # a part of a character, which stands where its last part is
+            continue  # part of a character, shown at its last part
         classes, title = look(numbers)
         names, text = f"t {classes}".rstrip(), texts.get(numbers)
         if text is None:
@@ -123,7 +123,7 @@ def token_spans(
         elif text.strip(" ") and not text.strip():
             names = f"{names} break"
         place = f'id="{prefix}-{number + 1}" data-n="{number + 1}"'
-        # The white space around a word stays outside, so that a tint is as wide as the word.
+        # The white space around a word stays outside the tint.
         begin, word, end = map(html_text, split_ink(text))
         yield f'{begin}<span class="{names}" {place} title="{html_text(title)}">{word}</span>{end}'
 
@@ -151,7 +151,7 @@ def rounded(probability: float) -> float:
 def write_page(path: Path, page: str, *, replace: bool) -> None:
     """Write a page, whole or not at all.
 
-    Raises: OutputError if the disk is full; UsageError if the folder has gone, or something else lies there now.
+    Raises: OutputError if the disk is full; UsageError if the folder is gone, or something else is there now.
     """
     PAGE.write(path, page.encode(errors="replace"), replace=replace)  # a path may not be UTF-8
 

@@ -1,6 +1,6 @@
-"""The outputs that look at single tokens on a terminal: `--color prob` and `--why`; and what they share with the pages.
+"""The outputs that look at single tokens on a terminal: `--color prob` and `--why`; and code that pages share.
 
-That is whose text it is, how it is shown, and how likely it was.
+For pages: which token wrote which text, how it is shown, and how likely it was.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NUM_LEVELS = len(LEVEL_LIMITS) + 1
 
 RESET = "\x1b[0m"
 
-# For each level, likely first, what stands between `ESC[` and `m`. Nothing is known of the background, so the colours
-# are those that contrast alike with black and with white: 4.5 or more with true colours, 3.6 or more with 256. They
+# For each level, likely first, the codes between `ESC[` and `m`. The background is unknown, so the colours
+# contrast alike with black and with white: 4.5 or more with true colours, 3.6 or more with 256. They
 # run along yellow to blue, which colour-blind people see too, and the least likely is underlined as well.
 TRUE_COLORS = ("", "38;2;138;115;0", "38;2;188;88;5", "38;2;230;6;93", "4;38;2;213;3;188")
 COLORS_256 = ("", "38;5;94", "38;5;166", "38;5;161", "4;38;5;163")
@@ -46,7 +46,7 @@ COLORS_16 = ("", "33", "31", "35", "4;35")  # the terminal's theme decides what 
 _INKED = re.compile(r"\S(?:[^\S\n]*\S)*")
 
 MAX_PIECE_WIDTH = 16
-MAX_NOTES = 4  # tokens listed as removed; more are a haystack, and so are those below the next line's probability
+MAX_NOTES = 4  # tokens listed as removed; more are hard to read, as are those below the next line's probability
 MIN_NOTED_PROBABILITY = 0.001
 WIDTH_WITHOUT_TERMINAL = 100
 HEADINGS = ("#", "token", "model", "step", "chance", "removed", "left")
@@ -63,10 +63,10 @@ class Share(NamedTuple):
 
 
 class TextShares:
-    """Gives each part of one sample's text back to the token that wrote it.
+    """Assigns each part of one sample's text to the token that wrote it.
 
     Text comes late where a character spans tokens or a stop string might begin, and then in the event of a later
-    token. What a token can have written is known from its bytes, so the text is dealt out in that order.
+    token. A token's bytes show what it can have written, so the text is shared out in that order.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -77,7 +77,7 @@ class TextShares:
         self._waiting: deque[Share] = deque()  # written, but not yet part of an event
 
     def push(self, token: Token) -> list[Share]:
-        """Take the next token; return whose the text of its event is."""
+        """Take the next token; return which tokens wrote the text of its event."""
         if self._tokenizer.token_bytes(token.token_id):
             self._unfinished += (self._num_tokens,)
             self._wait(self._decoder.push(token.token_id))
@@ -85,7 +85,7 @@ class TextShares:
         return self._deal_out(token.text)
 
     def finish(self, finished: Finished) -> list[Share]:
-        """Take the end; return whose the text is that was held back until now."""
+        """Take the end; return which tokens wrote the text held back until now."""
         self._wait(self._decoder.flush())
         return self._deal_out(finished.tail)
 
@@ -103,11 +103,11 @@ class TextShares:
             if rest := written[len(text) :]:
                 self._waiting.appendleft(Share(numbers, rest))
             text = text[len(written) :]
-        # Nothing is lost, should an event ever hold more than its tokens' bytes.
+        # Nothing is lost if an event holds more than its tokens' bytes.
         return [*shares, Share((), text)] if text else shares
 
     def _drop_leading_space(self, text: str) -> None:
-        """Of a text that stands alone, some tokenizers drop the first space: then the first token wrote one less."""
+        """Some tokenizers drop the first space of a separate text: the first token then wrote one less."""
         written = "".join(share.text for share in self._waiting)
         if written.startswith(" ") and not written.startswith(text):
             numbers, first = self._waiting.popleft()
@@ -140,7 +140,7 @@ def _show_character(character: str) -> str:
 
 
 def likelihood_level(probability: float) -> int:
-    """0 for likely to 4 for a surprise: how many limits the probability stays below."""
+    """0 for likely to 4 for a surprise: how many limits the probability is below."""
     return sum(probability < limit for limit in LEVEL_LIMITS)
 
 
@@ -152,7 +152,7 @@ def level_names() -> list[str]:
 
 
 def percent(probability: float) -> str:
-    """At most six characters, which never claim certainty or impossibility where there is none."""
+    """At most six characters, never 0 or 1 for a probability between them."""
     if 0 < probability < 0.001:
         return "<0.1%"
     if 0.9995 <= probability < 1:
@@ -161,12 +161,12 @@ def percent(probability: float) -> str:
 
 
 def chosen_probability(token: Token) -> float | None:
-    """What the model itself gave the chosen token, or None if nobody looked."""
+    """The model's own probability for the chosen token, or None if not recorded."""
     return None if token.inspection is None else math.exp(token.inspection.chosen.logprob)
 
 
 def as_many_as_fit(notes: Sequence[str], room: int) -> str:
-    """The first notes in a row, at least one, so that a narrow terminal breaks no line that need not be broken."""
+    """The first notes in a row, at least one, as many as fit on a narrow terminal."""
     text = ""
     for note in notes:
         longer = f"{text}  {note}" if text else note
@@ -190,9 +190,9 @@ def why_no_color() -> str | None:
 
 
 class ColorOutput(TextOutput):
-    """The text as TextOutput writes it, tinted, under a legend on stderr.
+    """Writes the text as TextOutput does, tinted, under a legend on stderr.
 
-    Only for a stdout that `why_no_color` has no objection to.
+    Only for a stdout for which `why_no_color` is None.
     """
 
     is_drawn = True
@@ -202,7 +202,7 @@ class ColorOutput(TextOutput):
         self._tints = terminal_tints()
         self._shares = {sample: TextShares(facts.tokenizer) for sample in facts.samples}
         self._probabilities: dict[int, list[float | None]] = {sample: [] for sample in facts.samples}
-        if sys.stderr.isatty():  # it may be a file though stdout is a terminal, and there a legend explains nothing
+        if sys.stderr.isatty():  # if only stdout is a terminal, a legend in stderr's file explains nothing
             show_legend(self._tints)
 
     def show(self, event: Event) -> None:
@@ -221,7 +221,7 @@ class ColorOutput(TextOutput):
         text = ""
         for share in shares:
             known = [self._probabilities[sample][number] for number in share.token_numbers]
-            # Bytes of one character depend on each other, so it is as likely as all of them in a row.
+            # Bytes of one character depend on each other, so its probability is their product.
             probability = math.prod(value for value in known if value is not None)
             text += tinted(visible(share.text), self._tints[likelihood_level(probability)])
         return text
@@ -242,7 +242,7 @@ def terminal_tints() -> tuple[str, ...]:
 
 def tinted(text: str, tint: str) -> str:
     """The text with its words in a tint. Each run of words ends with a reset, so an interrupt between two writes
-    leaves no colour behind."""
+    leaves no colour."""
     return _INKED.sub(lambda match: f"\x1b[{tint}m{match[0]}{RESET}", text) if tint else text
 
 
@@ -256,7 +256,7 @@ class _Row:
 
 
 class WhyOutput:
-    """For each token a line for every step that changed something, and one if the draw passed over the likeliest.
+    """For each token a line for every step that changed something, and one if the draw did not take the likeliest.
 
     So 50 tokens with the default settings take some 120 lines.
     """
@@ -274,7 +274,7 @@ class WhyOutput:
             self._tokens[event.sample].append(event)
 
     def finish(self, finished: list[Finished]) -> None:
-        """Print a table for each sample, those that Ctrl-C ended included."""
+        """Print a table for each sample, also for those ended by Ctrl-C."""
         for item in finished:
             rows = [
                 row for number, token in enumerate(self._tokens[item.sample], 1) for row in self._rows(number, token)
@@ -318,7 +318,7 @@ class WhyOutput:
     def _lines(self, rows: list[_Row]) -> Iterator[str]:
         """The table with its heading, each column as wide as its widest cell.
 
-        Where a narrow terminal has no room for the notes, they stand on a line of their own.
+        If a narrow terminal has no room for the notes, they go on their own line.
         """
         widths = [max(map(cell_len, column)) for column in zip(HEADINGS, *(row.cells for row in rows), strict=True)]
         room = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns - sum(widths) - 2 * len(widths)
@@ -341,7 +341,7 @@ class WhyOutput:
         return f"{set_cell_size(piece, MAX_PIECE_WIDTH - 1).rstrip()}…"
 
     def _notes(self, step: StepEffect) -> Iterator[str]:
-        """The likeliest token that a step removed, and those that come near it."""
+        """The likeliest tokens that a step removed."""
         for index, token in enumerate(step.removed[:MAX_NOTES]):
             if index == 0 or token.probability >= MIN_NOTED_PROBABILITY:
                 yield self._note(token)
@@ -350,7 +350,7 @@ class WhyOutput:
         return f"{self._piece(token.token_id)} {percent(token.probability)}"
 
     def _step_name(self, name: str) -> str:
-        """A step with the value of the parameter it is named after, where it is named after one."""
+        """A step, with its parameter's value if it is named after a parameter."""
         value = vars(self._facts.sampling.params).get(name)
         return name if value is None else f"{name} {value:g}"
 

@@ -2,11 +2,11 @@
 // Clusters run one after the other. Of a kernel that may wait for other blocks as many run at once as the card has room
 // for, some slower than others.
 //
-// A thread runs until it waits: for its warp, for a barrier, for copies. Then any other one goes on. Copies of the
+// A thread runs until it waits: for its warp, for a barrier, for copies. Then another one runs. Copies of the
 // asynchronous kind land at once, or late and in any order (`late`). Until they land, their place holds 0xEE. Shared
-// memory begins as 0xEE. What goes wrong ends the launch with a message: a deadlock, too many arrivals, addresses that
-// are not aligned, collectives in which a warp's threads differ. Not told: missing fences, races of plain loads and
-// stores where nobody waits in between, what lies outside global arrays.
+// memory begins as 0xEE. A fault ends the launch with a message: a deadlock, too many arrivals, addresses that
+// are not aligned, collectives in which a warp's threads differ. Not found: missing fences, races of plain loads and
+// stores without a wait in between, accesses outside global arrays.
 #pragma once
 
 #include <setjmp.h>
@@ -80,7 +80,7 @@ inline bool is_late = false, is_probe = false, waits_for_blocks = false;
 inline bool goes_on = false;  // somebody who waited need not wait any more
 inline const Action* body = nullptr;
 
-inline std::string problem;  // of the launch under way; empty if there is none
+inline std::string problem;  // of the current launch; empty if there is none
 
 // Threads take turns by setjmp and longjmp: swapcontext would also ask the system for the signal mask, at every turn.
 inline void yield() {
@@ -133,7 +133,7 @@ inline void arrive(Named& one, int count, bool waits) {
     }
 }
 
-// Memory of the block for a variable that all its threads share; `key` tells variables apart.
+// Memory of the block for a variable that all its threads share; `key` distinguishes variables.
 template <typename T>
 T& shared(const void* key) {
     Block& own = block();
