@@ -32,7 +32,7 @@ class FairThread:
         try:
             return await result
         finally:
-            del result  # holds the error, whose traceback holds this frame: a ring, with the client's long body in it
+            del result  # else error, traceback and this frame would be a reference cycle, which keeps a long body
 
     def close(self) -> None:
         """End the thread; what it does is not waited for."""

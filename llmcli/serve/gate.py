@@ -71,7 +71,7 @@ class Gate:
             if refusal.status in _BODY_UNREAD:
                 response.headers["connection"] = "close"  # else the rest of a body without end would be read
             await response(scope, receive, note_status)
-            del refusal  # perhaps the error itself, whose traceback holds this frame
+            del refusal  # if it is the error: else traceback and this frame would be a reference cycle
         finally:
             self.on_end(scope)
             status = state.get("status", status)

@@ -103,7 +103,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Its head is there. One that asks for another protocol is read again, see `_feed`."""
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-        if self.pipeline:  # uvicorn stops reading, and so would not see that the client leaves; we bound what it sends
+        if (
+            self.pipeline
+        ):  # uvicorn pauses reading here, and would not notice that the client leaves; pipelines are bounded
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:

@@ -24,7 +24,7 @@ async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Re
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-        del working  # holds the error, whose traceback holds this frame
+        del working  # else error, traceback and this frame would be a reference cycle
 
 
 async def until_gone(receive: Receive) -> None:

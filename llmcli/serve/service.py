@@ -44,7 +44,7 @@ class Limits:
 
     @asynccontextmanager
     async def timed(self) -> AsyncIterator[float | None]:
-        """Bound what is done for an answer. Gives the event loop's time at which the whole answer must have ended.
+        """Limit the time of an answer. Yields its deadline, in the event loop's time.
 
         Raises: Refusal if it takes longer
         """
