@@ -103,9 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Its head is there. One that asks for another protocol is read again, see `_feed`."""
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-        if (
-            self.pipeline
-        ):  # uvicorn pauses reading here, and would not notice that the client leaves; pipelines are bounded
+        if self.pipeline:
+            # uvicorn pauses reading here, and would not notice that the client leaves. Pipelines are bounded.
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
