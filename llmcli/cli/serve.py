@@ -209,15 +209,13 @@ class SessionModel:
 
     def answer(self, body: ChatBody) -> Request:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
-        self._check_length("messages", *body.messages)
         prompt = self._encode_messages(body.messages)
         return self._request(body, "messages", prompt)
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
         if isinstance(prompt, str):
-            self._check_length("prompt", {"prompt": prompt})
-            encoded = self.run.session.encode_prompt(prompt)
+            encoded = self._encode_text(prompt)
         else:
             self._check_ids("prompt", prompt)
             special = self.tokenizer.special_token_ids
@@ -237,15 +235,16 @@ class SessionModel:
 
     def encode(self, prompt: str | Messages) -> Sequence[int]:
         """The token ids of a prompt or a conversation. Raises: UsageError, TokenizerError"""
-        if isinstance(prompt, str):
-            self._check_length("prompt", {"prompt": prompt})
-            return self.run.session.encode_prompt(prompt).token_ids
-        self._check_length("messages", *prompt)
-        return self._encode_messages(prompt).token_ids
+        encoded = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
+        return encoded.token_ids
 
     @cached_property
     def _grammar_process(self) -> GrammarProcess:
         return lazy.GrammarProcess()
+
+    def _encode_text(self, prompt: str) -> EncodedPrompt:
+        self._check_length("prompt", [prompt])
+        return self.run.session.encode_prompt(prompt)
 
     @cached_property
     def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
@@ -253,6 +252,7 @@ class SessionModel:
         encode_messages = self.run.session.message_encoder(template, ends)
 
         def encode(messages: Messages) -> EncodedPrompt:
+            self._check_length("messages", [text for message in messages for text in message.values()])
             try:
                 return encode_messages(messages)
             except TokenizerError as error:  # clients need not know where the template lies
@@ -291,13 +291,11 @@ class SessionModel:
         can_end = not flags.ignore_eos and self.run.session.can_end(prompt)
         return self.run.session.limit_new_tokens(wanted, num_tokens, context, can_end=can_end)
 
-    def _check_length(self, key: str, *messages: Mapping[str, str]) -> None:
-        """Refuse what cannot fit before encoding it, which takes a second for each megabyte."""
-        num_bytes = sum(len(text.encode(errors="replace")) for message in messages for text in message.values())
-        if num_bytes > self.context and num_bytes > self.context * self.tokenizer.longest_token:
-            message = (
-                f"the prompt has {num_bytes} bytes; the context limit is {self.context} tokens; shorten the prompt"
-            )
+    def _check_length(self, key: str, texts: Sequence[str]) -> None:
+        """Refuse texts too long for the context before they are encoded, which takes a second per megabyte."""
+        num_bytes = sum(len(text.encode(errors="replace")) for text in texts)
+        if num_bytes > self.context and (least := num_bytes // self.tokenizer.longest_token) > self.context:
+            message = f"the prompt has at least {least} tokens; the context limit is {self.context}; shorten the prompt"
             raise Refusal(400, message, param=key)
 
     def _biases(self, body: TextsBody) -> Mapping[int, float]:

@@ -1,7 +1,7 @@
 """`BodyReader`: reads long bodies in a separate process.
 
-A thread of the front would take turns with the event loop, which gives up its turn at every connection: all clients
-would wait for a second. And Python's collector would stop both while it looks at what is read.
+A thread of the front would compete with the event loop for Python's lock, which the loop releases at each system call:
+all clients would wait for a second. Garbage collection of what is read would stop both.
 """
 
 from __future__ import annotations
@@ -10,33 +10,30 @@ import subprocess
 import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import TypeVar
 
 from llmcli.child import child_program
-from llmcli.serve.bodies import Body, parse_body
+from llmcli.serve.bodies import Body, Kind, parse_body
 from llmcli.serve.refusal import Refusal
 
 _PROGRAM = child_program("llmcli.serve.body_reader", "main(int(sys.argv[1]))")
 
-Kind = TypeVar("Kind", bound=Body)
-
 
 class BodyReader:
-    """See the module. For one thread at a time. The process ends with the one that started it."""
+    """See the module. For one thread at a time. The process ends with its parent."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def start(self) -> None:
-        """Start the process, so that the first body need not wait for it."""
+        """Start the process now; else the first body waits for it."""
         self._connection, there = Pipe()
         with there:
             command = [sys.executable, "-P", "-c", _PROGRAM, str(there.fileno())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(there.fileno(),))
 
     def read(self, kind: type[Kind], content: bytes) -> Kind:
-        """As `parse_body`. Raises: as it does; also a Refusal if the process dies; the next body then starts another"""
+        """As `parse_body`. Raises: as it does; a Refusal if the process dies, and the next body starts a new one"""
         if self._connection is None:
             self.start()
         assert self._connection is not None
@@ -50,7 +47,7 @@ class BodyReader:
             try:
                 raise body
             finally:
-                del body  # otherwise the traceback, this frame and the content would keep each other
+                del body  # else error, traceback and this frame would be a reference cycle, which keeps the content
         return body
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def main(link: int, listening: int, signals: int) -> None:
             model = work.open_model()
         _, begin_state = connection.recv()  # EOFError: the engine cannot begin; its process reports why
         gc.collect()
-        gc.freeze()  # all modules stay; the collector would hold all clients for a third of a second at each look
+        gc.freeze()  # modules stay: to scan them at each collection would stop all clients for a third of a second
         is_lost = asyncio.run(_serve(connection, begin_state, listener, signals, model, work.options))
         if is_lost:
             sys.exit("error: the process that generates has ended; start the server again")

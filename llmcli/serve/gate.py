@@ -71,7 +71,7 @@ class Gate:
             if refusal.status in _BODY_UNREAD:
                 response.headers["connection"] = "close"  # otherwise the rest of an endless body would be read
             await response(scope, receive, note_status)
-            del refusal  # it may be the error itself, whose traceback holds this frame
+            del refusal  # if it is the error: else traceback and this frame would be a reference cycle
         finally:
             self.on_end(scope)
             status = state.get("status", status)

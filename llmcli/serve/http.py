@@ -103,7 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is complete. If it asks for another protocol the request is read again, see `_feed`."""
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-        if self.pipeline:  # uvicorn stops reading, and would not see the client leave; we bound what it sends
+        if self.pipeline:
+            # uvicorn pauses reading here, and would not notice that the client leaves. Pipelines are bounded.
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:

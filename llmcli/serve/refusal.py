@@ -21,7 +21,7 @@ class Refusal(Exception):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle, which does not know the names of arguments."""
+        """Pickle the keyword arguments too."""
         return partial(Refusal, param=self.param, code=self.code), (self.status, self.message)
 
     def as_json(self) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class FairThread:
         try:
             return await result
         finally:
-            del result  # holds the error, whose traceback holds this frame: a cycle, with the client's long body in it
+            del result  # else error, traceback and this frame would be a reference cycle, which keeps a long body
 
     def close(self) -> None:
         """End the thread without waiting for its work."""
@@ -221,7 +221,7 @@ async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Re
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-        del working  # holds the error, whose traceback holds this frame
+        del working  # else error, traceback and this frame would be a reference cycle
 
 
 async def until_gone(receive: Receive) -> None:
@@ -249,7 +249,7 @@ class Limits:
 
     @asynccontextmanager
     async def timed(self) -> AsyncIterator[float | None]:
-        """Bound the work for an answer. Yields the event loop's time at which the whole answer must have ended.
+        """Limit the time of an answer. Yields its deadline, in the event loop's time.
 
         Raises: Refusal if it takes longer
         """

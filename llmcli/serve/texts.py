@@ -166,7 +166,7 @@ class TextsResponse:
         reasons = " ".join(end.finish_reason for end in answer.ends) or "not finished"
         state["note"] = f"{prompt}, {answer.num_new_tokens} new tokens, {reasons}"
         notes = () if self.grammar is None else self.grammar.notes
-        if notes:  # which hold words of the client's
+        if notes:  # they quote the schema, so without --log-contents only their number is logged
             state["note"] += f", {len(notes)} of the schema's keywords and formats bind nothing"
         if self.service.log_contents is not None:
             self.service.log_contents("answer", answer.texts)

@@ -406,7 +406,7 @@ def _state(component: Any) -> dict[str, Any]:
 def _first_added_id(path: Path, post_processor: dict[str, Any]) -> int | None:
     """The id that a post-processor puts before every text.
 
-    Raises: TokenizerError if it adds a token without an id, which the library notices only when it encodes.
+    Raises: TokenizerError if it adds a token without an id; the library would fail only when it encodes.
     """
     for processor in reversed(post_processor.get("processors", [])):  # each adds around the result of the one before
         if (token_id := _first_added_id(path, processor)) is not None:
@@ -416,7 +416,7 @@ def _first_added_id(path: Path, post_processor: dict[str, Any]) -> int | None:
     parts = post_processor.get("single", [])
     for part in parts:
         if "SpecialToken" in part and (name := part["SpecialToken"]["id"]) not in post_processor["special_tokens"]:
-            raise TokenizerError(f"the post_processor of {path} adds {name!r} and gives it no id; download it again")
+            raise TokenizerError(f"the post_processor of {path} adds {name!r} without an id; download the file again")
     for part in parts:
         if "Sequence" in part:
             break

@@ -67,7 +67,7 @@ def test_a_template_with_a_token_that_has_no_id(place, document, message_of):
     template = {"type": "TemplateProcessing", "single": parts, "pair": [], "special_tokens": {}}
     for processor in (template, {"type": "Sequence", "processors": [template]}):
         document["post_processor"] = processor
-        assert "adds '<lost>' and gives it no id" in message_of(tokenizer__json=document)
+        assert "adds '<lost>' without an id" in message_of(tokenizer__json=document)
 
 
 def test_a_model_without_an_unknown_token(spm_model, folder_of):
