@@ -32,7 +32,6 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
     scales = np.ldexp(np.float32(1), generator.integers(-9, -5, num_rows)).astype(np.float32)
     x = generator.standard_normal(num_columns, dtype=np.float32)
     layout = tile_layout(weight_type, num_rows, num_columns, None, "float32", is_symmetric=False)
-    first, second = codes[:, ::2], codes[:, 1::2]
 
     def reference() -> dict[str, Expected]:
         weights = (codes.astype(np.float64) - zeros[:, np.newaxis]) * scales[:, np.newaxis]
@@ -44,12 +43,12 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
         f"gemv_{weight_type}",
         {"num_rows": num_rows, "num_columns": num_columns},
         inputs={
-            "codes": first << 4 | second if is_int4 else codes,
+            "codes": codes[:, ::2] << 4 | codes[:, 1::2] if is_int4 else codes,
             "zeros": zeros,
             "scales": scales,
             "mins": -zeros.astype(np.float32) * scales,
             "x": x,
-            "tiles": tile_rows(layout, first | second << 4 if is_int4 else codes),
+            "tiles": tile_rows(layout, codes),
             "tile_scales": by_tile(layout, scales),
             "tile_zeros": by_tile(layout, zeros),
         },
