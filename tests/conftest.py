@@ -86,9 +86,19 @@ def num_schemas(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--schemas"))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out, unless --all asks for them."""
+    if config.getoption("--all"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Longer runs of tests that draw their cases; without an option each runs a few of them."""
     number: dict[str, Any] = {"type": int, "metavar": "N"}
+    parser.addoption("--all", action="store_true", help="run the tests marked `long` too")
     parser.addoption("--fuzz", **number, help="damage files in N other ways than the 20,000 of every run")
     parser.addoption("--hub-fuzz", **number, default=0, help="N random lies of a hub")
     parser.addoption("--odd-configs", **number, default=300, help="N random configurations")

@@ -1,4 +1,8 @@
-"""Every variant of every kernel compiles for its architectures, without spills; with -s, a table of its resources."""
+"""Every variant of every kernel compiles for its architectures, without spills; with -s, a table of its resources.
+
+By default sm_90 with each value of each template argument, and sm_80 with one variant of each kernel, which finds what
+only another architecture refuses. `--all` compiles all variants for all architectures.
+"""
 
 import hashlib
 import json
@@ -24,12 +28,35 @@ STATIC_SHARED_BYTES = {
 # Cards of sm_86 have the registers and the instructions of sm_80, as the compiler sees them, and less shared memory.
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 
-Builds = dict[tuple[str, str], "Future[dict[str, KernelResources]]"]
+Builds = dict[tuple[str, str, str], "Future[dict[str, KernelResources]]"]
 
 
-def build(stem: str, arch: str) -> dict[str, KernelResources]:
+def variants_of(stem: str, choice: str) -> tuple[str, ...]:
+    """All variants of a source's kernels; the fewest with each value of each template argument; one of each kernel."""
+    variants = KERNELS[stem].variants
+    if choice == "all":
+        return variants
+    if choice == "one each":
+        return tuple({name.partition("<")[0]: name for name in reversed(variants)}.values())
+    chosen: dict[str, None] = {}
+    seen: set[tuple[str, int, str]] = set()
+    values = {name: values_of(name) for name in variants}
+    while missing := set().union(*values.values()) - seen:
+        name = max(variants, key=lambda name: len(values[name] & missing))
+        chosen[name] = None
+        seen |= values[name]
+    return tuple(chosen)
+
+
+def values_of(name: str) -> set[tuple[str, int, str]]:
+    """The template arguments of a variant, with their places."""
+    kernel, _, arguments = name.removesuffix(">").partition("<")
+    return {(kernel, place, value) for place, value in enumerate(arguments.split(", "))}
+
+
+def build(stem: str, arch: str, choice: str) -> dict[str, KernelResources]:
     """All that one source needs in one program, so that the headers are parsed once."""
-    source, variants = flatten(stem), KERNELS[stem].variants
+    source, variants = flatten(stem), variants_of(stem, choice)
     parts = (source, arch, *compiler.OPTIONS, environment.compiler_identity(), *variants)
     report = FOLDER / f"{stem}-{arch}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.resources.json"
     if not report.exists():
@@ -43,7 +70,7 @@ def build(stem: str, arch: str) -> dict[str, KernelResources]:
 def builds(request: pytest.FixtureRequest, nvrtc: None) -> Iterator[Builds]:
     """The compilations that the selected tests need, running in threads."""
     wanted = {
-        (item.callspec.params["stem"], item.callspec.params["arch"]): None
+        tuple(item.callspec.params[name] for name in ("stem", "arch", "choice")): None
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_every_variant_compiles_without_spills
     }
@@ -53,6 +80,11 @@ def builds(request: pytest.FixtureRequest, nvrtc: None) -> Iterator[Builds]:
 
 
 BUILT = [(stem, arch) for stem in sorted(KERNELS) for arch in ARCHS if KERNELS[stem].runs_on(arch)]
+CASES = [
+    *(pytest.param(stem, "sm_90", "each value", id=f"{stem}-sm_90-each_value") for stem in sorted(KERNELS)),
+    *(pytest.param(stem, "sm_80", "one each", id=f"{stem}-sm_80-one_each") for stem, arch in BUILT if arch == "sm_80"),
+    *(pytest.param(stem, arch, "all", id=f"{stem}-{arch}-all", marks=pytest.mark.long) for stem, arch in BUILT),
+]
 
 
 def test_a_kernel_is_for_all_architectures_or_for_one() -> None:
@@ -63,10 +95,10 @@ def test_a_kernel_is_for_all_architectures_or_for_one() -> None:
     )
 
 
-@pytest.mark.parametrize(("stem", "arch"), BUILT)
-def test_every_variant_compiles_without_spills(stem: str, arch: str, builds: Builds) -> None:
-    resources = builds[stem, arch].result()
-    assert sorted(resources) == sorted(KERNELS[stem].variants)
+@pytest.mark.parametrize(("stem", "arch", "choice"), CASES)
+def test_every_variant_compiles_without_spills(stem: str, arch: str, choice: str, builds: Builds) -> None:
+    resources = builds[stem, arch, choice].result()
+    assert sorted(resources) == sorted(variants_of(stem, choice))
     print(f"\n{stem} on {arch}: registers, static shared bytes, stack bytes")
     for name, taken in resources.items():
         print(f"  {taken.registers:3} {taken.shared_bytes:6} {taken.stack_bytes:4}  {name}")
