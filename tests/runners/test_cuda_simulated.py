@@ -271,7 +271,13 @@ def test_a_runner_that_nobody_uses_leaves_the_card_at_once(device: SimulatedDevi
 
 @pytest.mark.usefixtures("no_staged_prompts")
 @pytest.mark.parametrize(
-    "name", ["int8 groups of 128", "int4 channel", "int4 groups of 128", "int4 channel, asymmetric"]
+    "name",
+    [
+        pytest.param("int8 groups of 128", marks=pytest.mark.long),
+        pytest.param("int4 channel", marks=pytest.mark.long),
+        "int4 groups of 128",
+        pytest.param("int4 channel, asymmetric", marks=pytest.mark.long),
+    ],
 )
 def test_many_rows_as_digits_have_the_bits_of_each_alone(
     name: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
@@ -308,7 +314,7 @@ def test_many_rows_in_an_order_have_the_bits_of_each_alone(
 
 
 @pytest.mark.usefixtures("no_staged_prompts")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.long), "bfloat16"])
 def test_many_rows_as_pairs_have_the_bits_of_each_alone(
     dtype: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
 ) -> None:
@@ -324,7 +330,7 @@ def test_many_rows_as_pairs_have_the_bits_of_each_alone(
         assert {stem for stem, rows in launched if rows == lanes} == {"stage_halves", "gemm_halves"}
 
 
-@pytest.mark.parametrize("block", [(128, 128), (1, 4096)])
+@pytest.mark.parametrize("block", [(128, 128), pytest.param((1, 4096), marks=pytest.mark.long)])
 def test_many_rows_of_8_bit_floats_have_the_bits_of_each_alone(
     block: tuple[int, int], device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
 ) -> None:

@@ -72,16 +72,18 @@ def old(folder_of):
 
 @pytest.fixture
 def chat():
-    templates = []
+    opened = {}
 
     def encode(folder, messages):
-        tokenizer = load_tokenizer(folder)
-        templates.append(load_chat_template(folder, tokenizer))
-        assert turn_end_token_ids(tokenizer, templates[-1]) == {2}
-        return encode_chat(tokenizer, templates[-1], messages, add_generation_prompt=False)
+        if folder not in opened:
+            tokenizer = load_tokenizer(folder)
+            opened[folder] = tokenizer, load_chat_template(folder, tokenizer)
+        tokenizer, template = opened[folder]
+        assert turn_end_token_ids(tokenizer, template) == {2}
+        return encode_chat(tokenizer, template, messages, add_generation_prompt=False)
 
     yield encode
-    for template in templates:
+    for _, template in opened.values():
         template.close()
 
 
@@ -119,20 +121,20 @@ def test_what_the_template_writes_is_a_token(old, chat):
 
 @pytest.mark.parametrize("tokenizer_class", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("legacy", [True, False])
-@pytest.mark.parametrize("content", ["a</s>b", "a </s>b", " </s>", "</s>", "<s>", "▁</s>a", "</s></s>"])
-def test_what_a_message_says_is_none_and_loses_no_letter(content, legacy, tokenizer_class, old, chat):
+def test_what_a_message_says_is_none_and_loses_no_letter(legacy, tokenizer_class, old, chat):
     folder = old(tokenizer_class=tokenizer_class, legacy=legacy)
-    token_ids = chat(folder, [{"role": "user", "content": content}])
-    assert [token_id for token_id in token_ids if token_id < 3] == [1]
-    text = decode(load_tokenizer(folder), token_ids[1:], at_start=False)
-    assert text.lstrip() == content.replace("▁", " ").lstrip()
+    for content in ("a</s>b", "a </s>b", " </s>", "</s>", "<s>", "▁</s>a", "</s></s>"):
+        token_ids = chat(folder, [{"role": "user", "content": content}])
+        assert [token_id for token_id in token_ids if token_id < 3] == [1], content
+        text = decode(load_tokenizer(folder), token_ids[1:], at_start=False)
+        assert text.lstrip() == content.replace("▁", " ").lstrip()
 
 
 @pytest.mark.parametrize("normalizer", [{"type": "Lowercase"}, {"type": "NFKC"}])
-@pytest.mark.parametrize("content", ["a</S>b", "a\uff1c/s\uff1eb", "</s>\uff1c/S\uff1e", "<S>"])
-def test_another_spelling_in_a_message_is_none_either(content, normalizer, old, chat):
+def test_another_spelling_in_a_message_is_none_either(normalizer, old, chat):
     folder = old(tokenizer_class="PreTrainedTokenizerFast")
     steps = {"type": "Sequence", "normalizers": [normalizer, REPLACE]}
     (folder / "tokenizer.json").write_text(json.dumps(document() | {"normalizer": steps}))
-    token_ids = chat(folder, [{"role": "user", "content": content}, MESSAGES[1]])
-    assert [token_id for token_id in token_ids if token_id in (1, 2)] == [1, 2]
+    for content in ("a</S>b", "a\uff1c/s\uff1eb", "</s>\uff1c/S\uff1e", "<S>"):
+        token_ids = chat(folder, [{"role": "user", "content": content}, MESSAGES[1]])
+        assert [token_id for token_id in token_ids if token_id in (1, 2)] == [1, 2], content
