@@ -207,14 +207,15 @@ def test_200000_tensors_take_little_more_than_their_json(folder):
     texts = [write_many(folder / shard, part) for shard, part in zip(SHARDS, (names[::2], names[1::2]), strict=True)]
     texts.append(json.dumps({"weight_map": dict(zip(names, SHARDS * 100_000, strict=True))}))
     (folder / INDEX_NAME).write_text(texts[-1])
-    start = time.process_time()
-    parsed = list(map(json.loads, texts))
-    json_seconds = time.process_time() - start
-    del parsed
-    start = time.process_time()
-    assert len(open_checkpoint(folder).tensors) == 200_000
-    seconds = time.process_time() - start
-    assert seconds < 2 * json_seconds
+
+    def seconds(work):
+        start = time.process_time()
+        assert work()
+        return time.process_time() - start
+
+    # The least of three: other processes may slow a single run.
+    json_seconds = min(seconds(lambda: list(map(json.loads, texts))) for _ in range(3))
+    assert min(seconds(lambda: len(open_checkpoint(folder).tensors) == 200_000) for _ in range(3)) < 2 * json_seconds
 
 
 def test_tensor_in_two_shards(folder):
