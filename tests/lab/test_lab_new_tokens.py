@@ -30,7 +30,8 @@ from llmcli.lab.attention import (  # noqa: E402  # noqa: E402  # noqa: E402
 )
 from llmcli.lab.cases import append_tokens, attention_decode  # noqa: E402
 from llmcli.lab.problem import ENGINE, Problem, find_mismatch  # noqa: E402
-from llmcli.runners.torch.llama import RMSNorm, attend, rotate  # noqa: E402
+from llmcli.runners.host.llama import rotate  # noqa: E402
+from llmcli.runners.torch.operators import TorchOperators  # noqa: E402
 
 LAYOUT = QkvLayout(6, 2, 24)
 MODULES = {"append_tokens": append_tokens, "attention_decode": attention_decode}
@@ -127,17 +128,17 @@ def test_torch_attends_alike(norms: bool, rotary: bool, window: int | None) -> N
     """The plain torch reference of the runners, in float32 as it is."""
     tokens = new_tokens(LAYOUT, DTYPES[0], [0, 50, 19], norms=norms, rotary=rotary, window=window)
     expected = attention_decode.problem_of(tokens).expected["out"]
-    after = append(tokens)
+    after, operators = append(tokens), TorchOperators()
     for lane, row, position in tokens.used():
         query = torch.from_numpy(tokens.qkv[lane : lane + 1, : LAYOUT.q_size]).view(1, -1, LAYOUT.head_dim)
         if tokens.q_norm is not None:
-            query = RMSNorm(torch.from_numpy(tokens.q_norm), EPS)(query)
+            query = operators.rms_norm(query, torch.from_numpy(tokens.q_norm), EPS)
         if tokens.cos_sin is not None:
             cos, sin = torch.from_numpy(tokens.cos_sin[position]).unbind(-1)
-            query = rotate(query, cos, sin)
+            query = rotate(operators, query, cos, sin)
         begin = 0 if window is None else max(0, position + 1 - window)
         cached = (torch.from_numpy(of.elements[row, :, begin : position + 1]) for of in (after.keys, after.values))
-        out = attend(query, *cached, position - begin, window).numpy()[0].astype(np.float64)
+        out = operators.attend(query, *cached, position - begin, window).numpy()[0].astype(np.float64)
         assert (np.abs(out - expected.values[lane]) <= expected.bound[lane] + 8 * U32).all()
 
 
