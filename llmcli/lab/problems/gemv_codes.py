@@ -49,7 +49,7 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
             "scales": scales,
             "mins": -zeros.astype(np.float32) * scales,
             "x": x,
-            "tiles": tile_rows(layout, first | second << 4 if is_int4 else codes),
+            "tiles": tile_rows(layout, codes),
             "tile_scales": by_tile(layout, scales),
             "tile_zeros": by_tile(layout, zeros),
         },
