@@ -52,6 +52,8 @@ class Output:
 class Problem:
     """One computation of certain sizes. `label` names what sizes do not show: a type, a form, an option.
 
+    A kind fills in the name and the sizes of its problems.
+
     A study's kernel takes `inputs`, `outputs`, `scratch`, `sizes` and `scalars` by the names of its parameters;
     `scratch` is memory between the launches of a rung.
     `reference` computes the right results on demand, in float64; `cost` counts every byte once. `solvers` are kernels

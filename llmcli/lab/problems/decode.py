@@ -224,8 +224,8 @@ def make_decode_attention(
     generator = np.random.default_rng([hidden_size, num_attention_heads, num_key_value_heads, position])
     before = generator.standard_normal(hidden_size, dtype=np.float32)
     norm_weight = generator.uniform(0.5, 2, hidden_size).astype(np.float32)
-    qkv = random_codes(generator, layout.width, hidden_size)
-    o = random_codes(generator, hidden_size, layout.q_size)
+    qkv = _random_codes(generator, layout.width, hidden_size)
+    o = _random_codes(generator, hidden_size, layout.q_size)
     tokens = CachedTokens.random(generator, layout, position)
     parts = {
         "q": _rows_of(qkv, 0, layout.k_offset),
@@ -300,9 +300,9 @@ def make_decode_mlp(hidden_size: int, intermediate_size: int) -> Problem:
     generator = np.random.default_rng([hidden_size, intermediate_size])
     before = generator.standard_normal(hidden_size, dtype=np.float32)
     norm_weight = generator.uniform(0.5, 2, hidden_size).astype(np.float32)
-    gate = random_codes(generator, intermediate_size, hidden_size)
-    up = random_codes(generator, intermediate_size, hidden_size)
-    down = random_codes(generator, hidden_size, intermediate_size)
+    gate = _random_codes(generator, intermediate_size, hidden_size)
+    up = _random_codes(generator, intermediate_size, hidden_size)
+    down = _random_codes(generator, hidden_size, intermediate_size)
     matrices = {"gate": gate, "up": up, "down": down}
     gate_up = _in_turn(gate, up)
 
@@ -354,7 +354,7 @@ def make_decode_mlp(hidden_size: int, intermediate_size: int) -> Problem:
 # What both halves share: matrices of int8 codes, (code - 128) * scale, with float32 scales; the norm, the residual.
 
 
-def random_codes(generator: np.random.Generator, num_rows: int, num_inputs: int) -> StoredMatrix:
+def _random_codes(generator: np.random.Generator, num_rows: int, num_inputs: int) -> StoredMatrix:
     """Codes of all sizes, whose products with numbers of size 1 have about that size; scales are powers of two."""
     codes = generator.integers(1, 256, (num_rows, num_inputs), dtype=np.uint8)
     exponent = -round(float(np.log2(74 * np.sqrt(num_inputs))))
@@ -398,9 +398,10 @@ def _normed(x: np.ndarray, weight: np.ndarray) -> Estimate:
 
 def _product(matrix: StoredMatrix, x: Estimate) -> Estimate:
     """The product with x, which itself may be off by its error."""
-    sizes = np.abs(matrix.weights)
+    weights = matrix.weights
+    sizes = np.abs(weights)
     rounded = (np.sqrt(x.value.size) + 8) * ROUNDING * (sizes @ np.abs(x.value))
-    return Estimate(matrix.weights @ x.value, rounded + sum_error(sizes, input_error(x.value, matrix.layout) + x.error))
+    return Estimate(weights @ x.value, rounded + sum_error(sizes, input_error(x.value, matrix.layout) + x.error))
 
 
 def _added(before: np.ndarray, added: Estimate) -> Expected:
