@@ -7,14 +7,13 @@ import numpy as np
 
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.lab.matrices import storage_name, to_storage
-from llmcli.lab.problem import Expected, Output, stored_values
+from llmcli.lab.problem import ROUNDING, Expected, Output, stored_values
 
 # Norm, rotary and attention in float64, and how far correct kernels may be from it.
 #
 # Every bound is a first-order error, from the roundings that a kernel's header states. Each value has a magnitude: what
 # the result would be if nothing cancelled.
 
-U32 = 2.0**-24
 EXP2 = 2.0**-22  # relative error of the fast 2^x
 # What splitting a number into two 16-bit parts loses, and what rounding one to 16 bits loses.
 # Codes (uint8) are multiplied in fp16.
@@ -45,7 +44,7 @@ def normalize(x: Estimate, weight: np.ndarray, eps: float) -> Estimate:
     size = x.value.shape[-1]
     inverse = 1.0 / np.sqrt(np.square(x.value).mean(-1, keepdims=True) + np.float64(np.float32(eps)))
     value = weight.astype(np.float64) * x.value * inverse
-    return Estimate(value, np.abs(value) * (np.sqrt(size) + 8) * U32)
+    return Estimate(value, np.abs(value) * (np.sqrt(size) + 8) * ROUNDING)
 
 
 def rotate(x: Estimate, cos_sin: np.ndarray, positions: np.ndarray) -> Estimate:
@@ -61,7 +60,7 @@ def rotate(x: Estimate, cos_sin: np.ndarray, positions: np.ndarray) -> Estimate:
     value = turn(x.value, 1)
     cosine, sine = cosine_size, sine_size
     magnitude, carried = turn(np.abs(x.value), -1), turn(x.error, -1)
-    return Estimate(value, carried + 3 * U32 * magnitude)
+    return Estimate(value, carried + 3 * ROUNDING * magnitude)
 
 
 def attend(
@@ -104,14 +103,14 @@ def attend(
             # Of a score: the query's own error, its rounding, products and sum, then the argument of 2^x.
             score_error = (
                 scale * (np.abs(k) @ q_error)
-                + (query_error + sum_error(head_dim, tensor_cores) + 4 * U32) * magnitude
+                + (query_error + sum_error(head_dim, tensor_cores) + 4 * ROUNDING) * magnitude
                 + query_floor * np.abs(k).sum(-1)
-                + U32 * (2 * np.abs(score - score.max()) + np.abs(score) + 16)
+                + ROUNDING * (2 * np.abs(score - score.max()) + np.abs(score) + 16)
             ).max()
             num_seen = position + 1 - first
             # Weights are wrong by that in the sum above and in the sum below the fraction; running maxima rescale.
             weights_error = 2 * (score_error + EXP2 * (4 + np.log2(num_seen))) + weight_error
-            relative = weights_error + sum_error(num_seen, tensor_cores) + 16 * U32
+            relative = weights_error + sum_error(num_seen, tensor_cores) + 16 * ROUNDING
             value[token, head] = weight @ v
             error[token, head] = relative * (weight @ np.abs(v)) + 1e-30
             if key_error is not None:
@@ -151,7 +150,7 @@ def carried_error(
 
 def sum_error(num_terms: int, tensor_cores: bool) -> float:
     """Error of a sum relative to that of its terms' magnitudes."""
-    return float(np.ceil(num_terms / 16) * 2 * U32 if tensor_cores else np.sqrt(num_terms) * U32)
+    return float(np.ceil(num_terms / 16) * 2 * ROUNDING if tensor_cores else np.sqrt(num_terms) * ROUNDING)
 
 
 def cos_sin_table(max_seq_len: int, head_dim: int, theta: float = 10000.0) -> np.ndarray:
@@ -451,10 +450,10 @@ def rounded(x: Estimate, dtype: np.dtype[Any]) -> Rounded:
     # A scale, and the quotient by it, are each rounded twice.
     largest = np.abs(x.value).max(-1, keepdims=True)
     scale = largest / 127
-    scale_error = x.error.max(-1, keepdims=True) / 127 + 4 * U32 * scale
+    scale_error = x.error.max(-1, keepdims=True) / 127 + 4 * ROUNDING * scale
     step = np.where(scale == 0, 1.0, scale)
     ratio = x.value / step
-    ratio_error = (x.error + np.abs(ratio) * scale_error) / step + 4 * U32 * np.abs(ratio)
+    ratio_error = (x.error + np.abs(ratio) * scale_error) / step + 4 * ROUNDING * np.abs(ratio)
     is_open = np.abs(np.abs(ratio - np.rint(ratio)) - 0.5) <= ratio_error
     bound = is_open.astype(np.float64)
     return Rounded(vectors, bound, scale_error, bound * scale + (np.abs(ratio) + 1) * scale_error)

@@ -13,7 +13,7 @@ from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import EPS, NewTokens, new_tokens, paged, visible_table, with_unused_lanes
-from llmcli.lab.cases.append_tokens import problem_of
+from llmcli.lab.cases.attention import append_case
 
 
 def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:
@@ -73,9 +73,9 @@ def test_unused_lanes_append_nothing(device: Device, dtype: np.dtype) -> None:
 def test_parts(device: Device, dtype: np.dtype, head_dim: int, num_parts: int) -> None:
     layout = QkvLayout(9, 3, head_dim)
     assert_right(
-        device, problem_of(with_unused_lanes(new_tokens(layout, dtype, [0, 15, 16, 200], norms=True)), num_parts)
+        device, append_case(with_unused_lanes(new_tokens(layout, dtype, [0, 15, 16, 200], norms=True)), num_parts)
     )
-    assert_right(device, problem_of(new_tokens(layout, dtype, [16], norms=True), num_parts))
+    assert_right(device, append_case(new_tokens(layout, dtype, [16], norms=True), num_parts))
 
 
 def call(device: Any, **changes: Any) -> None:

@@ -18,7 +18,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.lab.attention import CODES, NewTokens, new_tokens, spans_of
-from llmcli.lab.cases.attention_decode import problem_of
+from llmcli.lab.cases.attention import span_case
 from llmcli.lab.problem import find_mismatch
 from llmcli.runners.cuda.graphs import StepGraphs
 
@@ -198,7 +198,7 @@ def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch:
     device = EmulatedDevice(tmp_path)
     device.is_late, device.num_multiprocessors = True, 1
     tokens = new_tokens(QkvLayout(4, 1, 64), F16, [700], num_splits=2, max_seq_len=708)
-    problem = problem_of(spans_of(tokens, [8]), num_spans=1)
+    problem = span_case(spans_of(tokens, [8]), 1)
     device.compile_for([problem])
     for device.seed in range(1, 6):
         assert find_mismatch(problem, solve(device, problem)) is None
@@ -226,7 +226,7 @@ def test_large_blocks_share_out_the_parts_of_splits_on_the_cpu(
     monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", max_stages)
     device, bits = EmulatedDevice(tmp_path), set()
     tokens = new_tokens(layout, dtype, [130, 1276], window=window, num_splits=10, max_seq_len=1284)
-    problem = problem_of(spans_of(tokens, [3, 8]), num_spans=2)
+    problem = span_case(spans_of(tokens, [3, 8]), 2)
     device.compile_for([problem])
     for device.num_multiprocessors in (1, 3, 10):
         outputs = solve(device, problem)  # counters among them

@@ -30,13 +30,13 @@ from llmcli.kernels.wide_plan import (
     plan_form,
     plan_narrow,
 )
-from llmcli.lab.cases.gemm_narrow import CASES
-from llmcli.lab.cases.gemm_wide import (
+from llmcli.lab.cases.gemm import (
     FORMATS,
+    GEMM_NARROW,
     HALF_FORMATS,
     activations,
-    problem_of,
-    swiglu_problem,
+    swiglu_case,
+    wide_case,
     with_model_scales,
     with_small_scales,
 )
@@ -174,10 +174,10 @@ def emulated_problems() -> list[Problem]:
     problems = []
     for form in (FORMATS[0], FORMATS[2], FORMATS[3], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
         stored = random_matrix(1000, num_rows=300, num_inputs=640, **form)
-        problems += [problem_of(stored, 12, "add", has_bias=True, num_parts=3), problem_of(stored, 40)]
-        problems.append(problem_of(stored, 20, num_parts=2))
+        problems += [wide_case(stored, 12, "add", has_bias=True, num_parts=3), wide_case(stored, 40)]
+        problems.append(wide_case(stored, 20, num_parts=2))
     gated = [(FORMATS[0], 30, 300, 136, "int4"), (FORMATS[3], 9, 130, 136, "int8")]
-    return [*problems, *(swiglu_problem(*one) for one in gated)]
+    return [*problems, *(swiglu_case(*one) for one in gated)]
 
 
 def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> list[str]:
@@ -218,7 +218,7 @@ def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice, bloc
     for form in (FORMATS[0], FORMATS[3], FORMATS[4], FORMATS[8], half_int4):
         for with_scales in (with_model_scales, with_small_scales, with_edge_scales):
             stored = with_scales(random_matrix(7, num_rows=80, num_inputs=64, **form))
-            problem = problem_of(stored, 64)
+            problem = wide_case(stored, 64)
             image = image_of(np.eye(64, dtype=np.float16), stored.layout.unit_inputs)
             inputs = {**problem.inputs, "image": image, "row_scales": np.ones(64, np.float32)}
             cases.append((stored, replace(problem, inputs=inputs)))
@@ -251,4 +251,4 @@ def test_planted_faults_are_found(emulated: EmulatedDevice, right: str, wrong: s
 
 
 def test_cases_are_of_few_tokens() -> None:
-    assert {problem.name for problem in CASES.checks()} == {"gemm_narrow"}
+    assert {problem.name for problem in GEMM_NARROW.checks()} == {"gemm_narrow"}
