@@ -10,13 +10,13 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import (
     DTYPES,
-    EPS,
     NewTokens,
     append,
     cache_name,
     cache_outputs,
     expected_cache,
     inputs_of,
+    lane_inputs,
     new_tokens,
     with_unused_lanes,
 )
@@ -27,7 +27,7 @@ def problem_of(tokens: NewTokens, num_parts: int = 0) -> Problem:
     """Append these tokens after adding some parts to them; the cache's other contents stay."""
     layout, dtype = tokens.layout, tokens.keys.dtype
     first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
-    given, of_cache = {**inputs_of(tokens), **before}, list(outputs)
+    given = {**inputs_of(tokens), **before}
     if num_parts:
         generator = np.random.default_rng(num_parts)
         given["parts"] = generator.standard_normal((num_parts, *first.shape)).astype(np.float32)
@@ -47,19 +47,7 @@ def problem_of(tokens: NewTokens, num_parts: int = 0) -> Problem:
         return expected
 
     def solve(device: Device, arrays: Arrays) -> None:
-        append_tokens(
-            device,
-            qkv=arrays["qkv"][:, : layout.width],
-            parts=arrays.get("parts"),
-            layout=layout,
-            k_norm=arrays.get("k_norm"),
-            eps=EPS,
-            cos_sin=arrays.get("cos_sin"),
-            rows=arrays["rows"],
-            positions=arrays["positions"],
-            page_table=arrays["page_table"],
-            **{name: arrays[name][1] for name in of_cache},
-        )
+        append_tokens(device, lane_inputs(tokens, arrays), parts=arrays.get("parts"))
 
     return Problem(
         "append_tokens",

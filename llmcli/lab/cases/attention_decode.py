@@ -19,7 +19,6 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import (
     DTYPES,
-    EPS,
     NewTokens,
     append,
     cache_name,
@@ -28,6 +27,7 @@ from llmcli.lab.attention import (
     expected_cache,
     in_cache,
     inputs_of,
+    lane_inputs,
     new_tokens,
     spans_of,
     with_unused_lanes,
@@ -45,7 +45,6 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int 
     """
     layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
     before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
-    cached = list(cache_of(tokens))
 
     def reference() -> dict[str, Expected]:
         after, query = append(tokens), tokens.query()
@@ -58,28 +57,14 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int 
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        common: dict[str, Any] = dict(
-            qkv=arrays["qkv"][:, : layout.width],
-            layout=layout,
-            q_norm=arrays.get("q_norm"),
-            k_norm=arrays.get("k_norm"),
-            eps=EPS,
-            cos_sin=arrays.get("cos_sin"),
-            rows=arrays["rows"],
-            positions=arrays["positions"],
-            page_table=arrays["page_table"],
-            **{name: arrays[name][1] for name in cached},
-            window=tokens.window,
-            partials=arrays["partials"],
-            counters=arrays["counters"],
-            out=arrays["out"],
-        )
+        lanes = lane_inputs(tokens, arrays)
+        memory: dict[str, Any] = {name: arrays[name] for name in ("partials", "counters", "out")}
         if num_blocks is not None:
-            attention_rows(device, is_cached=tokens.is_cached, **common)
+            attention_rows(device, lanes, is_cached=tokens.is_cached, **memory)
         elif num_spans is not None:
-            attention_span(device, num_spans=num_spans, **common)
+            attention_span(device, lanes, num_spans=num_spans, **memory)
         else:
-            attention_decode(device, is_cached=tokens.is_cached, **common)
+            attention_decode(device, lanes, is_cached=tokens.is_cached, **memory)
 
     counters_shape: tuple[int, ...] = num_lanes, grid_heads(layout, dtype.itemsize)
     partials_shape = num_lanes, layout.num_attention_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA
@@ -93,13 +78,10 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int 
         counters_shape = num_lanes, layout.num_attention_heads
     counters = Output(counters_shape, np.uint32, holds_zeros=True)
     partials = Output(partials_shape)
-    seen = [min(position + 1, tokens.window or position + 1) for _, _, position in tokens.used()]
-    cost = attention_decode_cost(seen, layout, dtype.itemsize)
+    seen = [(row, min(position + 1, tokens.window or position + 1)) for _, row, position in tokens.used()]
+    cost = attention_decode_cost([num_seen for _, num_seen in seen], layout, dtype.itemsize)
     if num_spans is not None:
-        of_rows: dict[int, list[int]] = {}
-        for (_, row, _), num_seen in zip(tokens.used(), seen, strict=True):
-            of_rows.setdefault(row, []).append(num_seen)
-        cost = attention_span_cost(list(of_rows.values()), layout, dtype.itemsize)
+        cost = attention_span_cost(seen, layout, dtype.itemsize)
     return Problem(
         "attention_rows"
         if num_blocks is not None
@@ -108,7 +90,7 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int 
         else "attention_decode",
         {
             "num_lanes": num_lanes,
-            "num_tokens": max(seen),
+            "num_tokens": max(num_seen for _, num_seen in seen),
             "num_attention_heads": layout.num_attention_heads,
             "num_key_value_heads": layout.num_key_value_heads,
             "head_dim": layout.head_dim,

@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
-from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM as WGMMA_HEAD_DIM
+from llmcli.kernels.attention_prefill import (
+    WGMMA_HEAD_DIM,
+    PromptInputs,
+    attention_prefill,
+    attention_prefill_cost,
+)
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
@@ -17,6 +21,7 @@ from llmcli.lab.attention import (
     ROUNDED,
     Estimate,
     attend,
+    cache_in,
     cache_name,
     cos_sin_table,
     exact,
@@ -102,7 +107,6 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
         inputs[f"{name}s"] = second_layer(pages.elements)
         if pages.scales is not None:
             inputs[f"{name}_scales"] = second_layer(pages.scales)
-    cached = [name for name in inputs if name not in ("qkv", "pages")]
     if case.cos_sin is not None:
         inputs["cos_sin"] = case.cos_sin
     num_rows, out = first_token + case.num_tokens, Output((case.num_tokens, layout.q_size))
@@ -121,17 +125,16 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
 
     def solve(device: Device, arrays: Arrays) -> None:
         image = ImageRows(arrays["out"].view(np.uint8), first_token, unit_inputs)
-        attention_prefill(
-            device,
+        prompt = PromptInputs(
             qkv=arrays["qkv"][:, : layout.width],
             layout=layout,
+            cache=cache_in(arrays),
             pages=arrays["pages"],
             start=case.start,
             window=case.window,
             cos_sin=arrays.get("cos_sin"),
-            out=image if unit_inputs else arrays["out"],
-            **{name: arrays[name][1] for name in cached},
         )
+        attention_prefill(device, prompt, image if unit_inputs else arrays["out"])
 
     return Problem(
         stem,

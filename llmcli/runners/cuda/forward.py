@@ -316,7 +316,7 @@ class Forward:
         layers: list[Layer] = []
         kinds: dict[Hashable, int] = {}
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
-            arrays = (*weights.arrays, *cache.values())
+            arrays = (*weights.arrays, *cache.arrays)
             matrices = [(part.layout, part.activation_dtype, part.begin) for part in weights.projections]
             launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
             kind = kinds.setdefault(launched, len(kinds))
