@@ -17,11 +17,10 @@ from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch, addresses_of
+from llmcli.kernels.norms import rms_norm, scale_bias
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.raw_kernel import RawLaunch
 from llmcli.kernels.replay import Starter
-from llmcli.kernels.rms_norm import rms_norm
-from llmcli.kernels.scale_bias import scale_bias
 
 BATCH = 200  # the driver's queue takes about a thousand
 HIDDEN_SIZE = 64

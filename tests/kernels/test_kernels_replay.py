@@ -20,24 +20,18 @@ from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.gather_columns import gather_columns
+from llmcli.kernels.elementwise import gather_columns, rotary, swiglu
 from llmcli.kernels.gemm_codes import gemm_codes
 from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
-from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.launches import Offset, addresses_of
+from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
-from llmcli.kernels.residual_add import residual_add
-from llmcli.kernels.rms_norm import rms_norm
-from llmcli.kernels.rotary import rotary
-from llmcli.kernels.round_rows import round_rows
-from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.stage_digits import image_bytes, stage_digits
 from llmcli.kernels.stage_halves import image_bytes as halves_bytes
 from llmcli.kernels.stage_halves import stage_halves
-from llmcli.kernels.swiglu import swiglu
 from llmcli.kernels.tiles import TiledMatrix, tile_layout
 
 F32, F16, I32, U8 = np.float32, np.float16, np.int32, np.uint8

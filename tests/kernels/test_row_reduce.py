@@ -4,7 +4,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
+from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
 from llmcli.lab.cases.row_reduce import OPS, case, masked_case, special_case
 from llmcli.lab.problem import Problem
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
-from llmcli.kernels.add_parts import add_parts, add_parts_cost
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import add_parts, add_parts_cost
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import make_rows
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.embedding import embedding, embedding_cost
+from llmcli.kernels.elementwise import embedding, embedding_cost
 from llmcli.lab.matrices import STORAGE, storage_name, to_storage
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 

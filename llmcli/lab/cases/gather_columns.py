@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.gather_columns import gather_columns, gather_columns_cost
+from llmcli.kernels.elementwise import gather_columns, gather_columns_cost
 from llmcli.lab.matrices import storage_name
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.lab.rows import COLUMNS, make_rows, widened

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.head_norm import head_norm, head_norm_cost
+from llmcli.kernels.norms import head_norm, head_norm_cost
 from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import make_rows

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.rms_norm import rms_norm_cost
+from llmcli.kernels.norms import rms_norm_cost
 from llmcli.lab.matrices import EPSILON, STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, Expected, KernelCases, Output, Problem
 from llmcli.lab.problems.rms_norm import normed, solve

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary, rotary_cost
 from llmcli.lab.attention import cos_sin_table, exact, rotate
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.round_rows import round_rows, round_rows_cost
+from llmcli.kernels.norms import round_rows, round_rows_cost
 from llmcli.lab.matrices import STORAGE, storage_name, to_storage
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.lab.rows import COLUMNS, make_rows, rounded_rows

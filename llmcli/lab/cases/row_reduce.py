@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost
+from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost
 from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import make_rows, sum_bound, widened

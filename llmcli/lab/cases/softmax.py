@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.softmax import softmax, softmax_cost
+from llmcli.kernels.reductions import softmax, softmax_cost
 from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import COLUMNS, make_rows, widened

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.swiglu import swiglu, swiglu_cost
+from llmcli.kernels.elementwise import swiglu, swiglu_cost
 from llmcli.lab.matrices import EPSILON, STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import COLUMNS, make_rows, powers_of_two, rounded_rows

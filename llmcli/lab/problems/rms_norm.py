@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
+from llmcli.kernels.norms import rms_norm, rms_norm_cost
 from llmcli.lab.matrices import EPSILON
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 

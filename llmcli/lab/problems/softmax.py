@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.softmax import softmax, softmax_cost
+from llmcli.kernels.reductions import softmax, softmax_cost
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 
 _ROUNDING = 2.0**-24

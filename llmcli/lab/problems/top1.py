@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.row_reduce import MAX_SPLITS, row_reduce
+from llmcli.kernels.reductions import MAX_SPLITS, row_reduce
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_lanes import LaneInputs
@@ -17,9 +16,9 @@ from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill, ro
 from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
-from llmcli.kernels.head_norm import head_norm
+from llmcli.kernels.elementwise import add_parts, rotary
+from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import LayerCache
-from llmcli.kernels.rotary import rotary
 from llmcli.kernels.stage_wide import ImageRows
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.passes import Chunk, Lanes
