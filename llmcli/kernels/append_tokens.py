@@ -4,7 +4,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.attention_lanes import LaneInputs
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -23,7 +23,7 @@ def kernel_name(keys: Array) -> str:
 
 
 def append_tokens(
-    device: Device,
+    device: Launcher,
     lanes: LaneInputs,
     *,
     parts: Array | None = None,

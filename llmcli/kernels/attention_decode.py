@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.attention_lanes import LaneInputs
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes, has_scales
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -78,7 +78,7 @@ def kernel_name(layout: QkvLayout, dtype: np.dtype[Any], splits: int) -> str:
 
 
 def attention_decode(
-    device: Device,
+    device: Launcher,
     lanes: LaneInputs,
     *,
     is_cached: bool,

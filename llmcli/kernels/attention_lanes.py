@@ -7,8 +7,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Offset
+from llmcli.kernels.launches import Launcher, Offset
 from llmcli.kernels.phantom import assumed_values
 from llmcli.kernels.qkv import (
     PAGE_TOKENS,
@@ -118,12 +117,12 @@ class LaneInputs:
         )
 
 
-def room_for_block(card: CardFacts | Device, blocks: int) -> int:
+def room_for_block(card: CardFacts | Launcher, blocks: int) -> int:
     """Shared memory of a block where `blocks` of them share a multiprocessor."""
     return (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
 
 
-def bytes_of_lone_block(card: CardFacts | Device) -> int:
+def bytes_of_lone_block(card: CardFacts | Launcher) -> int:
     """Shared memory of a block that has a multiprocessor to itself."""
     return lines(room_for_block(card, 2) + 1)
 

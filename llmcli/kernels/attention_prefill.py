@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
     PAGE_TOKENS,
@@ -94,7 +94,7 @@ def wgmma_name(dtype: np.dtype[np.generic], form: Form, unit_inputs: int) -> str
     return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {sizes}>"
 
 
-def rotates_queries(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
+def rotates_queries(device: Launcher, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
     """Whether `attention_prefill` takes `cos_sin` on this card, for a cache of this type.
 
     If so, it uses wgmma. The number of tokens must not matter: bits depend on it.
@@ -102,7 +102,7 @@ def rotates_queries(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> 
     return device.can_wgmma and layout.head_dim == WGMMA_HEAD_DIM and dtype.itemsize == 2
 
 
-def writes_images(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
+def writes_images(device: Launcher, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
     """Whether its `out` may be rows of an image."""
     return rotates_queries(device, layout, dtype) and _makes_images(dtype)
 
@@ -140,7 +140,7 @@ class PromptInputs:
         return self.start + self.num_tokens
 
 
-def attention_prefill(device: Device, inputs: PromptInputs, out: Array | ImageRows) -> None:
+def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | ImageRows) -> None:
     """Attend from each token. A token's bits do not depend on its chunk.
 
     Rows of an image have no scales. Some cards and caches lack these and `cos_sin`.
@@ -199,7 +199,7 @@ def attention_prefill(device: Device, inputs: PromptInputs, out: Array | ImageRo
 
 
 def _launch_wgmma(
-    device: Device, inputs: PromptInputs, stride: int, window: np.int32, rows: ImageRows, cost: Cost
+    device: Launcher, inputs: PromptInputs, stride: int, window: np.int32, rows: ImageRows, cost: Cost
 ) -> None:
     layout, cache = inputs.layout, inputs.cache
     num_rows = inputs.num_tokens * layout.group_size
@@ -241,7 +241,7 @@ def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
     return queries, 2 * (queries + 2 * tokens) * (padded + 8) + arriving
 
 
-def _check_image(device: Device, rows: ImageRows, inputs: PromptInputs) -> None:
+def _check_image(device: Launcher, rows: ImageRows, inputs: PromptInputs) -> None:
     layout, dtype = inputs.layout, inputs.cache.dtype
     if not writes_images(device, layout, dtype):
         raise ValueError(f"attention_prefill: writes no images from a cache of {dtype} with {layout}")
@@ -252,7 +252,7 @@ def _check_image(device: Device, rows: ImageRows, inputs: PromptInputs) -> None:
     check_image("attention_prefill", "out", rows.image, layout.q_size, rows.first_token + inputs.num_tokens)
 
 
-def _check_rotary(device: Device, cos_sin: Array, inputs: PromptInputs) -> None:
+def _check_rotary(device: Launcher, cos_sin: Array, inputs: PromptInputs) -> None:
     layout, dtype = inputs.layout, inputs.cache.dtype
     if not rotates_queries(device, layout, dtype):
         raise ValueError(f"attention_prefill: rotates no queries for a cache of {dtype} with {layout}")

@@ -16,7 +16,7 @@ from llmcli.kernels.attention_lanes import (
     tile_bytes,
 )
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout
 from llmcli.kernels.spec import KernelSpec
 
@@ -35,7 +35,7 @@ class RowsPlan:
     Attributes: stages: tiles being copied in a block; num_blocks: of every launch; head_tile: query heads a block takes
     """
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+    def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int):
         self._layout = layout
         self._itemsize = itemsize
         self.head_tile = head_tile(layout, itemsize)
@@ -98,7 +98,7 @@ class RowsPlan:
 
 
 def attention_rows(
-    device: Device,
+    device: Launcher,
     lanes: LaneInputs,
     *,
     is_cached: bool,

@@ -17,7 +17,7 @@ from llmcli.kernels.attention_lanes import (
     tile_bytes,
 )
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes
 from llmcli.kernels.spec import KernelSpec
 
@@ -37,7 +37,7 @@ class SpanForm:
         tiles being copied in a block
     """
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int, columns: int):
+    def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int, columns: int):
         self._layout = layout
         self._itemsize = itemsize
         self.columns = columns
@@ -86,7 +86,7 @@ class SpanForm:
 class SpanPlan:
     """The forms of blocks for one cache."""
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+    def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int):
         self._group_size = layout.group_size
         self._itemsize = itemsize
         self._num_multiprocessors = card.num_multiprocessors
@@ -108,7 +108,7 @@ class SpanPlan:
 
 
 def attention_span(
-    device: Device,
+    device: Launcher,
     lanes: LaneInputs,
     *,
     num_spans: int,

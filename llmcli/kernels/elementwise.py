@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import HEAD_DIM_STEP
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
@@ -21,7 +21,7 @@ EMBEDDING_SPEC = KernelSpec(
 )
 
 
-def embedding(device: Device, *, table: Array, token_ids: Array, rows: Array | None = None, out: Array) -> None:
+def embedding(device: Launcher, *, table: Array, token_ids: Array, rows: Array | None = None, out: Array) -> None:
     """Write the vectors of tokens to `out`. Ids are checked by the caller; one not in the table gives a row of NaN.
 
     With `rows` the id of token t is token_ids[rows[t]], which the caller checks too, and row -1 gives zeros.
@@ -61,7 +61,7 @@ _NAMES = tuple(f"gather_columns<{C_TYPES[dtype]}>" for dtype in _GATHERED_DTYPES
 GATHER_COLUMNS_SPEC = KernelSpec("gather_columns", "rows with their columns in another order", _NAMES)
 
 
-def gather_columns(device: Device, *, x: Any, order: Any, out: Any) -> None:
+def gather_columns(device: Launcher, *, x: Any, order: Any, out: Any) -> None:
     """Write column order[i] of x to column i of `out`. May start before the previous kernel has ended.
 
     Shapes: x [num_rows, num_columns] float32 or float16, rows any stride apart; order int32 [num_columns], columns of
@@ -95,7 +95,7 @@ ROTARY_SPEC = KernelSpec(
 )
 
 
-def rotary(device: Device, *, x: Array, positions: Array, cos_sin: Array) -> None:
+def rotary(device: Launcher, *, x: Array, positions: Array, cos_sin: Array) -> None:
     """Rotate heads in place, in Hugging Face's half-split form.
 
     Shapes: x [n, num_heads * head_dim] float32, in-out, rows may be further apart; positions [n] int32;
@@ -137,7 +137,7 @@ SWIGLU_SPEC = KernelSpec(
 )
 
 
-def swiglu(device: Device, *, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> None:
+def swiglu(device: Launcher, *, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> None:
     """Write silu(gate) * up / out_scale to `out`, where gate and up are those columns of `gate_up` times `row_scale`.
 
     Shapes: gate_up [num_rows, 16 * ceil(intermediate_size / 8) or more] float32, 8 columns of gate and 8 of up in
@@ -173,7 +173,7 @@ def swiglu_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost
 ADD_PARTS_SPEC = KernelSpec("add_parts", "out += each part of a product, in order", ("add_parts<4>", "add_parts<1>"))
 
 
-def add_parts(device: Device, *, parts: Array, out: Array) -> None:
+def add_parts(device: Launcher, *, parts: Array, out: Array) -> None:
     """Add each of `parts` to `out`, one after the other.
 
     Shapes: parts float32 [num_parts, num_rows, num_columns]; out float32 [num_rows, num_columns]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, WIDE_TOKENS, check_image, image_bytes
 from llmcli.kernels.tiles import (
@@ -71,7 +71,7 @@ class WideShape(ctypes.Structure):
 
 
 def gemm_wide(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     image: Any,
@@ -105,7 +105,7 @@ def gemm_wide(
 
 
 def gemm_wide_swiglu(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     image: Any,
@@ -139,7 +139,7 @@ def gemm_wide_swiglu(
 
 
 def _shape(
-    device: Device,
+    device: Launcher,
     matrix: TiledMatrix,
     image: Any,
     row_scales: Any,
@@ -168,7 +168,7 @@ def _shape(
     )
 
 
-def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
+def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
     layout, num_tokens = matrix.layout, shape.num_tokens
     epilogue = EPILOGUES[shape.epilogue]
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, RowForm, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -16,7 +16,7 @@ RMS_NORM_SPEC = KernelSpec(
 )
 
 
-def rms_norm(device: Device, *, x: Array, weight: Array, eps: float, out: Array, row_scale: Array) -> None:
+def rms_norm(device: Launcher, *, x: Array, weight: Array, eps: float, out: Array, row_scale: Array) -> None:
     """Write weight * x / rms(x) / row_scale to `out`, and the power of two of each row to `row_scale`.
 
     Shapes: x [num_rows, num_columns] float32; weight [num_columns] float32; out like x, any storage type; row_scale
@@ -63,7 +63,7 @@ HEAD_NORM_SPEC = KernelSpec(
 )
 
 
-def head_norm(device: Device, *, x: Array, weight: Array, eps: float) -> None:
+def head_norm(device: Launcher, *, x: Array, weight: Array, eps: float) -> None:
     """Replace each head of `x` by weight * head / rms(head).
 
     Shapes: x [num_rows, num_heads * head_dim] float32, rows any stride apart, such as the columns of q in a qkv buffer;
@@ -110,7 +110,7 @@ ROUND_ROWS_SPEC = KernelSpec(
 )
 
 
-def round_rows(device: Device, *, x: Array, out: Array, row_scale: Array) -> None:
+def round_rows(device: Launcher, *, x: Array, out: Array, row_scale: Array) -> None:
     """Write x / row_scale to `out`, and the power of two of each row to `row_scale`.
 
     Shapes: x [num_rows, num_columns] float32; out like x, any storage type; row_scale [num_rows] float32
@@ -148,7 +148,7 @@ def _check_scale_and_bias(kernel: str, row_scale: Array | None, bias: Array | No
         check(kernel, "bias", bias, dtype=np.float32, shape=(num_columns,))
 
 
-def scale_bias(device: Device, *, x: Array, row_scale: Array | None, bias: Array | None) -> None:
+def scale_bias(device: Launcher, *, x: Array, row_scale: Array | None, bias: Array | None) -> None:
     """Replace `x` by x * row_scale + bias; None means ones or zeros.
 
     Shapes: x [num_rows, num_columns] float32, rows any stride apart; row_scale [num_rows] float32; bias [num_columns]
@@ -180,7 +180,7 @@ def scale_bias_cost(*, num_rows: int, num_columns: int, has_bias: bool) -> Kerne
 RESIDUAL_ADD_SPEC = KernelSpec("residual_add", "hidden += x * row_scale + bias", ("residual_add<4>", "residual_add<1>"))
 
 
-def residual_add(device: Device, *, x: Array, row_scale: Array | None, bias: Array | None, hidden: Array) -> None:
+def residual_add(device: Launcher, *, x: Array, row_scale: Array | None, bias: Array | None, hidden: Array) -> None:
     """Add x * row_scale + bias to `hidden`; None means ones or zeros.
 
     Shapes: x [num_rows, hidden_size or more] float32, rows any stride apart; row_scale [num_rows] float32; bias

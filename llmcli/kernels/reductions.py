@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, RowForm, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -36,7 +36,7 @@ ROW_REDUCE_SPEC = KernelSpec(
 
 
 def row_reduce(
-    device: Device,
+    device: Launcher,
     *,
     op: RowOp,
     x: Array,
@@ -113,7 +113,7 @@ SOFTMAX_SPEC = KernelSpec(
 )
 
 
-def softmax(device: Device, *, x: Array, out: Array, log: bool = False) -> None:
+def softmax(device: Launcher, *, x: Array, out: Array, log: bool = False) -> None:
     """Write softmax(x) to `out`, or its logarithm.
 
     Shapes: x, out [num_rows, num_columns] float32, rows any stride apart
