@@ -8,7 +8,7 @@ from llmcli.kernels.spec import KernelSpec
 
 KERNELS: dict[str, KernelSpec] = {
     value.stem: value
-    for module in iter_modules(kernels.__path__, f"{kernels.__name__}.")
-    for value in vars(import_module(module.name)).values()
+    for module in iter_modules(kernels.__path__)
+    for value in vars(import_module(f"llmcli.kernels.{module.name}")).values()
     if isinstance(value, KernelSpec)
 }

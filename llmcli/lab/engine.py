@@ -7,5 +7,5 @@ from llmcli.lab import cases
 from llmcli.lab.problem import KernelCases
 
 CASES: dict[str, KernelCases] = {
-    module.name: import_module(f"{cases.__name__}.{module.name}").CASES for module in iter_modules(cases.__path__)
+    module.name: import_module(f"llmcli.lab.cases.{module.name}").CASES for module in iter_modules(cases.__path__)
 }
