@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.lab.matrices import storage_name, to_storage
-from llmcli.lab.problem import ROUNDING, Expected, Output, stored_values
+from llmcli.lab.problem import ROUNDING, Arrays, Expected, Output, stored_values
 
 # Norm, rotary and attention in float64, and how far correct kernels may be from it.
 #
@@ -501,6 +502,29 @@ def inputs_of(tokens: NewTokens) -> dict[str, np.ndarray]:
         "page_table": visible_table(tokens.table, tokens.rows, tokens.positions),
     }
     return {name: array for name, array in given.items() if array is not None}
+
+
+def lane_inputs(tokens: NewTokens, arrays: Arrays) -> LaneInputs:
+    """The same for a launcher, from arrays on the card."""
+    return LaneInputs(
+        qkv=arrays["qkv"][:, : tokens.layout.width],
+        layout=tokens.layout,
+        q_norm=arrays.get("q_norm"),
+        k_norm=arrays.get("k_norm"),
+        eps=EPS,
+        cos_sin=arrays.get("cos_sin"),
+        rows=arrays["rows"],
+        positions=arrays["positions"],
+        page_table=arrays["page_table"],
+        cache=cache_in(arrays),
+        window=tokens.window,
+    )
+
+
+def cache_in(arrays: Arrays) -> LayerCache:
+    """The second of the two layers of `cache_of`, on the card."""
+    names = ("keys", "values", "key_scales", "value_scales")
+    return LayerCache(**{name: arrays[name][1] for name in names if name in arrays})
 
 
 def cache_of(tokens: NewTokens) -> dict[str, np.ndarray]:

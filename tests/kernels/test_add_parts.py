@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from right import assert_right
 
-from llmcli.kernels.add_parts import add_parts, add_parts_cost
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import add_parts, add_parts_cost
 from llmcli.kernels.phantom import Phantom
 from llmcli.lab.cases.elementwise import add_parts_case
 from llmcli.lab.notes import Notes

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_codes import cache_arguments, upload_cache
+from kv_codes import call_lane_by_lane, lane_inputs, layer_cache, upload_cache
 from right import assert_right
 from test_attention_decode import KINDS, LLAMA, cupy_array, run
 from test_attention_decode_launch import F32, Recorder, host
@@ -26,14 +26,9 @@ def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:
         "positions": problem.positions,
         "page_table": visible_table(problem.table, problem.rows, problem.positions),
     }
-    append_tokens(
-        device,
-        qkv=cupy_array(problem.qkv),
-        layout=problem.layout,
-        eps=EPS,
-        **cache_arguments(*caches),
-        **{name: None if array is None else cupy_array(array) for name, array in arrays.items()},
-    )
+    on_card = {name: None if array is None else cupy_array(array) for name, array in arrays.items()}
+    given = {"qkv": cupy_array(problem.qkv), "layout": problem.layout, "eps": EPS, "cache": layer_cache(*caches)}
+    append_tokens(device, lane_inputs(**given, **on_card))
     device.synchronize()
     for cache in caches:
         cache.check()
@@ -91,7 +86,7 @@ def call(device: Any, **changes: Any) -> None:
         "keys": host((9, 2, 16, 64), np.float16),
         "values": host((9, 2, 16, 64), np.float16),
     }
-    append_tokens(device, **{**arguments, **changes})
+    call_lane_by_lane(append_tokens, device, {**arguments, **changes})
 
 
 def test_launch() -> None:

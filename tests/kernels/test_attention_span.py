@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from emulated import COMPILER, EmulatedDevice, can_emulate, solve
 from fenced import to_host
+from kv_codes import lane_inputs
 from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
 
 import llmcli.kernels.attention_span as attention_span_launcher
@@ -170,21 +171,21 @@ def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, lay
         "keys": keys,
         "values": values,
     }
-    attends: dict[str, Any] = {"q_norm": None, "window": None}
-    attends["partials"] = cupy.empty((count, heads, num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
+    lanes = lane_inputs(**given)
+    partials = cupy.empty((count, heads, num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
     outs, expected = cupy.full((launches, count, layout.q_size), np.nan, F32), cupy.empty((count, layout.q_size), F32)
     counters = cupy.zeros((count, heads), np.uint32)
     of_decode = cupy.zeros((count, grid_heads(layout, 2)), np.uint32)
 
     def launch(_: int) -> None:
         for out in outs:
-            attention_span(device, **given, **attends, num_spans=1, counters=counters, out=out)
+            attention_span(device, lanes, num_spans=1, partials=partials, counters=counters, out=out)
 
     graphs: StepGraphs[int] = StepGraphs(device, uses_graphs=True)
     for _ in range(3):
         graphs.start(0, launch)
-    append_tokens(device, **given)
-    attention_decode(device, **given, **attends, is_cached=True, counters=of_decode, out=expected)
+    append_tokens(device, lanes)
+    attention_decode(device, lanes, is_cached=True, partials=partials, counters=of_decode, out=expected)
     device.synchronize()
     bits = to_host(outs).view(np.uint32)
     assert [i for i in range(launches) if (bits[i] != to_host(expected).view(np.uint32)).any()] == []

@@ -8,7 +8,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.embedding import embedding, embedding_cost
+from llmcli.kernels.elementwise import embedding, embedding_cost
 from llmcli.lab.cases.elementwise import embedding_case, rows_case, unknown_ids_case
 from llmcli.lab.matrices import STORAGE
 

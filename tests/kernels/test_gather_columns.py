@@ -7,7 +7,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.gather_columns import gather_columns, gather_columns_cost
+from llmcli.kernels.elementwise import gather_columns, gather_columns_cost
 from llmcli.lab.cases.elementwise import gather_columns_case
 from llmcli.lab.rows import COLUMNS
 

@@ -5,7 +5,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.head_norm import head_norm, head_norm_cost
+from llmcli.kernels.norms import head_norm, head_norm_cost
 from llmcli.lab.cases.reductions import head_norm_case
 
 EPS = 1e-6

@@ -5,7 +5,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.residual_add import residual_add, residual_add_cost
+from llmcli.kernels.norms import residual_add, residual_add_cost
 from llmcli.lab.cases.elementwise import residual_add_case
 
 

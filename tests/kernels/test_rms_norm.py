@@ -6,7 +6,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.rms_norm import rms_norm_cost
+from llmcli.kernels.norms import rms_norm_cost
 from llmcli.lab.cases.reductions import rms_norm_case
 from llmcli.lab.matrices import STORAGE
 from llmcli.lab.rows import COLUMNS

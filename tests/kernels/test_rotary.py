@@ -8,8 +8,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary, rotary_cost
 from llmcli.lab import attention as reference
 from llmcli.lab.cases.attention import odd_positions, rotary_case
 

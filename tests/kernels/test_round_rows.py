@@ -8,7 +8,7 @@ from fenced import fenced, to_host
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.round_rows import round_rows, round_rows_cost
+from llmcli.kernels.norms import round_rows, round_rows_cost
 from llmcli.lab.cases.elementwise import round_rows_case
 from llmcli.lab.matrices import STORAGE
 from llmcli.lab.rows import COLUMNS, make_rows

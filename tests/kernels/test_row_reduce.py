@@ -4,7 +4,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
+from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
 from llmcli.lab.cases.reductions import OPS, row_reduce_case, row_reduce_masked_case, row_reduce_specials_case
 from llmcli.lab.problem import Problem
 

@@ -4,7 +4,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.scale_bias import scale_bias_cost
+from llmcli.kernels.norms import scale_bias_cost
 from llmcli.lab.cases.elementwise import scale_bias_case
 
 

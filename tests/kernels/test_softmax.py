@@ -4,7 +4,7 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.softmax import softmax_cost
+from llmcli.kernels.reductions import softmax_cost
 from llmcli.lab.cases.reductions import softmax_case, softmax_masked_case
 
 # Columns, and the gap between the end of a row and the next one.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary, rotary_cost
 from llmcli.lab.attention import (
     DTYPES,
-    EPS,
     NewTokens,
     append,
     cache_name,
@@ -33,6 +32,7 @@ from llmcli.lab.attention import (
     expected_cache,
     in_cache,
     inputs_of,
+    lane_inputs,
     new_tokens,
     rotate,
     spans_of,
@@ -106,7 +106,7 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
     """Append these tokens after adding some parts to them; the cache's other contents stay."""
     layout, dtype = tokens.layout, tokens.keys.dtype
     first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
-    given, cached = {**inputs_of(tokens), **before}, list(outputs)
+    given = {**inputs_of(tokens), **before}
     if num_parts:
         generator = np.random.default_rng(num_parts)
         given["parts"] = generator.standard_normal((num_parts, *first.shape)).astype(np.float32)
@@ -126,7 +126,7 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
         return expected
 
     def solve(device: Device, arrays: Arrays) -> None:
-        append_tokens(device, parts=arrays.get("parts"), **_token_arguments(layout, cached, arrays))
+        append_tokens(device, lane_inputs(tokens, arrays), parts=arrays.get("parts"))
 
     return Problem(
         "append_tokens",
@@ -142,19 +142,6 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
         solvers={ENGINE: solve},
         label=cache_name(dtype),
     )
-
-
-def _token_arguments(layout: QkvLayout, cached: list[str], arrays: Arrays) -> dict[str, Any]:
-    """What the launchers of append_tokens and of attention take alike; `cached` names the arrays of the cache."""
-    return {
-        "qkv": arrays["qkv"][:, : layout.width],
-        "layout": layout,
-        "k_norm": arrays.get("k_norm"),
-        "eps": EPS,
-        "cos_sin": arrays.get("cos_sin"),
-        **{name: arrays[name] for name in ("rows", "positions", "page_table")},
-        **{name: arrays[name][1] for name in cached},
-    }
 
 
 def _append_checks() -> Iterator[Problem]:
@@ -186,7 +173,7 @@ def decode_case(tokens: NewTokens) -> Problem:
     return _attention_case(
         "attention_decode",
         tokens,
-        lambda device, **given: attention_decode(device, is_cached=tokens.is_cached, **given),
+        partial(attention_decode, is_cached=tokens.is_cached),
         counters=(len(tokens.rows), grid_heads(layout, tokens.keys.dtype.itemsize)),
         partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
     )
@@ -198,7 +185,7 @@ def rows_case(tokens: NewTokens, num_blocks: int) -> Problem:
     return _attention_case(
         "attention_rows",
         tokens,
-        lambda device, **given: attention_rows(device, is_cached=tokens.is_cached, **given),
+        partial(attention_rows, is_cached=tokens.is_cached),
         counters=(num_blocks,),
         partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
     )
@@ -207,22 +194,19 @@ def rows_case(tokens: NewTokens, num_blocks: int) -> Problem:
 def span_case(tokens: NewTokens, num_spans: int) -> Problem:
     """Attend from these tokens, those of `num_spans` rows, by attention_span."""
     layout, num_heads = tokens.layout, tokens.layout.num_attention_heads
-    seen: dict[int, list[int]] = {}
-    for (_, row, _), num_seen in zip(tokens.used(), _num_seen(tokens), strict=True):
-        seen.setdefault(row, []).append(num_seen)
     problem = _attention_case(
         "attention_span",
         tokens,
-        lambda device, **given: attention_span(device, num_spans=num_spans, **given),
+        partial(attention_span, num_spans=num_spans),
         counters=(len(tokens.rows), num_heads),
         partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
     )
-    return replace(problem, cost=attention_span_cost(list(seen.values()), layout, tokens.keys.dtype.itemsize))
+    return replace(problem, cost=attention_span_cost(_seen(tokens), layout, tokens.keys.dtype.itemsize))
 
 
-def _num_seen(tokens: NewTokens) -> list[int]:
-    """How many tokens each used lane sees."""
-    return [min(position + 1, tokens.window or position + 1) for _, _, position in tokens.used()]
+def _seen(tokens: NewTokens) -> list[tuple[int, int]]:
+    """The row of each used lane, and how many tokens it sees."""
+    return [(row, min(position + 1, tokens.window or position + 1)) for _, row, position in tokens.used()]
 
 
 def _attention_case(
@@ -236,7 +220,6 @@ def _attention_case(
     """Counters, of this shape, must be zeros again; outputs of unused lanes stay NaN."""
     layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
     before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
-    cached = list(cache_of(tokens))
 
     def reference() -> dict[str, Expected]:
         after, query = append(tokens), tokens.query()
@@ -249,11 +232,10 @@ def _attention_case(
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        given = _token_arguments(layout, cached, arrays)
-        of_attention = {name: arrays[name] for name in ("partials", "counters", "out")}
-        launcher(device, q_norm=arrays.get("q_norm"), window=tokens.window, **given, **of_attention)
+        memory = {name: arrays[name] for name in ("partials", "counters", "out")}
+        launcher(device, lane_inputs(tokens, arrays), **memory)
 
-    seen = _num_seen(tokens)
+    seen = [num_seen for _, num_seen in _seen(tokens)]
     return Problem(
         stem,
         {

@@ -6,14 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.add_parts import add_parts, add_parts_cost
 from llmcli.kernels.device import Device
-from llmcli.kernels.embedding import embedding, embedding_cost
-from llmcli.kernels.gather_columns import gather_columns, gather_columns_cost
-from llmcli.kernels.residual_add import residual_add, residual_add_cost
-from llmcli.kernels.round_rows import round_rows, round_rows_cost
-from llmcli.kernels.scale_bias import scale_bias, scale_bias_cost
-from llmcli.kernels.swiglu import swiglu, swiglu_cost
+from llmcli.kernels.elementwise import (
+    add_parts,
+    add_parts_cost,
+    embedding,
+    embedding_cost,
+    gather_columns,
+    gather_columns_cost,
+    swiglu,
+    swiglu_cost,
+)
+from llmcli.kernels.norms import (
+    residual_add,
+    residual_add_cost,
+    round_rows,
+    round_rows_cost,
+    scale_bias,
+    scale_bias_cost,
+)
 from llmcli.lab.matrices import STORAGE, storage_name, to_storage
 from llmcli.lab.problem import (
     ENGINE,

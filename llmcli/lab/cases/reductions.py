@@ -8,16 +8,14 @@ import numpy as np
 
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.head_norm import head_norm, head_norm_cost
+from llmcli.kernels.norms import head_norm, head_norm_cost, rms_norm, rms_norm_cost
 from llmcli.kernels.read_bandwidth import (
     BLOCK_BYTES,
     BLOCKS_PER_MULTIPROCESSOR,
     read_bandwidth,
     read_bandwidth_cost,
 )
-from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
-from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost
-from llmcli.kernels.softmax import softmax, softmax_cost
+from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost, softmax, softmax_cost
 from llmcli.lab.matrices import STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, by_engine
 from llmcli.lab.problems.rows import EPS, rms_normed

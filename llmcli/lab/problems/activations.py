@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import swiglu
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.swiglu import swiglu
 from llmcli.kernels.tiles import HALF_ROWS
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
 

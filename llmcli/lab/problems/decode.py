@@ -13,9 +13,10 @@ from llmcli.kernels.attention_decode import (
     grid_heads,
     max_splits,
 )
+from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import gemv
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import HALF_ROWS
 from llmcli.lab.attention import (
@@ -141,18 +142,22 @@ class CachedTokens:
         heads = grid_heads(layout, _ITEMSIZE)
         splits = max_splits(device.num_multiprocessors, layout, _ITEMSIZE, self._capacity)
         parts = (1, layout.num_attention_heads, splits, _HEAD_DIM + PARTIAL_EXTRA)
-        same: dict[str, Any] = {
-            name: arrays[name] for name in ("cos_sin", "rows", "positions", "page_table", "keys", "values")
-        }
-        attention_decode(
-            device,
-            **same,
+        lanes = LaneInputs(
             qkv=arrays["qkv"].reshape(1, -1),
             layout=layout,
             q_norm=None,
             k_norm=None,
             eps=0.0,
+            cos_sin=arrays["cos_sin"],
+            rows=arrays["rows"],
+            positions=arrays["positions"],
+            page_table=arrays["page_table"],
+            cache=LayerCache(arrays["keys"], arrays["values"]),
             window=None,
+        )
+        attention_decode(
+            device,
+            lanes,
             is_cached=False,
             partials=arrays["partials"][: int(np.prod(parts))].reshape(parts),
             counters=arrays["counters"][:heads].reshape(1, -1),

@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary, rotary_cost
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
 
 _MAX_SEQ_LEN = 4096

@@ -4,9 +4,8 @@ import numpy as np
 
 from llmcli.errors import UsageError
 from llmcli.kernels.device import Device
-from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
-from llmcli.kernels.row_reduce import MAX_SPLITS, row_reduce, row_reduce_cost
-from llmcli.kernels.softmax import softmax, softmax_cost
+from llmcli.kernels.norms import rms_norm, rms_norm_cost
+from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, row_reduce_cost, softmax, softmax_cost
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind, by_engine
 
