@@ -30,7 +30,7 @@ def pull(
 ) -> None:
     """Download a model into the hub's cache and print its folder.
 
-    A download that was stopped resumes.
+    After a stop, files that are whole are not downloaded again.
 
     Examples:
 
