@@ -156,6 +156,8 @@ def _parameter(name: str, annotation: Any, declared: Any) -> inspect.Parameter:
     usual = next((settings for kind, settings in _USUAL.items() if kind in kinds), {})
     is_option = declared.metadata["declare"] is typer.Option
     names = _option_names(name, declared) if is_option else ()
+    if not is_option:  # Typer names a missing one by it
+        usual = {**usual, "metavar": name.upper()}
     settings = {**usual, **declared.metadata["settings"]}
     words, complete = settings.pop("words", ()), settings.pop("complete", None)
     info = declared.metadata["declare"](
