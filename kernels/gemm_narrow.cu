@@ -3,7 +3,7 @@
 // Shapes:   as in gemm_wide, with up to TOKENS tokens
 // Requires: as gemm_wide; scales and zero_points 16-byte aligned
 // Launch:   clusters of 2 blocks (32 for each tile of a block, and 128), any number of them; dynamic shared memory by
-//           llmcli/kernels/gemm_narrow.py; may overlap the kernel in front. SWIGLU twice, the second with `repeats`
+//           llmcli/kernels/gemm_wide.py; may overlap the kernel in front. SWIGLU twice, the second with `repeats`
 // Traffic:  weights once; the image once for the tiles of a cluster, which L2 serves. Each block takes all of it in
 // Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
 // Choice:   The tensor cores need few clocks for few tokens, so memory sets the time. It gives its full rate only with

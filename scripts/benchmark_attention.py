@@ -13,8 +13,9 @@ import numpy as np
 
 from llmcli.kernels import attention_decode as decode
 from llmcli.kernels import attention_prefill as prefill
+from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 
 LAYOUTS = {
     "Llama-3.2-1B": QkvLayout(32, 8, 64),
@@ -111,23 +112,23 @@ def decode_times(
         ),
         "counters": cupy.zeros((num_rows, decode.grid_heads(layout, dtype.itemsize)), cupy.uint32),
         "out": cupy.empty((num_rows, layout.q_size), cupy.float32),
-        **scales(cache[0, 0]),
     }
+
+    memory = {name: arrays.pop(name) for name in ("partials", "counters", "out")}
+    beside = scales(cache[0, 0])
 
     def launch(number: int) -> None:
         keys, values = cache[number % len(cache)]
-        decode.attention_decode(
-            device,
+        lanes = LaneInputs(
             layout=layout,
             q_norm=None,
             k_norm=None,
             eps=1e-5,
-            keys=keys,
-            values=values,
+            cache=LayerCache(keys, values, **beside),
             window=None,
-            is_cached=False,
             **arrays,
         )
+        decode.attention_decode(device, lanes, is_cached=False, **memory)
 
     return microseconds(device, launch, max(len(cache), 32), rounds)
 
@@ -140,21 +141,11 @@ def prefill_times(
     (keys, values), *_ = caches(layout, dtype, pages.size)
     qkv = normal(num_tokens, layout.width)
     out = cupy.empty((num_tokens, layout.q_size), cupy.float32)
-    beside = scales(keys)
+    layer = LayerCache(keys, values, **scales(keys))
 
     def launch(number: int) -> None:
-        prefill.attention_prefill(
-            device,
-            qkv=qkv,
-            layout=layout,
-            keys=keys,
-            values=values,
-            pages=pages[0],
-            start=start,
-            window=None,
-            out=out,
-            **beside,
-        )
+        inputs = prefill.PromptInputs(qkv=qkv, layout=layout, cache=layer, pages=pages[0], start=start, window=None)
+        prefill.attention_prefill(device, inputs, out)
 
     return microseconds(device, launch, 4, rounds)
 

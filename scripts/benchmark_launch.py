@@ -14,13 +14,13 @@ import cupy
 import numpy as np
 
 from llmcli.kernels.append_tokens import append_tokens
+from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.kernels.norms import rms_norm, scale_bias
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.raw_kernel import RawLaunch
 from llmcli.kernels.replay import Starter
-from llmcli.kernels.rms_norm import rms_norm
-from llmcli.kernels.scale_bias import scale_bias
 
 BATCH = 200  # the driver's queue takes about a thousand
 HIDDEN_SIZE = 64
@@ -59,18 +59,19 @@ def describe(device: NotingDevice) -> list[Launch]:
     rms_norm(device, x=row, weight=zeros(HIDDEN_SIZE), eps=1e-5, out=out, row_scale=zeros(1))
     cache = zeros(7, 2, PAGE_TOKENS, 64, dtype=np.float16)
     places = {"rows": zeros(1, dtype=np.int32), "positions": zeros(1, dtype=np.int32)}
-    append_tokens(
-        device,
+    lanes = LaneInputs(
         qkv=zeros(1, LAYOUT.width),
         layout=LAYOUT,
+        q_norm=None,
         k_norm=None,
         eps=0.0,
         cos_sin=None,
         **places,
         page_table=zeros(1, 7, dtype=np.int32),
-        keys=cache,
-        values=cache,
+        cache=LayerCache(cache, cache),
+        window=None,
     )
+    append_tokens(device, lanes)
     device.synchronize()
     return device.launches
 

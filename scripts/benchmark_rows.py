@@ -16,17 +16,22 @@ import numpy as np
 from benchmark_attention import copy_gbps, microseconds
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.embedding import embedding, embedding_cost
-from llmcli.kernels.head_norm import head_norm, head_norm_cost
-from llmcli.kernels.residual_add import residual_add, residual_add_cost
-from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
-from llmcli.kernels.round_rows import round_rows, round_rows_cost
-from llmcli.kernels.row_reduce import MAX_SPLITS, row_reduce, row_reduce_cost
+from llmcli.kernels.elementwise import embedding, embedding_cost, swiglu, swiglu_cost
+from llmcli.kernels.norms import (
+    head_norm,
+    head_norm_cost,
+    residual_add,
+    residual_add_cost,
+    rms_norm,
+    rms_norm_cost,
+    round_rows,
+    round_rows_cost,
+    scale_bias,
+    scale_bias_cost,
+)
+from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, row_reduce_cost, softmax, softmax_cost
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, RowForm
-from llmcli.kernels.scale_bias import scale_bias, scale_bias_cost
-from llmcli.kernels.softmax import softmax, softmax_cost
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.swiglu import swiglu, swiglu_cost
 
 HIDDEN_SIZE, QKV_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE, HEAD_DIM = 4096, 12288, 11008, 32000, 128
 HALF_BYTES = 2

@@ -18,8 +18,8 @@ INTRODUCTION = """\
 # Kernels
 
 Written by `python -m scripts.kernels_doc` from the first comment of each source. Kernel NAME is `kernels/NAME.cu`, its
-launcher `llmcli/kernels/NAME.py`, its test `tests/kernels/test_NAME.py`. Traffic is what one launch moves. Shapes,
-requirements, and why it is made this way and not another, stand in the source.
+test `tests/kernels/test_NAME.py`; `grep -r '"NAME"' llmcli/kernels` shows its launcher. Traffic is what one launch
+moves. Shapes, requirements, and why it is made this way and not another, stand in the source.
 
 | kernel | what it does |
 |---|---|

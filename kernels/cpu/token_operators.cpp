@@ -1,6 +1,6 @@
 // token_operators: what stands between the products of a decoded token: RMSNorm, attention, SwiGLU, on the processor
 //           Source: arXiv 1910.07467, equation 4; arXiv 2104.09864; arXiv 2002.05202; the operators of
-//           llmcli/runners/torch/llama.py, whose place these take. exp: Cephes, expf.c
+//           llmcli/runners/torch/operators.py, whose place these take. exp: Cephes, expf.c
 // Shapes:   rms_norm: x, y [num_rows][size] float, weight [size] float. swiglu: gate, up, y [size] float.
 //           attend: query, y [num_heads][head_dim], key, value [num_kv_heads][head_dim] float, of one token; cos, sin
 //           [head_dim / 2] float, or null; keys, values [num_kv_heads][num_pages][PAGE_TOKENS][head_dim] bfloat16, of a

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,15 @@ from rich.filesize import decimal
 
 from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
-from llmcli.checkpoint.hub_client import FileMetadata, HubClient, hub_errors_explained, plan_transfer, run_transfer
+from llmcli.checkpoint.hub_client import HubClient, hub_client, hub_errors_explained
 from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.checkpoint.hub_library import (
     cached_file,
-    create_snapshot,
     hub_settings,
-    link_file,
     repository_folder,
     scan_cache,
+    write_ref,
 )
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.config.llama import LlamaConfig
@@ -51,37 +50,38 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
     Raises: CheckpointError for all that can go wrong on the way, with the next step; UnsupportedModelError for a model
     that would be refused later, before its weights are downloaded.
     """
-    hub_id = find_hub_id(name)
-    if hub_id is None:
-        return Path(name)
-    if not update and (folder := find_cached(hub_id)) is not None:
-        return folder
-    with hub_errors_explained(hub_id):
-        repository = repository_folder(hub_id.repo_id)
-        revision = checked_revision(hub_id.revision or _MAIN)
-        with HubClient(hub_id) as client:
-            return _download(client, hub_id, repository, revision, on_progress)
+    return _resolve(name, find_cached, _prepare_model, on_progress, update)
 
 
 def resolve_adapter(name: str, *, on_progress: Callable[[int, int], None], update: bool = False) -> Path:
     """As `resolve_model`, for a LoRA adapter: only config and weights are downloaded. Raises: as `resolve_model`"""
+    return _resolve(name, find_cached_adapter, _prepare_adapter, on_progress, update)
+
+
+def _resolve(
+    name: str,
+    find: Callable[[HubId], Path | None],
+    prepare: Callable[[HubClient, HubId, frozenset[str], Path], list[str]],
+    on_progress: Callable[[int, int], None],
+    update: bool,
+) -> Path:
     hub_id = find_hub_id(name)
     if hub_id is None:
         return Path(name)
-    if not update and (folder := find_cached_adapter(hub_id)) is not None:
+    if not update and (folder := find(hub_id)) is not None:
         return folder
     with hub_errors_explained(hub_id):
         repository = repository_folder(hub_id.repo_id)
         revision = checked_revision(hub_id.revision or _MAIN)
-        with HubClient(hub_id) as client:
-            files = client.list_files()
-            require_adapter_files(hub_id, files.names)
-            snapshot = repository / "snapshots" / files.commit
-            small_files = _find_missing(client, hub_id, snapshot, [ADAPTER_CONFIG_NAME])
-            create_snapshot(repository, files.commit, revision)
-            _transfer(client, snapshot, small_files, lambda position: None)
-            LoraConfig.load(snapshot / ADAPTER_CONFIG_NAME)
-            _download_weights(client, hub_id, snapshot, [ADAPTER_WEIGHTS_NAME], on_progress)
+        with hub_client(hub_id) as client:
+            names = client.list_files()
+            snapshot = repository / "snapshots" / client.commit
+            try:
+                weights = prepare(client, hub_id, names, snapshot)
+            finally:  # also for a model that is refused: its small files are there
+                if snapshot.is_dir():
+                    write_ref(repository, revision, client.commit)
+            _download(client, hub_id, weights, on_progress)
             return snapshot
 
 
@@ -90,98 +90,78 @@ def find_cached(hub_id: HubId) -> Path | None:
 
     Raises: CheckpointError for an id that no repository has, or a cache that cannot be read.
     """
-    with hub_errors_explained(hub_id):
-        repository_folder(hub_id.repo_id)  # refuses odd ids
-        config = cached_file(hub_id.repo_id, CONFIG_NAME, checked_revision(hub_id.revision or _MAIN))
-        return config.parent if config is not None and is_complete(config.parent) else None
+    folder = _cached_folder(hub_id, CONFIG_NAME)
+    return folder if folder is not None and is_complete(folder) else None
 
 
 def find_cached_adapter(hub_id: HubId) -> Path | None:
     """The folder of an adapter that is complete in the cache, else None. Raises: as `find_cached`"""
+    folder = _cached_folder(hub_id, ADAPTER_CONFIG_NAME)
+    return folder if folder is not None and (folder / ADAPTER_WEIGHTS_NAME).is_file() else None
+
+
+def _cached_folder(hub_id: HubId, name: str) -> Path | None:
     with hub_errors_explained(hub_id):
-        repository_folder(hub_id.repo_id)
-        config = cached_file(hub_id.repo_id, ADAPTER_CONFIG_NAME, checked_revision(hub_id.revision or _MAIN))
-        has_weights = config is not None and (config.parent / ADAPTER_WEIGHTS_NAME).is_file()
-        return config.parent if config is not None and has_weights else None
+        repository_folder(hub_id.repo_id)  # refuses odd ids
+        file = cached_file(hub_id.repo_id, name, checked_revision(hub_id.revision or _MAIN))
+        return file and file.parent
 
 
-def _download(
-    client: HubClient, hub_id: HubId, repository: Path, revision: str, on_progress: Callable[[int, int], None]
-) -> Path:
-    """Download what is missing, the small files first, since they show whether the rest is worth it.
+def _prepare_model(client: HubClient, hub_id: HubId, names: frozenset[str], snapshot: Path) -> list[str]:
+    """Download the small files, which show whether the rest is worth it; return the names of the weights.
 
     All by the commit that the list of files names, so that nothing mixes.
     """
-    files = client.list_files()
-    refuse_repository(hub_id, files.names)
-    snapshot = repository / "snapshots" / files.commit
-    small_files = _find_missing(client, hub_id, snapshot, [name for name in SMALL_FILES if name in files.names])
-    create_snapshot(repository, files.commit, revision)
-    _transfer(client, snapshot, small_files, lambda position: None)
+    refuse_repository(hub_id, names)
+    _download(client, hub_id, [name for name in SMALL_FILES if name in names])
     config, where = CONFIG.read_json_object(snapshot / CONFIG_NAME), f"{hub_id}: {CONFIG_NAME}"
     if quantization_of(config, where) is None:
-        refuse_quantization_files(hub_id, files.names)
+        refuse_quantization_files(hub_id, names)
     LlamaConfig.from_dict(config, where)
-
-    names = weight_files(files.names, snapshot)
-    missing = [name for name in names if name not in files.names]
-    if missing or not names:
+    weights = weight_files(names, snapshot)
+    missing = [name for name in weights if name not in names]
+    if missing or not weights:
         raise CheckpointError(f"{hub_id} lacks {_listed(missing)}: its upload is incomplete; try another revision")
-    _download_weights(client, hub_id, snapshot, names, on_progress)
-    return snapshot
+    return weights
 
 
-def _download_weights(
-    client: HubClient, hub_id: HubId, snapshot: Path, names: list[str], on_progress: Callable[[int, int], None]
+def _prepare_adapter(client: HubClient, hub_id: HubId, names: frozenset[str], snapshot: Path) -> list[str]:
+    """As `_prepare_model`."""
+    require_adapter_files(hub_id, names)
+    _download(client, hub_id, [ADAPTER_CONFIG_NAME])
+    LoraConfig.load(snapshot / ADAPTER_CONFIG_NAME)
+    return [ADAPTER_WEIGHTS_NAME]
+
+
+def _download(
+    client: HubClient,
+    hub_id: HubId,
+    names: list[str],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    weights = _find_missing(client, hub_id, snapshot, names)
-    num_present = sum((snapshot / name).stat().st_size for name in names if name not in weights)
-    total = num_present + sum(file.size for file in weights.values())
-    _transfer(client, snapshot, weights, lambda position: on_progress(num_present + position, total))
+    """Download what the cache lacks of some files; `on_progress` as in `resolve_model`.
 
-
-def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Collection[str]) -> dict[str, FileMetadata]:
-    """What the hub says of those files that the snapshot lacks.
-
-    Raises: CheckpointError for a file that is too long, or if the disk has not enough space.
+    Raises: CheckpointError for a small file that is too long, or if the disk has not enough space.
     """
-    settings = hub_settings()
-    missing: dict[str, FileMetadata] = {}
-    for name in names:
-        if (snapshot / name).is_file():
-            continue
-        file = missing[name] = client.find_file(snapshot.name, name)
-        kind = SMALL_FILES.get(name)
+    files = [client.find_file(name) for name in names]
+    for file in files:
+        kind = SMALL_FILES.get(file.name)
         if kind is not None and file.size > kind.max_bytes:
             raise CheckpointError(
-                f"{file.url} has {decimal(file.size)}, over the limit of {decimal(kind.max_bytes)} for {kind.what}; "
+                f"{file.where} has {decimal(file.size)}, over the limit of {decimal(kind.max_bytes)} for {kind.what}; "
                 "try another revision"
             )
-        if kind is None and file.size > settings.max_file_bytes:
-            raise CheckpointError(
-                f"{file.url} has {decimal(file.size)}, and the hub sends files over {decimal(settings.max_file_bytes)} "
-                f"only by its own protocol; run `hf download {hub_id.repo_id} --revision {snapshot.name}`, which "
-                "fills the same cache"
-            )
-    transfers = [plan_transfer(snapshot.parents[1], file) for file in missing.values()]
-    _require_space(hub_id, sum(transfer.size - transfer.num_present_bytes for transfer in transfers))
-    return missing
+    total = sum(file.size for file in files)
+    done = sum(file.size for file in files if file.is_cached)
+    _require_space(hub_id, total - done)
+    for file in files:
+        client.download(file, partial(_moved_on, on_progress, done, total))
+        if not file.is_cached:
+            done += file.size
 
 
-def _transfer(
-    client: HubClient, snapshot: Path, files: dict[str, FileMetadata], on_position: Callable[[int], None]
-) -> None:
-    """Download files and link them; `on_position` gets the number of bytes of all files so far."""
-    finished = 0
-    for name, file in files.items():
-        transfer = plan_transfer(snapshot.parents[1], file)
-        run_transfer(client, transfer, partial(_moved_on, on_position, finished))
-        link_file(snapshot, name, transfer.blob)
-        finished += file.size
-
-
-def _moved_on(on_position: Callable[[int], None], finished: int, position: int) -> None:
-    on_position(finished + position)
+def _moved_on(on_progress: Callable[[int, int], None], done: int, total: int, position: int) -> None:
+    on_progress(done + position, total)
 
 
 def _require_space(hub_id: HubId, num_bytes: int) -> None:

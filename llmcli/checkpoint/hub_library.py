@@ -1,14 +1,11 @@
-"""huggingface_hub: all that is used of it, its settings, its token, its cache's scan and lock, and its cache's layout.
-
-Never its downloads.
-"""
+"""huggingface_hub's settings, token and cache. `hub_client` has its downloads."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
 
 
-# All that is used of huggingface_hub: its settings, its token, its cache's scan and lock. Never its downloads.
-#
 # Importing it fails with a traceback if an environment variable is odd, so these are checked first: numbers and
 # addresses that it or the HTTP client cannot use are refused.
 
@@ -39,9 +34,6 @@ class HubSettings:
     cache: Path
     is_offline: bool
     answer_timeout: float
-    content_timeout: float
-    max_file_bytes: int  # of one file that the hub sends by plain HTTP
-    has_links: bool  # whether the cache may use symbolic links
 
 
 def hub_settings() -> HubSettings:
@@ -57,9 +49,6 @@ def hub_settings() -> HubSettings:
         cache=Path(constants.HF_HUB_CACHE),
         is_offline=constants.HF_HUB_OFFLINE,
         answer_timeout=constants.HF_HUB_ETAG_TIMEOUT,
-        content_timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-        max_file_bytes=constants.MAX_HTTP_DOWNLOAD_SIZE,
-        has_links=not constants.HF_HUB_DISABLE_SYMLINKS,
     )
 
 
@@ -138,13 +127,6 @@ def scan_cache(cache: Path) -> HFCacheInfo | None:
         return None
 
 
-def file_lock(path: Path) -> AbstractContextManager[object]:
-    """huggingface_hub's lock of one blob; a second process waits."""
-    from huggingface_hub.utils import WeakFileLock
-
-    return WeakFileLock(path)
-
-
 def _check_environment() -> None:
     for name in _TIMEOUTS:
         text = os.environ.get(name)
@@ -184,51 +166,10 @@ def _is_endpoint(text: str) -> bool:
     )
 
 
-# Writes huggingface_hub's cache as huggingface_hub does: the folder of one commit, its links into blobs, its ref.
-#
-# Every name that comes here has passed `hub_files`.
-
-_TAG_NAME = "CACHEDIR.TAG"  # of the cache directory tagging standard: backups leave the folder out
-_TAG = (
-    "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# This file is a cache directory tag created by huggingface_hub.\n"
-    "# For information about cache directory tags, see:\n"
-    "#\thttps://bford.info/cachedir/\n"
-)
-
-
-def create_snapshot(repository: Path, commit: str, revision: str) -> Path:
-    """The folder of a commit, which `revision` names from now on; both are made if they are not there."""
-    snapshot = repository / "snapshots" / commit
-    snapshot.mkdir(parents=True, exist_ok=True)
-    (repository / "blobs").mkdir(exist_ok=True)
-    tag = repository.parent / _TAG_NAME
-    if not tag.exists():
-        tag.write_text(_TAG)
-    if revision != commit:
-        _write_ref(repository, revision, commit)
-    return snapshot
-
-
-def link_file(snapshot: Path, name: str, blob: Path) -> None:
-    """Give a blob its name in a snapshot; where links are not possible, the blob itself becomes the file."""
-    file = snapshot / name
-    if file.exists():
+def write_ref(repository: Path, revision: str, commit: str) -> None:
+    """Let a revision name a commit in the cache. Names that come here have passed `hub_files`."""
+    if revision == commit:
         return
-    file.unlink(missing_ok=True)  # a link to a blob that is gone
-    if hub_settings().has_links:
-        try:
-            file.symlink_to(os.path.relpath(blob, snapshot))
-        except FileExistsError:  # another process was faster
-            return
-        except OSError:  # a file system without links
-            pass
-        else:
-            return
-    blob.replace(file)
-
-
-def _write_ref(repository: Path, revision: str, commit: str) -> None:
     ref = repository / "refs" / revision
     ref.parent.mkdir(parents=True, exist_ok=True)
     # Next to refs/, not in it: any file in it counts as a ref, even what a killed run leaves.

@@ -20,7 +20,6 @@ from llmcli.batch.record import Record, refuse_other_settings, save_record
 from llmcli.batch.run import Progress, RowsOverTime, Usage, estimate_seconds, run_batch
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import BatchOptions, Job, Task, open_job
-from llmcli.cli.command import with_groups
 from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions
 from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
@@ -273,7 +272,6 @@ class _Sink:
             self._journal.append(line_id, line)
 
 
-@with_groups
 def batch(
     *,
     files: BatchOptions,

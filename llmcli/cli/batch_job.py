@@ -19,25 +19,24 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
 from llmcli.batch.input import Line, LineReader, Problems, read_input
 from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
 from llmcli.cli import lazy
+from llmcli.cli.command import argument
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     AUTO,
-    ChatTemplateOption,
-    RowsOption,
-    SystemOption,
-    TemplateVarOption,
+    chat_template_option,
     output_option,
     parse_rows,
     prompt_option,
+    rows_option,
+    system_option,
+    template_var_option,
 )
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_undecoded
@@ -64,20 +63,16 @@ class BatchOptions:
     Raises: UsageError for values that cannot be.
     """
 
-    source: Annotated[
-        str, typer.Argument(metavar="IN", help="JSON Lines file with one prompt per line; `-` reads standard input.")
-    ]
-    output: Annotated[str, typer.Argument(metavar="OUT", help="File to write results to; `-` writes standard output.")]
-    text: Annotated[bool, prompt_option("--text", help="IN is plain text: each line is a prompt.")] = False
-    system: SystemOption = None
-    chat_template: ChatTemplateOption = None
-    template_var: TemplateVarOption = None
-    rows: RowsOption = AUTO
-    check: Annotated[
-        bool, output_option("--check", help="Check IN and OUT and estimate the run, but do not run it.")
-    ] = False
-    ordered: Annotated[bool, output_option("--ordered", help="Write results in the order of IN.")] = False
-    stats: Annotated[str | None, output_option("--stats", metavar="", help="Print times, rates and rows.")] = None
+    source: str = argument(..., "JSON Lines file with one prompt per line; `-` reads standard input.", metavar="IN")
+    output: str = argument(..., "File to write results to; `-` writes standard output.", metavar="OUT")
+    text: bool = prompt_option(False, "IN is plain text: each line is a prompt.")
+    system: str | None = system_option()
+    chat_template: str | None = chat_template_option()
+    template_var: list[str] | None = template_var_option()
+    rows: str = rows_option(AUTO)
+    check: bool = output_option(False, "Check IN and OUT and estimate the run, but do not run it.")
+    ordered: bool = output_option(False, "Write results in the order of IN.")
+    stats: str | None = output_option(None, "Print times, rates and rows.", metavar="")
 
     def __post_init__(self) -> None:
         refuse_undecoded(self.system, "--system")

@@ -8,26 +8,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import option
 from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.options import (
     ManyRowsDeviceOptions,
     MessageOptions,
-    RowsOption,
     SubjectOptions,
     output_option,
     parse_rows,
+    rows_option,
+    scratch_option,
 )
-from llmcli.cli.own_kernels import KernelOption, change_text, open_card, opened_card, read_kernels, speed_change
+from llmcli.cli.own_kernels import change_text, kernel_option, open_card, opened_card, read_kernels, speed_change
 from llmcli.cli.progress import progress
 from llmcli.cli.tables import csv_text, format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target, refuse_scratch_of_model, subject_files
@@ -65,7 +64,7 @@ CSV_COLUMNS = (
     "drafts",
 )
 
-measuring_option = partial(typer.Option, rich_help_panel="Measuring")
+measuring_option = partial(option, rich_help_panel="Measuring")
 DEFAULT_NEW_TOKENS = 64
 DEFAULT_REPEATS = 5
 
@@ -233,46 +232,30 @@ def _draft_record(item: DraftFigures) -> dict[str, Any]:
 
 def as_csv(report: BenchReport) -> str:
     """A line for each figure, under a header."""
-    rows: list[dict[str, Any]] = []
-    if report.engine is not None:
-        rows += _csv_rows(report, report.engine.prompts, report.engine.decode, "llmcli")
     own = "llmcli" if report.engine is None else ",".join(report.engine.own_kernels)
-    rows += _csv_rows(report, report.prompts, report.decode, own)
+    rows = [] if report.engine is None else _csv_rows(report.engine.prompts, report.engine.decode, "llmcli")
+    rows += _csv_rows(report.prompts, report.decode, own)
     for item in report.draft_steps:
-        count = item.num_drafts + 1
-        rates = _csv_rates(report, "draft step", item.depth, 1, count, item.step_seconds)
-        rows.append({**rates, "kernels": own, "drafts": item.num_drafts})
-    return csv_text(CSV_COLUMNS, ([row.get(name) for name in CSV_COLUMNS] for row in rows))
+        row = _csv_row(item, "draft step", item.depth, 1, item.num_drafts + 1, item.step_seconds)
+        rows.append({**row, "kernels": own})
+    return csv_text(CSV_COLUMNS, ({"model": report.model, "device": report.device, **row} for row in rows))
 
 
-def _csv_rows(
-    report: BenchReport, prompts: Sequence[PromptFigures], decode: Sequence[DecodeFigures], kernels: str
-) -> Iterator[dict[str, Any]]:
+def _csv_rows(prompts: Sequence[PromptFigures], decode: Sequence[DecodeFigures], kernels: str) -> list[dict[str, Any]]:
+    rows = []
     for prompt in prompts:
-        yield {
-            **_csv_rates(report, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds),
-            "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
-            "first_token_seconds": prompt.first_token_seconds.median,
-            "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
-            "floor_share": prompt.floor_share,
-            "kernels": kernels,
-        }
+        row = _csv_row(prompt, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds)
+        rows.append({**row, "first_token_seconds": prompt.first_token_seconds.median, "kernels": kernels})
     for item in decode:
-        yield {
-            **_csv_rates(report, "decode", item.depth, item.num_rows, item.num_rows, item.step_seconds),
-            "predicted_tokens_per_second": item.predicted_tokens_per_second,
-            "gbps": item.bytes_per_second / 1e9,
-            "floor_share": item.floor_share,
-            "joules_per_token": item.joules_per_token,
-            "average_watts": item.average_watts,
-            "kernels": kernels,
-        }
+        row = _csv_row(item, "decode", item.depth, item.num_rows, item.num_rows, item.step_seconds)
+        rows.append({**row, "gbps": item.bytes_per_second / 1e9, "kernels": kernels})
+    return rows
 
 
-def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:
+def _csv_row(item: object, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:
+    """What the item has of the columns, and what follows from `seconds` for `count` tokens."""
     return {
-        "model": report.model,
-        "device": report.device,
+        **{name: getattr(item, name) for name in CSV_COLUMNS if hasattr(item, name)},
         "figure": figure,
         "length": length,
         "rows": rows,
@@ -280,6 +263,7 @@ def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: 
         "tokens_per_second": count / seconds.median,
         "slowest_tokens_per_second": count / seconds.slowest,
         "fastest_tokens_per_second": count / seconds.fastest,
+        "drafts": getattr(item, "num_drafts", None),
     }
 
 
@@ -287,48 +271,26 @@ def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: 
 class MeasuringOptions:
     """What is measured, and where a shape's weights are kept."""
 
-    prompt: Annotated[
-        list[int] | None,
-        measuring_option(
-            min=1,
-            metavar="N",
-            help="Prompt length in tokens; repeatable.",
-            show_default="128 and 2048, as far as the context limit allows",
-        ),
-    ] = None
-    depth: Annotated[
-        list[int] | None,
-        measuring_option(
-            min=1,
-            metavar="N",
-            help="Tokens in the KV cache when decoding begins; repeatable.",
-            show_default="as --prompt",
-            hidden=True,
-        ),
-    ] = None
-    tokens: Annotated[int, measuring_option(min=1, metavar="N", help="New tokens in each run.")] = DEFAULT_NEW_TOKENS
-    repeats: Annotated[
-        int, measuring_option(min=1, metavar="N", help="Runs per figure; long ones are repeated less.")
-    ] = DEFAULT_REPEATS
-    draft: Annotated[
-        int,
-        measuring_option(
-            min=0, max=7, metavar="N", help="Also time steps of one row with 1 to N drafts.", show_default=False
-        ),
-    ] = 0
-    scratch: Annotated[
-        Path | None,
-        measuring_option(
-            readable=False,
-            metavar="FOLDER",
-            help="Where to write a SHAPE's random weights.",
-            show_default="the user's cache",
-            hidden=True,
-        ),
-    ] = None
-    keep: Annotated[bool, measuring_option("--keep", help="Keep a SHAPE's weights for the next run.", hidden=True)] = (
-        False
+    prompt: list[int] | None = measuring_option(
+        None,
+        "Prompt length in tokens; repeatable.",
+        min=1,
+        metavar="N",
+        show_default="128 and 2048, as far as the context limit allows",
     )
+    depth: list[int] | None = measuring_option(
+        None,
+        "Tokens in the KV cache when decoding begins; repeatable.",
+        min=1,
+        metavar="N",
+        show_default="as --prompt",
+        hidden=True,
+    )
+    tokens: int = measuring_option(DEFAULT_NEW_TOKENS, "New tokens in each run.", min=1)
+    repeats: int = measuring_option(DEFAULT_REPEATS, "Runs per figure; long ones are repeated less.", min=1)
+    draft: int = measuring_option(0, "Also time steps of one row with 1 to N drafts.", min=0, max=7, show_default=False)
+    scratch: Path | None = scratch_option(rich_help_panel="Measuring")
+    keep: bool = measuring_option(False, "Keep a SHAPE's weights for the next run.", hidden=True)
 
     def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
         """The prompts and the depths to measure.
@@ -352,21 +314,20 @@ class MeasuringOptions:
 class ReportOptions:
     """The form of the report. Raises: UsageError for two forms at once"""
 
-    json_: Annotated[bool, output_option("--json", help="Print one JSON object instead of tables.")] = False
-    csv_: Annotated[bool, output_option("--csv", help="Print one line for each figure instead of tables.")] = False
+    json_: bool = output_option(False, "Print one JSON object instead of tables.")
+    csv_: bool = output_option(False, "Print one line for each figure instead of tables.")
 
     def __post_init__(self) -> None:
         if self.json_ and self.csv_:
             raise UsageError("--json and --csv cannot be combined")
 
 
-@with_groups
 def bench(
     *,
     names: SubjectOptions,
-    rows: RowsOption = "1",
+    rows: str = rows_option("1"),
     devices: ManyRowsDeviceOptions,
-    kernel: KernelOption = None,
+    kernel: list[str] | None = kernel_option(),
     measuring: MeasuringOptions,
     output: ReportOptions,
     messages: MessageOptions,

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,27 +19,26 @@ from llmcli.cli.chat_session.kept_chats import names_file, show_list
 from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line, read_messages
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
-from llmcli.cli.command import given_options, with_groups
-from llmcli.cli.completion import complete_words
+from llmcli.cli.command import given_options, option
 from llmcli.cli.held_texts import SchemaOptions, Schemas
 from llmcli.cli.options import (
     KEY_VARIABLE,
-    ChatTemplateOption,
     MessageOptions,
-    ModelArgument,
-    RowsOption,
     RunOptions,
     SamplerOptions,
     SamplingNumbers,
-    StopOption,
-    SystemOption,
-    TemplateVarOption,
+    chat_template_option,
     chosen_model,
+    model_argument,
     output_option,
     parse_adapters,
     parse_rows,
     prompt_option,
+    rows_option,
+    stop_option,
     stopping_option,
+    system_option,
+    template_var_option,
 )
 from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from llmcli.cli.server_client import ServerClient
     from llmcli.schema.grammar import Grammar
 
-conversation_option = partial(typer.Option, rich_help_panel="Conversation")
+conversation_option = partial(option, rich_help_panel="Conversation")
 
 # The options that a chat with a server takes; the others are for a model that runs here.
 WITH_SERVER = frozenset(
@@ -71,34 +70,25 @@ class ConversationOptions:
     Raises: UsageError for flags that exclude each other, and for messages that are not text.
     """
 
-    server: Annotated[str | None, conversation_option(metavar="URL", help="Talk with the model of this server.")] = None
-    api_key: Annotated[
-        str | None, conversation_option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="The key of --server.")
-    ] = None
-    system: SystemOption = None
-    chat_template: ChatTemplateOption = None
-    template_var: TemplateVarOption = None
-    message: Annotated[
-        list[str] | None, prompt_option(metavar="TEXT", help="Answer this message and exit; repeatable.")
-    ] = None
-    resume: Annotated[
-        str | None,
-        conversation_option(
-            metavar="NAME|FILE", help="Resume a chat: its name or number in --list, or a file written by /save."
-        ),
-    ] = None
-    continue_: Annotated[bool, conversation_option("--continue", help="Resume the last conversation.")] = False
-    list_: Annotated[bool, conversation_option("--list", help="List the kept chats and exit.")] = False
-    rows: RowsOption = "1"
-    overflow: Annotated[
-        str,
-        conversation_option(
-            metavar="POLICY",
-            help="What to do when the context is full: drop-oldest (turns), or stop.",
-            autocompletion=complete_words("drop-oldest", "stop"),
-            hidden=True,
-        ),
-    ] = "drop-oldest"
+    server: str | None = conversation_option(None, "Talk with the model of this server.", metavar="URL")
+    api_key: str | None = conversation_option(None, "The key of --server.", metavar="KEY", envvar=KEY_VARIABLE)
+    system: str | None = system_option()
+    chat_template: str | None = chat_template_option()
+    template_var: list[str] | None = template_var_option()
+    message: list[str] | None = prompt_option(None, "Answer this message and exit; repeatable.", metavar="TEXT")
+    resume: str | None = conversation_option(
+        None, "Resume a chat: its name or number in --list, or a file written by /save.", metavar="NAME|FILE"
+    )
+    continue_: bool = conversation_option(False, "Resume the last conversation.")
+    list_: bool = conversation_option(False, "List the kept chats and exit.")
+    rows: str = rows_option("1")
+    overflow: str = conversation_option(
+        "drop-oldest",
+        "What to do when the context is full: drop-oldest (turns), or stop.",
+        metavar="POLICY",
+        words=("drop-oldest", "stop"),
+        hidden=True,
+    )
 
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
@@ -143,16 +133,10 @@ class ConversationOptions:
 class AnswerOptions:
     """What ends an answer, and its schema."""
 
-    max_new_tokens: Annotated[
-        int | None,
-        stopping_option(
-            min=1,
-            metavar="N",
-            help="Stop an answer after this many new tokens.",
-            show_default="until the context is full",
-        ),
-    ] = None
-    stop: StopOption = None
+    max_new_tokens: int | None = stopping_option(
+        None, "Stop an answer after this many new tokens.", min=1, show_default="until the context is full"
+    )
+    stop: list[str] | None = stop_option()
     schema: SchemaOptions = SchemaOptions()
 
 
@@ -160,28 +144,23 @@ class AnswerOptions:
 class ViewOptions:
     """How answers are shown. Raises: UsageError for an unknown way"""
 
-    markdown: Annotated[bool, output_option("--markdown", help="Render Markdown on a terminal.")] = False
-    thinking: Annotated[
-        str,
-        output_option(
-            metavar="HOW",
-            help="What to do with a model's reasoning: show, fold or hide.",
-            autocompletion=complete_words("show", "fold", "hide"),
-        ),
-    ] = "fold"
-    json_: Annotated[
-        bool, output_option("--json", help="In a script: print one JSON object with token ids and times.")
-    ] = False
-    verbose: Annotated[bool, output_option("--verbose", help="Print times and rates after each answer.")] = False
+    markdown: bool = output_option(False, "Render Markdown on a terminal.")
+    thinking: str = output_option(
+        "fold",
+        "What to do with a model's reasoning: show, fold or hide.",
+        metavar="HOW",
+        words=("show", "fold", "hide"),
+    )
+    json_: bool = output_option(False, "In a script: print one JSON object with token ids and times.")
+    verbose: bool = output_option(False, "Print times and rates after each answer.")
 
     def __post_init__(self) -> None:
         thinking_view("--thinking", self.thinking)
 
 
-@with_groups
 def chat(
     *,
-    argument: ModelArgument = None,
+    argument: str | None = model_argument(),
     options: RunOptions,
     conversation: ConversationOptions,
     answers: AnswerOptions,

@@ -1,8 +1,8 @@
 """How our commands differ from Typer's: groups of options, reading of arguments and the text of help and usage errors.
 
-Declare an option that few need with `hidden=True`; only --help-all shows it. Options are declared once: a command's
-parameter whose type is a dataclass gives an option for each field. A group is frozen; its fields are annotated as a
-command's parameters are, or are groups themselves.
+An option is declared by `option`, once: a command's parameter whose type is a dataclass gives an option for each field.
+A group is frozen; its fields are options, arguments or groups themselves. Declare an option that few need with
+`hidden=True`; only --help-all shows it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
-from typer.models import OptionInfo
 
+from llmcli.cli.completion import complete_words
 from llmcli.cli.option_names import refuse_unknown_command, refuse_unknown_option
 from llmcli.errors import UsageError
 
@@ -30,6 +30,13 @@ _MAX_NAME_WIDTH = 28
 
 # The option's meaning alone, and the words that it takes. They are declared as options with a value.
 OPTIONAL_VALUES = {"--stats": ("run", ("start",))}
+
+# What an option of a type has if its declaration does not say else.
+_USUAL: Mapping[type, Mapping[str, Any]] = {
+    Path: {"metavar": "FILE", "readable": False},  # whoever opens it says what is wrong
+    int: {"metavar": "N"},
+    float: {"metavar": "X"},
+}
 
 _PATH_WORDS = frozenset({"FILE", "IN", "OUT"})  # metavars of paths that may also be a word, such as `-`
 
@@ -52,19 +59,50 @@ _SENTENCES = (
 )
 
 
+def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
+    """Declare an option, as a field of a group or a parameter of a command.
+
+    `names` are its short names if it is called as the field, `--max-new-tokens`, and else all of its names. The
+    settings are Typer's, but for two: `complete` is a completer of `completion`, `words` are what it offers.
+    """
+    return _declared(typer.Option, default, names, {"help": help, **settings})
+
+
+def argument(default: Any, help: str, **settings: Any) -> Any:
+    """Declare an argument, as `option`; with `...` for the default it is required."""
+    return _declared(typer.Argument, MISSING if default is ... else default, (), {"help": help, **settings})
+
+
+def _declared(declare: Any, default: Any, names: tuple[str, ...], settings: dict[str, Any]) -> Any:
+    return field(default=default, metadata={"declare": declare, "names": names, "settings": settings})
+
+
 @dataclass(frozen=True)
 class OptionEach:
-    """Marks a parameter that takes a dict: one option for each name, with this annotation; None if it is not given."""
+    """Marks a parameter that takes a dict: for each name the type of a value, and its option; None if not given."""
 
-    annotations: Mapping[str, Any]
+    options: Mapping[str, tuple[Any, Any]]
 
 
 # Computes a parameter's value from all options' values.
 _Build = Callable[[Mapping[str, Any]], Any]
 
 
+def add_command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    """Make a function a command of `app`."""
+    app.command(name, cls=Command)(with_groups(command))
+
+
+def command_group(help: str, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """Commands under one name, such as `models`."""
+    app = typer.Typer(cls=Group, help=help)
+    for name, command in commands.items():
+        add_command(app, name, command)
+    return app
+
+
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of its groups, in their order."""
+    """Give a command an option for each parameter, or for each field of one that is a group, in their order."""
     signature = inspect.signature(command, eval_str=True)
     expanded = {
         parameter.name: _expand(parameter.name, parameter.annotation, parameter.default)
@@ -83,26 +121,21 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def given_options(group: Any) -> list[str]:
     """The options of a group whose value is not the default, as they are written on the command line."""
-    hints = get_type_hints(type(group), include_extras=True)
     given = []
-    for field in fields(group):
-        value = getattr(group, field.name)
+    for one in fields(group):
+        value = getattr(group, one.name)
         if is_dataclass(value):
             given += given_options(value)
-        elif value != field.default:
-            infos = [info for info in hints[field.name].__metadata__ if isinstance(info, OptionInfo)]
-            # With Annotated the first name stands where a default would.
-            words = [word for info in infos for word in (info.default, *(info.param_decls or ()))]
-            names = [word for word in words if isinstance(word, str) and word.startswith("--")]
-            given.append(names[0] if names else f"--{field.name.replace('_', '-')}")
+        elif value != one.default:
+            given.append(next(name for name in _option_names(one.name, one) if name.startswith("--")))
     return given
 
 
-def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Parameter], _Build]:
+def _expand(name: str, annotation: Any, declared: Any) -> tuple[list[inspect.Parameter], _Build]:
     """The options of a parameter, and how its value is computed from theirs."""
     if is_dataclass(annotation):
-        hints = get_type_hints(annotation, include_extras=True)
-        parts = {field.name: _expand(field.name, hints[field.name], field.default) for field in fields(annotation)}
+        hints = get_type_hints(annotation)
+        parts = {one.name: _expand(one.name, hints[one.name], one) for one in fields(annotation)}
         make: Any = annotation
         return (
             [option for part, _ in parts.values() for option in part],
@@ -110,19 +143,36 @@ def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Para
         )
     each = next((mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, OptionEach)), None)
     if each is not None:
-        names = tuple(each.annotations)
         return (
-            [_option(key, option, None) for key, option in each.annotations.items()],
-            lambda values: {key: values[key] for key in names},
+            [_parameter(key, kind, one) for key, (kind, one) in each.options.items()],
+            lambda values: {key: values[key] for key in each.options},
         )
-    return [_option(name, annotation, default)], lambda values: values[name]
+    return [_parameter(name, annotation, declared)], lambda values: values[name]
 
 
-def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=empty if default is MISSING else default, annotation=annotation
+def _parameter(name: str, annotation: Any, declared: Any) -> inspect.Parameter:
+    """The parameter that Typer reads an option or an argument from."""
+    kinds = (annotation, *get_args(annotation))
+    usual = next((settings for kind, settings in _USUAL.items() if kind in kinds), {})
+    is_option = declared.metadata["declare"] is typer.Option
+    names = _option_names(name, declared) if is_option else ()
+    if not is_option:  # Typer names a missing one by it
+        usual = {**usual, "metavar": name.upper()}
+    settings = {**usual, **declared.metadata["settings"]}
+    words, complete = settings.pop("words", ()), settings.pop("complete", None)
+    info = declared.metadata["declare"](
+        *names, autocompletion=complete_words(*words) if words else complete, **settings
     )
+    default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info]
+    )
+
+
+def _option_names(name: str, declared: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = declared.metadata["names"]
+    has_long = any(one.startswith("--") for one in names)
+    return names if has_long else (f"--{name.rstrip('_').replace('_', '-')}", *names)
 
 
 def write_description(formatter: Any, text: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import typer
 
-from llmcli.cli.command import Command as CommandClass
+from llmcli.cli.command import add_command
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _add(app: typer.Typer, command: Command) -> None:
         app.add_typer(loaded, name=command.name)
     else:
         assert callable(loaded)
-        app.command(command.name, cls=CommandClass)(loaded)
+        add_command(app, command.name, loaded)
 
 
 def _not_called() -> None:

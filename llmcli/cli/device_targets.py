@@ -5,6 +5,8 @@ The card may be in another machine: nothing here needs CuPy. The CPU's bandwidth
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.translation import widened
@@ -22,57 +24,48 @@ from llmcli.runners.host import memory
 from llmcli.runners.host.predict import HostPredictor, HostProbes, HostRates
 
 
+@dataclass
 class CardTarget:
     """A card; a distant one is given by its memory and rates."""
 
-    def __init__(
-        self,
-        description: str,
-        dtype: str,
-        kv_cache: str,
-        rates: Rates,
-        available_bytes: int,
-        facts: CardFacts = TYPICAL_CARD,
-        *,
-        speed_first: bool = False,
-        is_here: bool = True,
-    ):
-        self.description = description
-        self.read_bytes = rates.read_bytes
-        self._dtype = dtype
-        self._kv_cache = kv_cache
-        self._rates = rates
-        self._available_bytes = available_bytes
-        self._facts = facts
-        self._speed_first = speed_first
-        self._is_here = is_here
+    description: str
+    dtype: str
+    kv_cache: str
+    rates: Rates
+    available_bytes: int
+    facts: CardFacts = TYPICAL_CARD
+    speed_first: bool = field(default=False, kw_only=True)
+    is_here: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.read_bytes = self.rates.read_bytes
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
         """See `Target`."""
-        stored = StoredModel.of_model(subject.model, self._dtype, self._kv_cache)
+        stored = StoredModel.of_model(subject.model, self.dtype, self.kv_cache)
         plan = fit_memory(
             stored,
             subject.full_name,
             max_seq_len=context,
             num_rows=self._most_rows(stored, context) if num_rows is None else num_rows,
-            available=self._available_bytes,
-            speed_first=self._speed_first,
-            card=self._facts,
-            is_here=self._is_here,
+            available=self.available_bytes,
+            speed_first=self.speed_first,
+            card=self.facts,
+            is_here=self.is_here,
         )
         largest = fitting_context(
             stored,
             num_rows=plan.num_rows,
-            available=self._available_bytes,
+            available=self.available_bytes,
             chunk_tokens=PREFILL_CHUNKS[-1],
-            speed_first=self._speed_first,
-            card=self._facts,
+            speed_first=self.speed_first,
+            card=self.facts,
         )
         other_bytes = plan.total_bytes - plan.weight_bytes - plan.cache_bytes
         use = MemoryUse(
-            plan.weight_bytes, plan.cache_bytes, stored.cache_type, other_bytes, self._available_bytes, largest
+            plan.weight_bytes, plan.cache_bytes, stored.cache_type, other_bytes, self.available_bytes, largest
         )
-        predictor = CardPredictor(plan, self._rates, self._facts)
+        predictor = CardPredictor(plan, self.rates, self.facts)
         return TargetPlan(use, predictor, plan.num_rows, stored.precision)
 
     def _most_rows(self, stored: StoredModel, context: int) -> int:
@@ -85,10 +78,10 @@ class CardTarget:
                 max_seq_len=context,
                 num_rows=middle,
                 chunk_tokens=PREFILL_CHUNKS[-1],
-                speed_first=self._speed_first,
-                card=self._facts,
+                speed_first=self.speed_first,
+                card=self.facts,
             )
-            low, high = (middle, high) if plan.total_bytes <= self._available_bytes else (low, middle - 1)
+            low, high = (middle, high) if plan.total_bytes <= self.available_bytes else (low, middle - 1)
         return low
 
 
@@ -106,37 +99,29 @@ def product_types(model: Model, dtype: str) -> list[str]:
     return sorted({stored.attention_type, *(projection.format.activation_type for projection in projections)})
 
 
+@dataclass
 class HostTarget:
     """The CPU, computing in `dtype` what `probes` time; `asked_dtype` is the flag's value: that or `auto`.
 
     With `holds_floats` quantized weights are held as floats too; `widens_prompts` is as for `HostDevice`.
     """
 
-    def __init__(
-        self,
-        probes: HostProbes,
-        description: str,
-        dtype: str,
-        asked_dtype: str,
-        kv_cache: str,
-        *,
-        holds_floats: bool = False,
-        widens_prompts: bool = False,
-    ):
-        self.description = description
-        self._rates = HostRates(probes)
+    probes: HostProbes
+    description: str
+    dtype: str
+    asked_dtype: str
+    kv_cache: str
+    holds_floats: bool = field(default=False, kw_only=True)
+    widens_prompts: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._rates = HostRates(self.probes)
         self.read_bytes = self._rates.read_bytes
-        self._num_threads = probes.num_threads
-        self._dtype = dtype
-        self._asked_dtype = asked_dtype
-        self._kv_cache = kv_cache
-        self._holds_floats = holds_floats
-        self._widens_prompts = widens_prompts
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
         """See `Target`. Rows are run one after the other: more rows gain nothing."""
-        model = widened(subject.model) if self._holds_floats else subject.model
-        dtype, kv_cache, num_threads = self._dtype, self._kv_cache, self._num_threads
+        model = widened(subject.model) if self.holds_floats else subject.model
+        dtype, kv_cache, num_threads = self.dtype, self.kv_cache, self.probes.num_threads
         rows = 1 if num_rows is None else num_rows
         plan = memory.check_memory(
             model,
@@ -145,16 +130,16 @@ class HostTarget:
             dtype=dtype,
             num_threads=num_threads,
             kv_cache=kv_cache,
-            has_other_types=not self._holds_floats,
+            has_other_types=not self.holds_floats,
         )
         available = memory.available_memory(num_threads)
         largest = memory.fitting_context(model, num_rows=rows, dtype=dtype, available=available, kv_cache=kv_cache)
         cache_type = memory.cache_type_of(dtype, kv_cache)
         use = MemoryUse(plan.weight_bytes, plan.cache_bytes, cache_type, plan.workspace_bytes, available, largest)
         predictor = HostPredictor(
-            model, self._rates, dtype=dtype, kv_cache=kv_cache, widens_prompts=self._widens_prompts
+            model, self._rates, dtype=dtype, kv_cache=kv_cache, widens_prompts=self.widens_prompts
         )
         tensors = subject.model.tensors
-        asked, stored = self._asked_dtype, STORED_DTYPES[tensors.tensors[EMBEDDING].dtype]
+        asked, stored = self.asked_dtype, STORED_DTYPES[tensors.tensors[EMBEDDING].dtype]
         schemes = (layer.scheme for layer in tensors.quantized.values())
         return TargetPlan(use, predictor, rows, precision_of(schemes, stored if asked == "auto" else asked))

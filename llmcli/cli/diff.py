@@ -6,12 +6,10 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import argument, option
 from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.evaluate import require_same_tokenizer
@@ -40,12 +38,9 @@ MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
 class DiffOutput:
     """What is written. Raises: UsageError for a page that cannot be written"""
 
-    html: Annotated[
-        Path | None,
-        typer.Option(readable=False, metavar="FILE", help="Write the text as a page that shows both models' choices."),
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
+    html: Path | None = option(None, "Write the text as a page that shows both models' choices.")
+    force: bool = option(False, "Replace an older page of --html.")
+    json: bool = option(False, "Print one JSON object instead of text.")
 
     def __post_init__(self) -> None:
         if self.force and self.html is None:
@@ -54,26 +49,13 @@ class DiffOutput:
             PAGE.check(self.html, replace=self.force)  # before minutes of work
 
 
-@with_groups
 def diff(
     *,
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="A", help="Model that writes the text: folder or hub id.", autocompletion=complete_model
-        ),
-    ],
-    second: Annotated[
-        str, typer.Argument(metavar="B", help="Model to compare with it.", autocompletion=complete_model)
-    ],
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", readable=False, metavar="FILE", help="Read the prompt from a file.")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="New tokens to compare.")] = 128,
+    first: str = argument(..., "Model that writes the text: folder or hub id.", metavar="A", complete=complete_model),
+    second: str = argument(..., "Model to compare with it.", metavar="B", complete=complete_model),
+    prompt: str | None = argument(None, "Text to continue; without it, or with `-`, read standard input."),
+    file: Path | None = option(None, "Read the prompt from a file.", "-f"),
+    max_new_tokens: int = option(128, "New tokens to compare.", min=1),
     devices: DeviceOptions,
     output: DiffOutput,
     messages: MessageOptions,

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import option
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import AUTO, DebugOption, DeviceOption, MessageOptions, ModelNames
+from llmcli.cli.options import AUTO, MessageOptions, ModelNames, debug_option, device_option
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import fact_lines, terminal
@@ -34,8 +34,8 @@ _TEXT = (
 
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
-    debug: DebugOption = False,
+    json_: bool = option(False, "Print a JSON array instead of a table."),
+    debug: bool = debug_option(),
 ) -> None:
     """Check this machine and say how to fix what is wrong.
 
@@ -62,13 +62,12 @@ def doctor(
         raise typer.Exit(DeviceError.exit_code)
 
 
-@with_groups
 def verify(
     *,
     names: ModelNames,
-    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens to run through the model.")] = 32,
-    device: DeviceOption = AUTO,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    tokens: int = option(32, "Tokens to run through the model.", min=2),
+    device: str = device_option(),
+    json_: bool = option(False, "Print one JSON object instead of lines."),
     messages: MessageOptions,
 ) -> None:
     """Check that this machine's card computes what it should.

@@ -9,20 +9,18 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import option
 from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import (
     AUTO,
-    AdapterOption,
     DeviceOptions,
     MessageOptions,
     ModelNames,
+    adapter_option,
     model_option,
     parse_adapters,
     with_adapters,
@@ -79,26 +77,16 @@ def evaluate_models(
 class WindowOptions:
     """How a text is cut into windows."""
 
-    context: Annotated[
-        int | None,
-        model_option(
-            "--context",
-            min=8,
-            metavar="N",
-            help="Tokens in a window.",
-            show_default=f"the model's maximum, at most {DEFAULT_WINDOW}",
-        ),
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Tokens scored in each window after the first; the others are context.",
-            hidden=True,
-            show_default="half the context",
-        ),
-    ] = None
+    context: int | None = model_option(
+        None, "Tokens in a window.", min=8, show_default=f"the model's maximum, at most {DEFAULT_WINDOW}"
+    )
+    stride: int | None = option(
+        None,
+        "Tokens scored in each window after the first; the others are context.",
+        min=1,
+        hidden=True,
+        show_default="half the context",
+    )
 
     def resolve(self, sessions: Sequence[Session]) -> tuple[int, int]:
         """The tokens of a window that all models can run, and of its stride.
@@ -112,26 +100,17 @@ class WindowOptions:
         return window, stride
 
 
-@with_groups
 def evaluate(
     *,
     names: ModelNames,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", readable=False, metavar="FILE", help="Text to measure on.", show_default="standard input"
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="Compare with this second model, token by token.", autocompletion=complete_model
-        ),
-    ] = None,
-    adapter: AdapterOption = None,
+    file: Path | None = option(None, "Text to measure on.", "-f", show_default="standard input"),
+    against: str | None = option(
+        None, "Compare with this second model, token by token.", metavar="MODEL", complete=complete_model
+    ),
+    adapter: list[str] | None = adapter_option(),
     windows: WindowOptions,
     devices: DeviceOptions,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    json_: bool = option(False, "Print one JSON object instead of lines."),
     messages: MessageOptions,
 ) -> None:
     """Measure a model's perplexity on a text, or compare two models.

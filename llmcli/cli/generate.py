@@ -7,28 +7,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import argument
 from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions, Schemas
 from llmcli.cli.options import (
-    ChatTemplateOption,
     MessageOptions,
     RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
-    SystemOption,
-    TemplateVarOption,
+    chat_template_option,
     prompt_option,
     sampling_option,
+    system_option,
+    template_var_option,
 )
 from llmcli.cli.output.base import CutNotice, Output, begin_text
 from llmcli.cli.output.choice import OutputOptions, ReceiptOutput, open_outputs
-from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_change
+from llmcli.cli.own_kernels import kernel_option, open_card, read_kernels, show_change
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import parse_template_variables, read_prompt, refuse_undecoded
 from llmcli.cli.run import Run, check_run, open_run
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import Runner
     from llmcli.sampling.inspect import Inspection
-    from llmcli.sampling.params import Sampler
     from llmcli.tokenizer.base import Tokenizer
 
 _START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the command's name
@@ -67,24 +66,24 @@ def process_age() -> float:
         return computing
 
 
+@dataclass
 class RoadFinder:
     """Finds the `count` likeliest roads of a request's texts. Ctrl-C ends the search; `is_complete` is then false."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request, count: int):
-        self._runner = runner
-        self._tokenizer = tokenizer
-        self._request = request
-        self._count = count
-        self.is_complete = True
+    runner: Runner
+    tokenizer: Tokenizer
+    request: Request
+    count: int
+    is_complete: bool = True
 
     def __call__(self, texts: Mapping[int, Sequence[Inspection]]) -> Sequence[Road]:
         """Follow the roads that leave these texts, given by the choices of each sample."""
-        if not self._count:
+        if not self.count:
             return ()
         roads: Roads | None = None
         try:
-            forks = lazy.find_forks(texts, self._count)
-            roads = lazy.Roads(self._runner, self._tokenizer, self._request, texts, forks)
+            forks = lazy.find_forks(texts, self.count)
+            roads = lazy.Roads(self.runner, self.tokenizer, self.request, texts, forks)
             with progress("following roads", unit="tokens") as on_progress:
                 for _ in roads.steps():
                     on_progress(roads.num_tokens, roads.most_tokens)
@@ -92,8 +91,8 @@ class RoadFinder:
             self.is_complete = False
         found = [] if roads is None else roads.found()
         if not self.is_complete:
-            terminal.info(f"interrupted; roads on the page: {len(found)} of {self._count}")
-        elif len(found) < self._count:
+            terminal.info(f"interrupted; roads on the page: {len(found)} of {self.count}")
+        elif len(found) < self.count:
             terminal.info(f"roads: {len(found)}, as no other token could have been drawn")
         return found
 
@@ -102,7 +101,7 @@ class RoadFinder:
 class KernelRunOptions(RunOptions):
     """The model that runs, with the user's kernels if any."""
 
-    kernel: KernelOption = None
+    kernel: list[str] | None = kernel_option()
 
 
 @dataclass(frozen=True)
@@ -112,20 +111,13 @@ class PromptOptions:
     Raises: UsageError for flags that belong to --chat without it.
     """
 
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
-    ] = None
-    file: Annotated[
-        Path | None, prompt_option("--file", "-f", readable=False, metavar="FILE", help="Read the prompt from a file.")
-    ] = None
-    chat: Annotated[bool, prompt_option("--chat", help="Answer the prompt: apply the model's chat template.")] = False
-    system: SystemOption = None
-    chat_template: ChatTemplateOption = None
-    template_var: TemplateVarOption = None
-    show_prompt: Annotated[
-        bool, prompt_option("--show-prompt", help="Show the prompt's text and token ids.", hidden=True)
-    ] = False
+    prompt: str | None = argument(None, "Text to continue; without it, or with `-`, read standard input.")
+    file: Path | None = prompt_option(None, "Read the prompt from a file.", "-f")
+    chat: bool = prompt_option(False, "Answer the prompt: apply the model's chat template.")
+    system: str | None = system_option()
+    chat_template: str | None = chat_template_option()
+    template_var: list[str] | None = template_var_option()
+    show_prompt: bool = prompt_option(False, "Show the prompt's text and token ids.", hidden=True)
 
     def __post_init__(self) -> None:
         refuse_undecoded(self.system, "--system")
@@ -153,15 +145,10 @@ class PromptOptions:
 class SampleOptions:
     """Which continuations are drawn. Raises: UsageError for one that does not exist"""
 
-    num_samples: Annotated[
-        int, sampling_option("-n", "--num-samples", min=1, max=10_000, metavar="K", help="Number of samples.")
-    ] = 1
-    only: Annotated[
-        int | None,
-        sampling_option(
-            min=1, max=2**32, metavar="K", help="Generate only sample K of -n; its text stays the same.", hidden=True
-        ),
-    ] = None
+    num_samples: int = sampling_option(1, "Number of samples.", "-n", "--num-samples", min=1, max=10_000, metavar="K")
+    only: int | None = sampling_option(
+        None, "Generate only sample K of -n; its text stays the same.", min=1, max=2**32, metavar="K", hidden=True
+    )
 
     def __post_init__(self) -> None:
         if self.only is not None and 1 < self.num_samples < self.only:
@@ -181,7 +168,6 @@ class TextOptions:
     schema: SchemaOptions = SchemaOptions()
 
 
-@with_groups
 def generate(
     *,
     prompt: PromptOptions,
@@ -221,12 +207,22 @@ def generate(
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
     run = _with_own_kernels(run, kernels, num_rows, timeline)
-    receipt = _open_receipt(output, run, prompt.facts(text, encoded))  # before the weights are read
+    receipt = None
+    if output.receipt is not None:  # before the weights are read
+        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
     cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
-    wanted = _request(run, encoded, chosen_sampler, samples, output, max_new_tokens)
+    wanted = session.request(
+        encoded,
+        chosen_sampler,
+        samples=samples.indices,
+        max_new_tokens=max_new_tokens,
+        stop_strings=run.stop_strings,
+        num_alternatives=output.num_alternatives,
+        keeps_pages=bool(output.roads),
+    )
     wanted = schemas.hold(wanted, grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     completeness = CompletenessNotice()
@@ -244,25 +240,6 @@ def generate(
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
-def _request(
-    run: Run,
-    encoded: EncodedPrompt,
-    sampler: Sampler,
-    samples: SampleOptions,
-    output: OutputOptions,
-    max_new_tokens: int | None,
-) -> Request:
-    return run.session.request(
-        encoded,
-        sampler,
-        samples=samples.indices,
-        max_new_tokens=max_new_tokens,
-        stop_strings=run.stop_strings,
-        num_alternatives=output.num_alternatives,
-        keeps_pages=bool(output.roads),
-    )
-
-
 def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:
     """The run on a card that launches the user's kernels, once they pass their checks.
 
@@ -272,13 +249,6 @@ def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, tim
         return run
     with timeline.part("checks of kernels"):
         return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
-
-
-def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> ReceiptOutput | None:
-    """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
-    if output.receipt is None:
-        return None
-    return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
 
 
 def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
+from llmcli.cli.command import option
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.session import Session, TokenTree
 from llmcli.cli.terminal import terminal
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
     from llmcli.schema.schema import Schema, Vocabulary
 
-schema_option = partial(typer.Option, rich_help_panel="Schema")
+schema_option = partial(option, rich_help_panel="Schema")
 _BOM = "\ufeff"  # some editors begin a text in UTF-8 with it
 
 KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, may each have their own
@@ -37,25 +36,14 @@ KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, 
 class SchemaOptions:
     """The schema of texts. Raises: UsageError for more than one schema, and for options that need one"""
 
-    schema: Annotated[str | None, schema_option(metavar="FILE|JSON", help="Write JSON that fits this JSON Schema.")] = (
-        None
-    )
-    json_output: Annotated[bool, schema_option("--json-output", help="Write any JSON value.")] = False
-    regex: Annotated[str | None, schema_option(metavar="RE", help="Write a text that matches this.")] = None
-    choice: Annotated[list[str] | None, schema_option(metavar="TEXT", help="Write one of these; repeatable.")] = None
-    grammar: Annotated[
-        Path | None, schema_option(readable=False, metavar="FILE", help="Write a text of a grammar (Lark or GBNF).")
-    ] = None
-    schema_whitespace: Annotated[
-        bool,
-        schema_option("--schema-whitespace", help="Allow line breaks and more than one space in JSON.", hidden=True),
-    ] = False
-    schema_strict: Annotated[
-        bool, schema_option("--schema-strict", help="Refuse unknown keywords and formats of a schema.", hidden=True)
-    ] = False
-    require_complete: Annotated[
-        bool, schema_option("--require-complete", help="Fail if a text is cut before it is complete.")
-    ] = False
+    schema: str | None = schema_option(None, "Write JSON that fits this JSON Schema.", metavar="FILE|JSON")
+    json_output: bool = schema_option(False, "Write any JSON value.")
+    regex: str | None = schema_option(None, "Write a text that matches this.", metavar="RE")
+    choice: list[str] | None = schema_option(None, "Write one of these; repeatable.", metavar="TEXT")
+    grammar: Path | None = schema_option(None, "Write a text of a grammar (Lark or GBNF).")
+    schema_whitespace: bool = schema_option(False, "Allow line breaks and more than one space in JSON.", hidden=True)
+    schema_strict: bool = schema_option(False, "Refuse unknown keywords and formats of a schema.", hidden=True)
+    require_complete: bool = schema_option(False, "Fail if a text is cut before it is complete.")
 
     def __post_init__(self) -> None:
         given = self._given

@@ -6,13 +6,11 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
-from llmcli.cli.options import ContextOption, DebugOption, ModelNames, ModelOption
+from llmcli.cli.command import argument, option
+from llmcli.cli.options import ModelNames, context_option, debug_option, model_name_option
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import model_folder, open_session, warn_of
 from llmcli.cli.terminal import fact_lines, terminal
@@ -27,17 +25,12 @@ MAX_DIGITS = 20
 
 
 def tokenize(
-    model: ModelOption = None,
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="TEXT", help="Text to tokenize; without it, or with `-`, read standard input."),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", readable=False, metavar="FILE", help="Read the text from a file.")
-    ] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Read TEXT as token ids and print their text.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object: token_ids, pieces, text.")] = False,
-    debug: DebugOption = False,
+    model: str | None = model_name_option(),
+    text: str | None = argument(None, "Text to tokenize; without it, or with `-`, read standard input."),
+    file: Path | None = option(None, "Read the text from a file.", "-f"),
+    decode: bool = option(False, "Read TEXT as token ids and print their text."),
+    json_: bool = option(False, "Print one JSON object: token_ids, pieces, text."),
+    debug: bool = debug_option(),
 ) -> None:
     """Show the tokens of a text: each id and its piece.
 
@@ -80,13 +73,12 @@ def _parse_ids(text: str, vocab_size: int) -> list[int]:
     return [int(word) for word in words]
 
 
-@with_groups
 def info(
     *,
     names: ModelNames,
-    context: ContextOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    debug: DebugOption = False,
+    context: int | None = context_option(),
+    json_: bool = option(False, "Print one JSON object instead of a table."),
+    debug: bool = debug_option(),
 ) -> None:
     """Show a model's shape, memory needs and sampling defaults. Reads no weights.
 

@@ -6,7 +6,7 @@ For a study: times, use of a multiprocessor by rung, verdicts on the claims. For
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,12 +115,8 @@ def as_json(study: Study, device: str, arch: str, measured: Sequence[Measured], 
 
 def as_csv(measured: Sequence[Measured]) -> str:
     """One line for each rung and choice of sizes."""
-    names = list(measured[0].sizes)
-    rows = []
-    for one in measured:
-        times = (one.times.median, one.times.fastest) if one.times else ("", "")
-        rows.append((one.rung, *(one.sizes[name] for name in names), *times, one.num_bytes, one.num_operations))
-    return csv_text(["rung", *names, "median_seconds", "fastest_seconds", "bytes", "operations"], rows)
+    columns = ("rung", *measured[0].sizes, "median_seconds", "fastest_seconds", "bytes", "operations")
+    return csv_text(columns, ({**_json_of(one), **one.sizes} for one in measured))
 
 
 def _json_of(one: Measured) -> dict[str, object]:
@@ -241,16 +237,7 @@ def bench_json(
                 "title": step.walk.title,
                 "median_seconds": step.whole.median,
                 "alone_seconds": step.alone_seconds,
-                "calls": [
-                    {
-                        **_call_json(call),
-                        "median_seconds": times.median,
-                        "fastest_seconds": times.fastest,
-                        "ceiling_share": ceilings.least_seconds(call) / times.median,
-                    }
-                    for call, times in zip(step.walk.calls, step.calls, strict=True)
-                    if _is_chosen(call, names)
-                ],
+                "calls": list(_timed_calls(step, ceilings, names)),
             }
             for step in steps
         ],
@@ -259,15 +246,17 @@ def bench_json(
 
 def bench_csv(steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]) -> str:
     """One line for each call."""
-    columns = ("launches", "bytes", "operations", "median_seconds", "fastest_seconds", "ceiling_share")
-    rows = []
-    for step in steps:
-        for call, times in zip(step.walk.calls, step.calls, strict=True):
-            if _is_chosen(call, names):
-                share = ceilings.least_seconds(call) / times.median
-                figures = (len(call.places), call.num_bytes, call.cost.flops, times.median, times.fastest, share)
-                rows.append((step.walk.title, call.launch.stem, call.name, call.matrix, *figures))
-    return csv_text(["step", "kernel", "name", "matrix", *columns], rows)
+    columns = ("step", "kernel", "name", "matrix", "launches", "bytes", "operations")
+    calls = ({"step": step.walk.title, **call} for step in steps for call in _timed_calls(step, ceilings, names))
+    return csv_text((*columns, "median_seconds", "fastest_seconds", "ceiling_share"), calls)
+
+
+def _timed_calls(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> Iterator[dict[str, object]]:
+    for call, times in zip(step.walk.calls, step.calls, strict=True):
+        if _is_chosen(call, names):
+            share = ceilings.least_seconds(call) / times.median
+            seconds = {"median_seconds": times.median, "fastest_seconds": times.fastest}
+            yield {**_call_json(call), **seconds, "ceiling_share": share}
 
 
 def _ops_text(specs: Sequence[KernelSpec]) -> str:

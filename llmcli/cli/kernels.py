@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.command import Command, Group, with_groups
+from llmcli.cli.command import argument, command_group, option
 from llmcli.cli.kernel_report import as_csv, as_json, finding_text, list_json, list_text, study_text
 from llmcli.cli.kernels_bench import LaunchOptions, bench_kernels, roofline
 from llmcli.cli.kernels_profile import profile_kernel
-from llmcli.cli.options import DebugOption, MessageOptions, QuietOption
+from llmcli.cli.options import MessageOptions
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
-    from llmcli.lab.compare import Measured
+    from llmcli.lab.compare import Finding, Measured
     from llmcli.lab.study import Rung, Source, Study
 
-ArchOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ARCH",
-        help="Compile for this architecture, such as sm_86, and measure nothing; needs no card.",
-        show_default=False,
-    ),
-]
+arch_option = partial(
+    option,
+    None,
+    "Compile for this architecture, such as sm_86, and measure nothing; needs no card.",
+    metavar="ARCH",
+    show_default=False,
+)
 _NO_CARD_ARCH = "sm_90"
 
 
-@with_groups
 def list_kernels(
     *,
     launches: LaunchOptions,
-    arch: ArchOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+    arch: str | None = arch_option(),
+    json_: bool = option(False, "Print a JSON object instead of tables."),
     messages: MessageOptions,
 ) -> None:
     """List the kernels and what a model's launches of them take of a multiprocessor.
@@ -53,11 +52,6 @@ def list_kernels(
 
     llmcli kernels list -m Llama-2-7B --format int4 --arch sm_86
     """
-    show_kernels(launches, arch, json_)
-
-
-def show_kernels(launches: LaunchOptions, arch: str | None, json_: bool) -> None:
-    """Print the list."""
     subject, lengths = launches.open()
     if arch is None and (problem := lazy.find_problem()) is None:
         device = lazy.Device.open()
@@ -76,41 +70,15 @@ def show_kernels(launches: LaunchOptions, arch: str | None, json_: bool) -> None
     terminal.write(list_text(title, walks, lazy.KERNELS), is_drawn=True)
 
 
-kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, side by side, on this machine's card.")
-
-_COMMANDS = (
-    kernels_app.command("list", cls=Command)(list_kernels),
-    kernels_app.command("bench", cls=Command)(bench_kernels),
-    kernels_app.command("profile", cls=Command)(profile_kernel),
-    kernels_app.command("roofline", cls=Command)(roofline),
-)
-
-
-@kernels_app.callback(invoke_without_command=True)
-def kernels(context: typer.Context) -> None:
-    """See why kernels are fast: studies, side by side, on this machine's card."""
-    if context.invoked_subcommand is None:
-        show_kernels(LaunchOptions(), None, False)
-
-
-@kernels_app.command("compare", cls=Command)
 def compare(
-    study: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="STUDY", help="A study, or the first words of several, such as decode. Without it, list all."
-        ),
-    ] = None,
-    show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
-    try_: Annotated[
-        Path | None,
-        typer.Option("--try", readable=False, metavar="FILE", help="Add your own kernel, a file with one rung."),
-    ] = None,
-    arch: ArchOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
-    csv_: Annotated[bool, typer.Option("--csv", help="Print one line for each rung and choice of sizes.")] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    *,
+    study: str | None = argument(None, "A study, or the first words of several, such as decode. Without it, list all."),
+    show: str | None = option(None, "Print the source of this rung.", metavar="RUNG"),
+    try_: Path | None = option(None, "Add your own kernel, a file with one rung."),
+    arch: str | None = arch_option(),
+    json_: bool = option(False, "Print a JSON object instead of tables."),
+    csv_: bool = option(False, "Print one line for each rung and choice of sizes."),
+    messages: MessageOptions,
 ) -> None:
     """Run a ladder of kernels that compute the same, from the plainest to ours.
 
@@ -172,43 +140,52 @@ def _compare_all(names: list[str], arch: str | None) -> None:
 def _compare(
     study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str | None, json_: bool, csv_: bool
 ) -> None:
-    if arch is None:
-        _measure(study, rungs, sources, json_, csv_)
+    """Measure the rungs on the card, or compile them for `arch`, and report. Raises: DeviceError without a card"""
+    card = ""
+    findings: Sequence[Finding] = ()
+    if arch is not None:
+        measured, place = lazy.inspect_rungs(study, sources, rungs, arch), f"{arch}, compiled and not measured"
     else:
-        _inspect(study, rungs, sources, arch, json_, csv_)
-
-
-def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:
-    problem = lazy.find_problem()
-    if problem is not None:
-        raise DeviceError(f"CUDA cannot be used: {problem}; --arch sm_86 shows registers and occupancy without a card")
-    device = lazy.Device.open(own_sources=lazy.own_sources(sources.values()))
-    device.activate()
-    with progress(f"measuring {study.name}", "sizes") as on_progress:
-        measured = lazy.compare_rungs(device, study, sources, rungs, on_progress)
-    findings = lazy.find_claims(study, measured)
+        if (problem := lazy.find_problem()) is not None:
+            remedy = "--arch sm_86 shows registers and occupancy without a card"
+            raise DeviceError(f"CUDA cannot be used: {problem}; {remedy}")
+        device = lazy.Device.open(own_sources=lazy.own_sources(sources.values()))
+        device.activate()
+        with progress(f"measuring {study.name}", "sizes") as on_progress:
+            measured = lazy.compare_rungs(device, study, sources, rungs, on_progress)
+        card, arch, findings = device.name, device.arch, lazy.find_claims(study, measured)
+        place = f"{card}, {arch}, {device.num_multiprocessors} multiprocessors"
+        place += f"; every rung is right at {len(study.check_sizes)} choices of sizes"
     if json_:
-        terminal.write_json(as_json(study, device.name, device.arch, measured, findings))
+        terminal.write_json(as_json(study, card, arch, measured, findings))
     elif csv_:
         terminal.write(as_csv(measured))
     else:
-        count = len(study.check_sizes)
-        place = f"{device.name}, {device.arch}, {device.num_multiprocessors} multiprocessors"
-        _show(study, f"{place}; every rung is right at {count} choices of sizes", measured)
-        terminal.write("\n" + "".join(f"{finding_text(one)}\n" for one in findings), wraps=True)
-
-
-def _inspect(study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str, json_: bool, csv_: bool) -> None:
-    measured = lazy.inspect_rungs(study, sources, rungs, arch)
-    if json_:
-        terminal.write_json(as_json(study, "", arch, measured, ()))
-    elif csv_:
-        terminal.write(as_csv(measured))
-    else:
-        _show(study, f"{arch}, compiled and not measured", measured)
+        _show(study, place, measured)
+        if card:
+            terminal.write("\n" + "".join(f"{finding_text(one)}\n" for one in findings), wraps=True)
 
 
 def _show(study: Study, place: str, measured: Sequence[Measured]) -> None:
     lines = (f"{study.name}: {study.title} ({study.source})", *([study.note] if study.note else []), place)
     terminal.write("".join(f"{line}\n" for line in lines) + "\n", wraps=True)
     terminal.write(study_text(study, measured), is_drawn=True)
+
+
+kernels_app = command_group(
+    "See why kernels are fast: studies, side by side, on this machine's card.",
+    {
+        "list": list_kernels,
+        "bench": bench_kernels,
+        "profile": profile_kernel,
+        "roofline": roofline,
+        "compare": compare,
+    },
+)
+
+
+@kernels_app.callback(invoke_without_command=True)
+def kernels(context: typer.Context) -> None:
+    """See why kernels are fast: studies, side by side, on this machine's card."""
+    if context.invoked_subcommand is None:
+        list_kernels(launches=LaunchOptions(), arch=None, json_=False, messages=MessageOptions())

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import argument, option
 from llmcli.cli.completion import complete_subject
 from llmcli.cli.kernel_report import LIBRARY, bench_csv, bench_json, bench_text
-from llmcli.cli.options import FormatOption, MessageOptions, model_option
+from llmcli.cli.options import MessageOptions, format_option, model_option, scratch_option
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.roofline_report import placed_marks, roofline_json, roofline_text
 from llmcli.cli.targets import open_subject, refuse_scratch_of_model, subject_files
@@ -32,17 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SHAPE = "Llama-3.2-1B"
 
-SubjectOption = Annotated[
-    str | None,
-    model_option(
-        "--model",
-        "-m",
-        metavar="MODEL|SHAPE",
-        help="Whose launches: a model folder, a hub id, or a shape such as Llama-2-7B.",
-        show_default=DEFAULT_SHAPE,
-        autocompletion=complete_subject,
-    ),
-]
 
 CEILING_TYPES = ("float32", "float16")
 
@@ -53,22 +40,24 @@ _PICTURES = (".png", ".svg")
 class LengthOptions:
     """The prompt and the step of decoding whose launches are meant."""
 
-    prompt: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens of the prompt.", show_default="512")
-    ] = None
-    depth: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Tokens in the KV cache before a step of decoding.", show_default="512"),
-    ] = None
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that decode side by side.")] = 1
+    prompt: int | None = option(None, "Tokens of the prompt.", min=1, show_default="512")
+    depth: int | None = option(None, "Tokens in the KV cache before a step of decoding.", min=1, show_default="512")
+    rows: int = option(1, "Rows that decode side by side.", min=1)
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
     """The model or shape whose launches are chosen, and the steps."""
 
-    model: SubjectOption = None
-    form: FormatOption = None
+    model: str | None = model_option(
+        None,
+        "Whose launches: a model folder, a hub id, or a shape such as Llama-2-7B.",
+        "-m",
+        metavar="MODEL|SHAPE",
+        show_default=DEFAULT_SHAPE,
+        complete=complete_subject,
+    )
+    form: str | None = format_option()
     lengths: LengthOptions = LengthOptions()
 
     def open(self) -> tuple[Subject, Lengths]:
@@ -85,26 +74,11 @@ def require_kernels(names: Iterable[str]) -> None:
             raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")
 
 
-ScratchOption = Annotated[
-    Path | None,
-    typer.Option(
-        readable=False,
-        metavar="FOLDER",
-        help="Where to write a SHAPE's random weights.",
-        show_default="the user's cache",
-        hidden=True,
-    ),
-]
-
-
-@with_groups
 def bench_kernels(
     *,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="The kernels to show; without one, all.")
-    ] = None,
+    names: list[str] | None = argument(None, "The kernels to show; without one, all.", metavar="[NAME]..."),
     launches: LaunchOptions,
-    scratch: ScratchOption = None,
+    scratch: Path | None = scratch_option(),
     output: ReportOptions,
     messages: MessageOptions,
 ) -> None:
@@ -170,28 +144,20 @@ def measure_subject_kernels(
     return device, lazy.Ceilings(rates.read_bytes, rates.flops), steps
 
 
-@with_groups
 def roofline(
     *,
-    shape: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL|SHAPE",
-            help="Whose kernels: a model folder, a hub id, or a shape such as Llama-2-7B.",
-            show_default=DEFAULT_SHAPE,
-            autocompletion=complete_subject,
-        ),
-    ] = None,
-    form: FormatOption = None,
+    shape: str | None = argument(
+        None,
+        "Whose kernels: a model folder, a hub id, or a shape such as Llama-2-7B.",
+        metavar="MODEL|SHAPE",
+        show_default=DEFAULT_SHAPE,
+        complete=complete_subject,
+    ),
+    form: str | None = format_option(),
     lengths: LengthOptions,
-    scratch: ScratchOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False, metavar="FILE", help="Save the plot as .png or .svg; needs matplotlib.", show_default=False
-        ),
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+    scratch: Path | None = scratch_option(),
+    out: Path | None = option(None, "Save the plot as .png or .svg; needs matplotlib.", show_default=False),
+    json_: bool = option(False, "Print a JSON object instead of tables."),
     messages: MessageOptions,
 ) -> None:
     """Measure the card's ceilings and place every kernel of a model under them.

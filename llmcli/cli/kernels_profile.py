@@ -8,16 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import argument, option
 from llmcli.cli.kernel_report import ceilings_text, use_json
-from llmcli.cli.kernels_bench import CEILING_TYPES, LaunchOptions, ScratchOption, open_card, require_kernels
-from llmcli.cli.options import MessageOptions
+from llmcli.cli.kernels_bench import CEILING_TYPES, LaunchOptions, open_card, require_kernels
+from llmcli.cli.options import MessageOptions, scratch_option
 from llmcli.cli.progress import say_compiling
 from llmcli.cli.tables import csv_text
 from llmcli.cli.targets import subject_files
@@ -116,7 +114,8 @@ def profile_csv(one: Profiled) -> str:
     """One line for each figure; an empty value where this profiler counts nothing."""
     stalls = {f"stall_{state}": share for state, share in one.counters.stalls.items()}
     figures = {**_values(one.counters), **stalls}
-    rows = ((one.name, one.call.matrix, name, value) for name, value in figures.items())
+    whose = {"kernel": one.name, "matrix": one.call.matrix}
+    rows = ({**whose, "figure": name, "value": value} for name, value in figures.items())
     return csv_text(["kernel", "matrix", "figure", "value"], rows)
 
 
@@ -212,20 +211,17 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-@with_groups
 def profile_kernel(
     *,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A kernel of llmcli kernels list, or STUDY/RUNG.")],
-    matrix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LAYER",
-            help="Profile the launches that read this layer's weights, such as o_proj.",
-            show_default="those that move most bytes",
-        ),
-    ] = None,
+    name: str = argument(..., "A kernel of llmcli kernels list, or STUDY/RUNG."),
+    matrix: str | None = option(
+        None,
+        "Profile the launches that read this layer's weights, such as o_proj.",
+        metavar="LAYER",
+        show_default="those that move most bytes",
+    ),
     launches: LaunchOptions,
-    scratch: ScratchOption = None,
+    scratch: Path | None = scratch_option(),
     output: ReportOptions,
     messages: MessageOptions,
 ) -> None:

@@ -84,14 +84,13 @@ if TYPE_CHECKING:
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
     from llmcli.runners.cuda.rates import measure_flops, measure_rates
-    from llmcli.runners.host.description import describe as describe_on_host
+    from llmcli.runners.host.load import describe as describe_on_host
     from llmcli.runners.host.memory import SMALL_PARAMETERS
-    from llmcli.runners.numpy.load import describe_on_numpy
+    from llmcli.runners.numpy.load import NumpyProbes, describe_on_numpy
     from llmcli.runners.numpy.load import load as load_on_numpy
-    from llmcli.runners.numpy.probes import NumpyProbes
+    from llmcli.runners.torch.load import TorchProbes
     from llmcli.runners.torch.load import load as load_on_torch
     from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
-    from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.params import Sampler
     from llmcli.schema.grammar import (
         Grammar,

@@ -2,35 +2,31 @@
 
 import sys
 from datetime import UTC, datetime
-from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.command import Command, Group
+from llmcli.cli.command import argument, command_group, option
 from llmcli.cli.completion import complete_hub_id
-from llmcli.cli.options import DebugOption, QuietOption
+from llmcli.cli.options import MessageOptions, debug_option
 from llmcli.cli.session import fetch_model
+from llmcli.cli.tables import aligned_lines
 from llmcli.cli.terminal import fact_lines, terminal, visible
 from llmcli.errors import UsageError
 from llmcli.resources import user_presets_folder
 
 
 def pull(
-    name: Annotated[
-        str, typer.Argument(metavar="ID", help="Hub id: ORG/NAME or ORG/NAME@REVISION.", autocompletion=complete_hub_id)
-    ],
-    update: Annotated[
-        bool, typer.Option("--update", help="Look for a newer commit even if the model is in the cache.")
-    ] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    *,
+    name: str = argument(..., "Hub id: ORG/NAME or ORG/NAME@REVISION.", metavar="ID", complete=complete_hub_id),
+    update: bool = option(False, "Look for a newer commit even if the model is in the cache."),
+    messages: MessageOptions,
 ) -> None:
     """Download a model into the hub's cache and print its folder.
 
-    A download that was stopped resumes.
+    After a stop, files that are whole are not downloaded again.
 
     Examples:
 
@@ -44,8 +40,9 @@ def pull(
 
 
 def presets(
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    debug: DebugOption = False,
+    *,
+    json_: bool = option(False, "Print one JSON object instead of a table."),
+    debug: bool = debug_option(),
 ) -> None:
     """List the presets for --preset, built-in and your own.
 
@@ -75,13 +72,10 @@ def presets(
     terminal.info(f"your own presets go to {user_presets_folder()}")
 
 
-models_app = typer.Typer(cls=Group, help="List or remove downloaded models.")
-
-
-@models_app.command("list", cls=Command)
 def list_models(
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
-    debug: DebugOption = False,
+    *,
+    json_: bool = option(False, "Print a JSON array instead of a table."),
+    debug: bool = debug_option(),
 ) -> None:
     """List the models in the hub's cache, whichever program downloaded them.
 
@@ -126,25 +120,16 @@ def list_models(
                 "complete" if model.is_complete else "incomplete",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        terminal.write("  ".join(cells).rstrip() + "\n")
+    terminal.write("".join(f"{line}\n" for line in aligned_lines(rows, "<" * len(rows[0]))))
 
 
-@models_app.command("rm", cls=Command)
 def remove_model(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="Hub id; with @REVISION, remove only that branch, tag or commit.",
-            autocompletion=complete_hub_id,
-        ),
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    *,
+    name: str = argument(
+        ..., "Hub id; with @REVISION, remove only that branch, tag or commit.", metavar="ID", complete=complete_hub_id
+    ),
+    yes: bool = option(False, "Do not ask for confirmation.", "-y"),
+    messages: MessageOptions,
 ) -> None:
     """Remove a model from the hub's cache.
 
@@ -168,3 +153,6 @@ def remove_model(
             return
     removal.execute()
     terminal.info(f"removed {hub_id}, {size} freed")
+
+
+models_app = command_group("List or remove downloaded models.", {"list": list_models, "rm": remove_model})

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.command import OptionEach
+from llmcli.cli.command import OptionEach, argument, option
 from llmcli.cli.completion import (
     complete_adapter,
     complete_device,
@@ -26,24 +24,23 @@ from llmcli.cli.completion import (
     complete_model,
     complete_preset,
     complete_subject,
-    complete_words,
 )
 from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, Session, fetch_model
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
-from llmcli.sampling.params import DEFAULT_ORDER, SPECS
+from llmcli.sampling.params import DEFAULT_ORDER, SPECS, ParamSpec
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.adapter import Adapter
     from llmcli.checkpoint.model import Model
 
 # An option in a section of the help.
-model_option = partial(typer.Option, rich_help_panel="Model")
-prompt_option = partial(typer.Option, rich_help_panel="Prompt")
-sampling_option = partial(typer.Option, rich_help_panel="Sampling")
-stopping_option = partial(typer.Option, rich_help_panel="Stopping")
-output_option = partial(typer.Option, rich_help_panel="Output")
+model_option = partial(option, rich_help_panel="Model")
+prompt_option = partial(option, rich_help_panel="Prompt")
+sampling_option = partial(option, rich_help_panel="Sampling")
+stopping_option = partial(option, rich_help_panel="Stopping")
+output_option = partial(option, rich_help_panel="Output")
 KEY_VARIABLE = "LLMCLI_API_KEY"  # the default of --api-key
 
 AUTO = "auto"
@@ -63,163 +60,74 @@ def _set_debug(value: bool) -> None:
     terminal.is_debug = terminal.is_debug or value
 
 
-ModelOption = Annotated[
-    str | None,
-    model_option(
-        "--model", "-m", metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT, autocompletion=complete_model
-    ),
-]
-# For commands about a model itself: chosen_model() joins it with ModelOption.
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT, autocompletion=complete_model),
-]
+model_name_option = partial(
+    model_option,
+    None,
+    _MODEL_HELP,
+    "--model",
+    "-m",
+    metavar="MODEL",
+    show_default=_MODEL_DEFAULT,
+    complete=complete_model,
+)
+# For commands about a model itself: chosen_model() joins it with model_name_option.
+model_argument = partial(
+    argument, None, _MODEL_HELP, metavar="MODEL", show_default=_MODEL_DEFAULT, complete=complete_model
+)
 # For commands that also take a shape without weights.
-SubjectArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL|SHAPE",
-        help="Model folder, hub id, or the name of a shape such as Llama-2-7B.",
-        show_default=_MODEL_DEFAULT,
-        autocompletion=complete_subject,
-    ),
-]
-FormatOption = Annotated[
-    str | None,
-    model_option(
-        "--format",
-        metavar="FORMAT",
-        help="Format of a SHAPE's weights: int8, int4, awq, fp8 or bf16.",
-        show_default="int8",
-        autocompletion=complete_words("int8", "int4", "awq", "fp8", "bf16"),
-    ),
-]
-RowsOption = Annotated[
-    str,
-    model_option(
-        "--rows",
-        metavar="N",
-        help="Texts to decode side by side, or auto: as many as fit in memory.",
-        autocompletion=complete_words(AUTO),
-    ),
-]
-ContextOption = Annotated[
-    int | None,
-    model_option(
-        "--context",
-        min=1,
-        metavar="N",
-        help="Context limit: tokens of prompt and new text together.",
-        show_default="the model's maximum, at most 8192",
-    ),
-]
-DeviceOption = Annotated[
-    str, model_option("--device", help="auto, cpu, cuda or cuda:N.", metavar="DEVICE", autocompletion=complete_device)
-]
-DtypeOption = Annotated[
-    str,
-    model_option(
-        "--dtype",
-        help="What to compute in: float32, bfloat16 or (on CUDA) float16. auto is the model's own type on CUDA; on the "
-        "CPU bfloat16 for quantized and bfloat16 models where that is faster, else float32.",
-        metavar="DTYPE",
-        autocompletion=complete_words(*DTYPES),
-        hidden=True,
-    ),
-]
-KvCacheOption = Annotated[
-    str,
-    model_option(
-        "--kv-cache",
-        help="Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, "
-        "half the size of float16.",
-        metavar="TYPE",
-        autocompletion=complete_words(*KV_CACHES),
-        hidden=True,
-    ),
-]
-ThreadsOption = Annotated[
-    int | None,
-    model_option(
-        "--threads",
-        min=1,
-        max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
-        metavar="N",
-        help="CPU threads to use.",
-        hidden=True,
-        show_default="one per core; one for a model below 128 MiB",
-    ),
-]
-SystemOption = Annotated[str | None, prompt_option("--system", metavar="TEXT", help="System prompt.")]
-ChatTemplateOption = Annotated[
-    str | None,
-    prompt_option(
-        "--chat-template",
-        metavar="FILE",
-        help="Use this Jinja file in place of the model's chat template, or `plain`.",
-        autocompletion=complete_words("plain"),
-        hidden=True,
-    ),
-]
-TemplateVarOption = Annotated[
-    list[str] | None,
-    prompt_option(
-        "--template-var",
-        metavar="NAME=VALUE",
-        help="Set a variable of the chat template, such as enable_thinking=false; the value is JSON; repeatable.",
-    ),
-]
-PresetOption = Annotated[
-    str | None,
-    sampling_option(
-        "--preset",
-        metavar="NAME",
-        help="Use a named set of sampling parameters: story, precise, your own, or a .toml file.",
-        autocompletion=complete_preset,
-    ),
-]
-SeedOption = Annotated[
-    int | None,
-    sampling_option(
-        "--seed",
-        min=0,
-        max=2**64 - 1,
-        metavar="N",
-        help="Seed of the random numbers: the same seed gives the same text.",
-        show_default="random, and printed",
-    ),
-]
-StopOption = Annotated[
-    list[str] | None, stopping_option(metavar="TEXT", help="Stop before this text appears; repeatable.")
-]
-LogitBiasOption = Annotated[
-    list[str] | None,
-    sampling_option(metavar="ID=BIAS", help="Add BIAS to the logit of a token, -inf bans it; repeatable.", hidden=True),
-]
-SamplerOrderOption = Annotated[
-    str | None,
-    sampling_option(
-        metavar="STEP,...",
-        help="Run only these sampling steps, in this order.",
-        hidden=True,
-        show_default=",".join(DEFAULT_ORDER),
-    ),
-]
-DryBreakerOption = Annotated[
-    list[str] | None,
-    sampling_option(
-        metavar="TEXT",
-        help="DRY: repetitions end at this text; repeatable; `none` for no breaker.",
-        hidden=True,
-        show_default='newline, :, ", *',
-    ),
-]
-QuietOption = Annotated[
-    bool, output_option("--quiet", "-q", help="Do not print messages about the run.", callback=_set_quiet)
-]
-DebugOption = Annotated[
-    bool, output_option("--debug", help="Show the traceback of an error.", callback=_set_debug, hidden=True)
-]
+subject_argument = partial(
+    argument,
+    None,
+    "Model folder, hub id, or the name of a shape such as Llama-2-7B.",
+    metavar="MODEL|SHAPE",
+    show_default=_MODEL_DEFAULT,
+    complete=complete_subject,
+)
+format_option = partial(
+    model_option,
+    None,
+    "Format of a SHAPE's weights: int8, int4, awq, fp8 or bf16.",
+    "--format",
+    metavar="FORMAT",
+    show_default="int8",
+    words=("int8", "int4", "awq", "fp8", "bf16"),
+)
+scratch_option = partial(
+    option,
+    None,
+    "Where to write a SHAPE's random weights.",
+    metavar="FOLDER",
+    show_default="the user's cache",
+    hidden=True,
+)
+rows_option = partial(
+    model_option, metavar="N", help="Texts to decode side by side, or auto: as many as fit in memory.", words=(AUTO,)
+)
+context_option = partial(
+    model_option,
+    None,
+    "Context limit: tokens of prompt and new text together.",
+    min=1,
+    show_default="the model's maximum, at most 8192",
+)
+device_option = partial(model_option, AUTO, "auto, cpu, cuda or cuda:N.", metavar="DEVICE", complete=complete_device)
+system_option = partial(prompt_option, None, "System prompt.", metavar="TEXT")
+chat_template_option = partial(
+    prompt_option,
+    None,
+    "Use this Jinja file in place of the model's chat template, or `plain`.",
+    metavar="FILE",
+    words=("plain",),
+    hidden=True,
+)
+template_var_option = partial(
+    prompt_option,
+    None,
+    "Set a variable of the chat template, such as enable_thinking=false; the value is JSON; repeatable.",
+    metavar="NAME=VALUE",
+)
+stop_option = partial(stopping_option, None, "Stop before this text appears; repeatable.", metavar="TEXT")
+debug_option = partial(output_option, False, "Show the traceback of an error.", callback=_set_debug, hidden=True)
 
 
 def chosen_model(argument: str | None, option: str | None) -> str | None:
@@ -245,35 +153,45 @@ def parse_rows(flag: str) -> int | None:
 
 
 Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None if not given
+
+
+def _number_option(name: str, spec: ParamSpec) -> tuple[Any, Any]:
+    shown, is_hidden = f"the model's, or {spec.default:g}", name not in _EVERYDAY_NUMBERS
+    return type(spec.default) | None, sampling_option(None, spec.help, show_default=shown, hidden=is_hidden)
+
+
 # One option for each sampling parameter, as one parameter of a command.
-SamplingNumbers = Annotated[
-    Numbers,
-    OptionEach(
-        {
-            name: Annotated[
-                type(spec.default) | None,
-                sampling_option(
-                    f"--{name.replace('_', '-')}",
-                    metavar="X" if isinstance(spec.default, float) else "N",
-                    help=spec.help,
-                    show_default=f"the model's, or {spec.default:g}",
-                    hidden=name not in _EVERYDAY_NUMBERS,
-                ),
-            ]
-            for name, spec in SPECS.items()
-        }
-    ),
-]
+SamplingNumbers = Annotated[Numbers, OptionEach({name: _number_option(name, spec) for name, spec in SPECS.items()})]
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
     """Where a model runs, and in which precision."""
 
-    device: DeviceOption = AUTO
-    dtype: DtypeOption = AUTO
-    kv_cache: KvCacheOption = AUTO
-    threads: ThreadsOption = None
+    device: str = device_option()
+    dtype: str = model_option(
+        AUTO,
+        "What to compute in: float32, bfloat16 or (on CUDA) float16. auto is the model's own type on CUDA; on the "
+        "CPU bfloat16 for quantized and bfloat16 models where that is faster, else float32.",
+        words=DTYPES,
+        hidden=True,
+    )
+    kv_cache: str = model_option(
+        AUTO,
+        "Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, "
+        "half the size of float16.",
+        metavar="TYPE",
+        words=KV_CACHES,
+        hidden=True,
+    )
+    threads: int | None = model_option(
+        None,
+        "CPU threads to use.",
+        min=1,
+        max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
+        hidden=True,
+        show_default="one per core; one for a model below 128 MiB",
+    )
 
     def checked(self) -> RunnerOptions:
         """The checked options. Raises: UsageError for unknown names, DeviceError for a card that cannot be used"""
@@ -284,36 +202,58 @@ class DeviceOptions:
 class SamplerOptions:
     """How tokens are drawn, besides the numbers."""
 
-    preset: PresetOption = None
-    logit_bias: LogitBiasOption = None
-    sampler_order: SamplerOrderOption = None
-    dry_breaker: DryBreakerOption = None
-    seed: SeedOption = None
+    preset: str | None = sampling_option(
+        None,
+        "Use a named set of sampling parameters: story, precise, your own, or a .toml file.",
+        metavar="NAME",
+        complete=complete_preset,
+    )
+    logit_bias: list[str] | None = sampling_option(
+        None, "Add BIAS to the logit of a token, -inf bans it; repeatable.", metavar="ID=BIAS", hidden=True
+    )
+    sampler_order: str | None = sampling_option(
+        None,
+        "Run only these sampling steps, in this order.",
+        metavar="STEP,...",
+        hidden=True,
+        show_default=",".join(DEFAULT_ORDER),
+    )
+    dry_breaker: list[str] | None = sampling_option(
+        None,
+        "DRY: repetitions end at this text; repeatable; `none` for no breaker.",
+        metavar="TEXT",
+        hidden=True,
+        show_default='newline, :, ", *',
+    )
+    seed: int | None = sampling_option(
+        None,
+        "Seed of the random numbers: the same seed gives the same text.",
+        min=0,
+        max=2**64 - 1,
+        show_default="random, and printed",
+    )
 
 
 @dataclass(frozen=True)
 class StoppingOptions:
     """What ends a text."""
 
-    max_new_tokens: Annotated[
-        int | None,
-        stopping_option(
-            min=1,
-            metavar="N",
-            help="Stop after this many new tokens.",
-            show_default=f"the model's; else no limit, or {DEFAULT_MAX_NEW_TOKENS} without an end-of-text token",
-        ),
-    ] = None
-    stop: StopOption = None
-    ignore_eos: Annotated[bool, stopping_option("--ignore-eos", help="Ignore end-of-text tokens.", hidden=True)] = False
+    max_new_tokens: int | None = stopping_option(
+        None,
+        "Stop after this many new tokens.",
+        min=1,
+        show_default=f"the model's; else no limit, or {DEFAULT_MAX_NEW_TOKENS} without an end-of-text token",
+    )
+    stop: list[str] | None = stop_option()
+    ignore_eos: bool = stopping_option(False, "Ignore end-of-text tokens.", hidden=True)
 
 
 @dataclass(frozen=True)
 class ModelNames:
     """A model as an argument or with --model, for commands about a model itself."""
 
-    argument: ModelArgument = None
-    model: ModelOption = None
+    argument: str | None = model_argument()
+    model: str | None = model_name_option()
 
     @property
     def chosen(self) -> str | None:
@@ -322,36 +262,28 @@ class ModelNames:
 
 
 @dataclass(frozen=True)
-class SubjectOptions:
+class SubjectOptions(ModelNames):
     """A model or a shape, and the format of a shape."""
 
-    argument: SubjectArgument = None
-    model: ModelOption = None
-    form: FormatOption = None
-
-    @property
-    def chosen(self) -> str | None:
-        """The given name; see `chosen_model`."""
-        return chosen_model(self.argument, self.model)
+    argument: str | None = subject_argument()
+    form: str | None = format_option()
 
 
 @dataclass(frozen=True)
 class MessageOptions:
     """What is written about the run. The options act by themselves: their values are not used."""
 
-    quiet: QuietOption = False
-    debug: DebugOption = False
+    quiet: bool = output_option(False, "Do not print messages about the run.", "-q", callback=_set_quiet)
+    debug: bool = debug_option()
 
 
-AdapterOption = Annotated[
-    list[str] | None,
-    model_option(
-        "--adapter",
-        metavar="DIR|ID[=WEIGHT]",
-        help="Add a LoRA adapter to the model's 16-bit weights: a folder or hub id; repeatable.",
-        autocompletion=complete_adapter,
-    ),
-]
+adapter_option = partial(
+    model_option,
+    None,
+    "Add a LoRA adapter to the model's 16-bit weights: a folder or hub id; repeatable.",
+    metavar="DIR|ID[=WEIGHT]",
+    complete=complete_adapter,
+)
 
 
 @dataclass(frozen=True)
@@ -421,44 +353,32 @@ def _open_adapter(choice: AdapterChoice) -> Adapter:
     return lazy.open_adapter(folder, choice.name, choice.weight)
 
 
-DraftOption = Annotated[
-    str,
-    model_option(
-        "--draft",
-        metavar="HOW",
-        help="How to guess tokens ahead, for the same text sooner: auto, ngram (from the text so far), "
-        "a smaller MODEL, or off.",
-        autocompletion=complete_draft,
-    ),
-]
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """The model that runs, its adapters, its context, its device, and its drafter."""
 
-    model: ModelOption = None
-    adapter: AdapterOption = None
-    context: ContextOption = None
-    draft: DraftOption = AUTO
+    model: str | None = model_name_option()
+    adapter: list[str] | None = adapter_option()
+    context: int | None = context_option()
+    draft: str = model_option(
+        AUTO,
+        "How to guess tokens ahead, for the same text sooner: auto, ngram (from the text so far), "
+        "a smaller MODEL, or off.",
+        metavar="HOW",
+        complete=complete_draft,
+    )
     devices: DeviceOptions = DeviceOptions()
-
-
-SpeedFirstOption = Annotated[
-    bool,
-    model_option(
-        "--speed-first",
-        help="Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
-        "run beside it.",
-    ),
-]
 
 
 @dataclass(frozen=True)
 class ManyRowsDeviceOptions(DeviceOptions):
     """Where a model runs, in which precision, and whether a text may depend on others in its batch for speed."""
 
-    speed_first: SpeedFirstOption = False
+    speed_first: bool = model_option(
+        False,
+        "Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
+        "run beside it.",
+    )
 
     def checked(self) -> RunnerOptions:
         """See `DeviceOptions`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions
@@ -24,15 +25,13 @@ if TYPE_CHECKING:
 
 _MOST_LISTED = 3
 
-KernelOption = Annotated[
-    list[str] | None,
-    model_option(
-        "--kernel",
-        metavar="NAME=FILE",
-        help="Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
-        hidden=True,
-    ),
-]
+kernel_option = partial(
+    model_option,
+    None,
+    "Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
+    metavar="NAME=FILE",
+    hidden=True,
+)
 
 
 def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnKernel, ...]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import option
 from llmcli.cli.options import (
     AUTO,
-    ContextOption,
     ManyRowsDeviceOptions,
     MessageOptions,
-    RowsOption,
     SubjectOptions,
+    context_option,
     model_option,
     parse_rows,
+    rows_option,
 )
 from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
@@ -37,22 +35,12 @@ if TYPE_CHECKING:
 class DistantCardOptions:
     """A card in another machine. Raises: UsageError for one half described"""
 
-    memory: Annotated[
-        float | None,
-        model_option(
-            min=0.1,
-            max=1e6,
-            metavar="GiB",
-            help="Plan for a card with this much memory; needs --bandwidth.",
-            hidden=True,
-        ),
-    ] = None
-    bandwidth: Annotated[
-        float | None,
-        model_option(
-            min=0.1, max=1e6, metavar="GB/s", help="Read bandwidth of the card that --memory describes.", hidden=True
-        ),
-    ] = None
+    memory: float | None = model_option(
+        None, "Plan for a card with this much memory; needs --bandwidth.", min=0.1, max=1e6, metavar="GiB", hidden=True
+    )
+    bandwidth: float | None = model_option(
+        None, "Read bandwidth of the card that --memory describes.", min=0.1, max=1e6, metavar="GB/s", hidden=True
+    )
 
     def __post_init__(self) -> None:
         if (self.memory is None) != (self.bandwidth is None):
@@ -66,8 +54,8 @@ class PlaceOptions:
     Raises: UsageError for both, and for --speed-first on a distant card.
     """
 
-    context: ContextOption = None
-    rows: RowsOption = "1"
+    context: int | None = context_option()
+    rows: str = rows_option("1")
     devices: ManyRowsDeviceOptions = ManyRowsDeviceOptions()
     card: DistantCardOptions = DistantCardOptions()
 
@@ -83,13 +71,12 @@ class PlaceOptions:
             )
 
 
-@with_groups
 def plan(
     *,
     names: SubjectOptions,
     place: PlaceOptions,
-    draft: Annotated[str | None, model_option(metavar="MODEL", help="A draft model (or SHAPE) beside it.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    draft: str | None = model_option(None, "A draft model (or SHAPE) beside it.", metavar="MODEL"),
+    json_: bool = option(False, "Print one JSON object instead of tables."),
     messages: MessageOptions,
 ) -> None:
     """Predict memory and speed of a model without reading its weights.
@@ -129,9 +116,17 @@ def plan(
         return
     source = "as given" if card.memory is not None else "measured"
     terminal.write(fact_lines(_lines(facts, source, drafter), 18, sys.stdout))
-    terminal.write("\n" + format_table(*_decode_table(facts)), is_drawn=True)
+    rows = [
+        [str(item.depth), f"{item.bytes_per_step / 1e9:.3f} GB", rate(item.tokens_per_second)] for item in facts.decode
+    ]
+    terminal.write("\n" + format_table(["depth", "read per step", "tokens/s"], rows), is_drawn=True)
+    rows = [
+        [str(item.num_tokens), rate(item.tokens_per_second), duration(item.first_token_seconds)]
+        for item in facts.prompts
+        if item.tokens_per_second is not None and item.first_token_seconds is not None
+    ]
     if facts.prompts[0].first_token_seconds is not None:
-        terminal.write("\n" + format_table(*_prompt_table(facts)), is_drawn=True)
+        terminal.write("\n" + format_table(["prompt", "tokens/s", "first token"], rows), is_drawn=True)
 
 
 def _lines(facts: Plan, source: str, drafter: DraftPlan | None) -> list[tuple[str, str]]:
@@ -155,24 +150,6 @@ def _draft_text(facts: Plan, drafter: DraftPlan) -> str:
     more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
     fits = drafter.bytes_of_both <= facts.memory.available_bytes
     return f"{drafter.model} needs {more} more, {both} in all{'' if fits else ', which is not free'}"
-
-
-def _decode_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
-    header = ["depth", "read per step", "tokens/s"]
-    rows = [
-        [str(item.depth), f"{item.bytes_per_step / 1e9:.3f} GB", rate(item.tokens_per_second)] for item in facts.decode
-    ]
-    return header, rows
-
-
-def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
-    header = ["prompt", "tokens/s", "first token"]
-    rows = [
-        [str(item.num_tokens), rate(item.tokens_per_second), duration(item.first_token_seconds)]
-        for item in facts.prompts
-        if item.tokens_per_second is not None and item.first_token_seconds is not None
-    ]
-    return header, rows
 
 
 def _as_json(facts: Plan, drafter: DraftPlan | None) -> dict[str, object]:

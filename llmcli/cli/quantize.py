@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
-from llmcli.cli.completion import complete_device, complete_model, complete_words
+from llmcli.cli.command import argument, option
+from llmcli.cli.completion import complete_device, complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.evaluate import DEFAULT_WINDOW, evaluate_models
 from llmcli.cli.options import (
     AUTO,
     AdapterChoice,
-    AdapterOption,
     MessageOptions,
+    adapter_option,
     add_adapters,
     output_option,
     parse_adapters,
@@ -88,23 +88,17 @@ def size_table(plan: ExportPlan) -> str:
     return "".join(lines)
 
 
-SourceArgument = Annotated[
-    str, typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model)
-]
-DestinationArgument = Annotated[
-    Path, typer.Argument(readable=False, metavar="DST", help="Folder to write; it must not exist.")
-]
-
-
 @dataclass(frozen=True)
 class FileOptions:
-    """Whether to write or replace, and the size of files."""
+    """What to read and to write, whether to replace it, and the size of files."""
 
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB"
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after; write nothing.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
+    source: str = argument(..., "Model folder, or hub id such as ORG/NAME.", metavar="SRC", complete=complete_model)
+    destination: Path = argument(..., "Folder to write; it must not exist.", metavar="DST")
+    shard_size: str = option(
+        f"{DEFAULT_SHARD_BYTES // 10**9}GB", "Largest weight file, such as 5GB or 500MB.", metavar="SIZE", hidden=True
+    )
+    dry_run: bool = option(False, "Show sizes before and after; write nothing.")
+    force: bool = option(False, "Replace DST if it is a model folder.")
 
     def shard_bytes(self) -> int:
         """The size of the largest file. Raises: UsageError for an invalid size."""
@@ -222,10 +216,7 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
     return read_text(Path(choice), "--eval"), Path(choice).name
 
 
-@with_groups
-def convert(
-    *, source: SourceArgument, destination: DestinationArgument, files: FileOptions, messages: MessageOptions
-) -> None:
+def convert(*, files: FileOptions, messages: MessageOptions) -> None:
     """Write an AWQ, GPTQ or w8a8 model as compressed-tensors.
 
     Codes, scales and zero points stay the same; nothing is quantized again. Run the same command again to resume.
@@ -236,7 +227,7 @@ def convert(
 
     llmcli convert ORG/NAME-GPTQ my-int4 --dry-run
     """
-    shard_bytes = files.shard_bytes()
+    source, destination, shard_bytes = files.source, files.destination, files.shard_bytes()
     with foreign_errors_explained(f"reading {source}", CheckpointError):
         exporter = open_conversion(source, destination, shard_bytes, replace=files.force, dry_run=files.dry_run)
     plan = exporter.plan
@@ -257,33 +248,18 @@ def convert(
 class FormOptions:
     """The format of the weights."""
 
-    bits: Annotated[
-        int, typer.Option(metavar="8|4", help="Bits per weight.", autocompletion=complete_words("8", "4"))
-    ] = 8
-    group_size: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="How many weights of a row share a scale: 32, 64, 128 or channel (all).",
-            autocompletion=complete_words(*GROUP_SIZES),
-        ),
-    ] = "128"
-    asymmetric: Annotated[
-        bool,
-        typer.Option(
-            "--asymmetric", help="Use zero points (int4 only); transformers loads it dequantized.", hidden=True
-        ),
-    ] = False
-    head: Annotated[
-        str,
-        typer.Option(
-            metavar="keep|int8", help="Precision of the output head.", autocompletion=complete_words(*HEAD_BITS)
-        ),
-    ] = "keep"
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(metavar="REGEX", help="Keep layers whose name matches REGEX anywhere; repeatable.", hidden=True),
-    ] = None
+    bits: int = option(8, "Bits per weight.", metavar="8|4", words=("8", "4"))
+    group_size: str = option(
+        "128",
+        "How many weights of a row share a scale: 32, 64, 128 or channel (all).",
+        metavar="SIZE",
+        words=GROUP_SIZES,
+    )
+    asymmetric: bool = option(False, "Use zero points (int4 only); transformers loads it dequantized.", hidden=True)
+    head: str = option("keep", "Precision of the output head.", metavar="keep|int8", words=HEAD_BITS)
+    skip: list[str] | None = option(
+        None, "Keep layers whose name matches REGEX anywhere; repeatable.", metavar="REGEX", hidden=True
+    )
 
     def checked(self, shard_bytes: int) -> ExportOptions:
         """The checked options. Raises: UsageError for an unknown value"""
@@ -299,32 +275,19 @@ class FormOptions:
 class WorkOptions:
     """The device of the work, and the text that measures its result."""
 
-    device: Annotated[
-        str,
-        typer.Option(
-            help="auto, cpu, cuda or cuda:N; the files are the same.", metavar="DEVICE", autocompletion=complete_device
-        ),
-    ] = AUTO
-    eval_: Annotated[
-        str | None,
-        typer.Option(
-            "--eval",
-            metavar="FILE|builtin",
-            help="Measure perplexity and divergence on a text, and write them into the export.",
-        ),
-    ] = None
+    device: str = option(AUTO, "auto, cpu, cuda or cuda:N; the files are the same.", complete=complete_device)
+    eval_: str | None = option(
+        None, "Measure perplexity and divergence on a text, and write them into the export.", metavar="FILE|builtin"
+    )
 
 
-@with_groups
 def quantize(
     *,
-    source: SourceArgument,
-    destination: DestinationArgument,
-    adapter: AdapterOption = None,
+    adapter: list[str] | None = adapter_option(),
     form: FormOptions,
     work: WorkOptions,
     files: FileOptions,
-    verbose: Annotated[bool, output_option("--verbose", "-v", help="Print the error of every layer.")] = False,
+    verbose: bool = output_option(False, "Print the error of every layer.", "-v"),
     messages: MessageOptions,
 ) -> None:
     """Quantize a model to int8 or int4; transformers can load it too.
@@ -337,7 +300,7 @@ def quantize(
 
     llmcli quantize ORG/NAME my-int4 --bits 4 --dry-run
     """
-    options = form.checked(files.shard_bytes())
+    source, destination, options = files.source, files.destination, form.checked(files.shard_bytes())
     adapters = parse_adapters(adapter)
     runner_options = RunnerOptions(work.device, AUTO, None)
     if work.eval_ is not None:

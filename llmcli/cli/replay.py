@@ -9,20 +9,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import argument
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     AdapterChoice,
-    AdapterOption,
     MessageOptions,
+    adapter_option,
     model_option,
     output_option,
     parse_adapters,
@@ -52,30 +52,16 @@ if TYPE_CHECKING:
 class ReplayOptions:
     """A receipt, and what differs now."""
 
-    file: Annotated[
-        Path, typer.Argument(readable=False, metavar="RECEIPT", help="File written by `llmcli generate --receipt`.")
-    ]
-    model: Annotated[
-        str | None,
-        model_option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Where the model is now: folder or hub id.",
-            show_default="the receipt's",
-        ),
-    ] = None
-    adapter: AdapterOption = None
-    device: Annotated[
-        str | None, model_option(metavar="DEVICE", help="cpu, cuda or cuda:N.", show_default="the receipt's")
-    ] = None
-    only: Annotated[
-        int | None, sampling_option(min=1, max=2**32, metavar="K", help="Replay only sample K.", show_default="all")
-    ] = None
-    json: Annotated[bool, output_option("--json", help="Print one JSON object instead of text.")] = False
+    file: Path = argument(..., "File written by `llmcli generate --receipt`.", metavar="RECEIPT")
+    model: str | None = model_option(
+        None, "Where the model is now: folder or hub id.", "-m", show_default="the receipt's"
+    )
+    adapter: list[str] | None = adapter_option()
+    device: str | None = model_option(None, "cpu, cuda or cuda:N.", show_default="the receipt's")
+    only: int | None = sampling_option(None, "Replay only sample K.", min=1, max=2**32, metavar="K", show_default="all")
+    json: bool = output_option(False, "Print one JSON object instead of text.")
 
 
-@with_groups
 def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
     """Generate the text of a receipt again and show what differs.
 

@@ -17,28 +17,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.command import with_groups
+from llmcli.cli.command import option
 from llmcli.cli.held_texts import KEPT_SCHEMAS, Schemas
 from llmcli.cli.options import (
     AUTO,
     KEY_VARIABLE,
-    ChatTemplateOption,
     ManyRowsRunOptions,
     MessageOptions,
-    ModelArgument,
-    RowsOption,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
-    TemplateVarOption,
+    chat_template_option,
     chosen_model,
+    model_argument,
     output_option,
     parse_rows,
+    rows_option,
+    template_var_option,
 )
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables
 from llmcli.cli.run import OFF, Run, RunRequest, check_run, loaded_objects_set_aside, open_run
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from llmcli.serve.server import Server
     from llmcli.tokenizer.base import Tokenizer
 
-server_option = partial(typer.Option, rich_help_panel="Server")
+server_option = partial(option, rich_help_panel="Server")
 _MIB = 1024**2
 
 # The CPU gains little from more rows; but a request should not wait for the end of a long text.
@@ -74,55 +74,27 @@ class ServeOptions:
     Raises: UsageError for values that cannot be.
     """
 
-    model_argument: ModelArgument = None
-    host: Annotated[str, server_option("--host", metavar="HOST", help="Address to listen at.")] = "127.0.0.1"
-    port: Annotated[
-        int, server_option("--port", min=0, max=65535, metavar="N", help="Port to listen at; 0 picks one.")
-    ] = 8080
-    rows: RowsOption = AUTO
-    api_key: Annotated[
-        str | None,
-        server_option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="Serve only who sends this key."),
-    ] = None
-    api_key_file: Annotated[
-        Path | None, server_option("--api-key-file", readable=False, metavar="FILE", help="Read the key from a file.")
-    ] = None
-    max_queue: Annotated[
-        int, server_option("--max-queue", min=0, metavar="N", help="Texts that may wait for a row.")
-    ] = 512
-    max_body: Annotated[
-        int, server_option("--max-body", min=1, max=1024, metavar="MIB", help="Longest request, in MiB.", hidden=True)
-    ] = 8
-    timeout: Annotated[
-        float | None,
-        server_option(
-            "--timeout",
-            min=0.1,
-            metavar="SECONDS",
-            help="Longest time for an answer, waiting included.",
-            show_default="no limit",
-        ),
-    ] = None
-    grace: Annotated[
-        float,
-        server_option(
-            "--grace", min=0, metavar="SECONDS", help="At the end, finish answers for this long.", hidden=True
-        ),
-    ] = 30
-    cors_origin: Annotated[
-        list[str] | None,
-        server_option(
-            "--cors-origin",
-            metavar="ORIGIN",
-            help="Let pages of this site use the server, such as https://example.org; repeatable.",
-            hidden=True,
-        ),
-    ] = None
-    chat_template: ChatTemplateOption = None
-    template_var: TemplateVarOption = None
-    log_contents: Annotated[bool, output_option("--log-contents", help="Log prompts and answers too.", hidden=True)] = (
-        False
+    model_argument: str | None = model_argument()
+    host: str = server_option("127.0.0.1", "Address to listen at.")
+    port: int = server_option(8080, "Port to listen at; 0 picks one.", min=0, max=65535)
+    rows: str = rows_option(AUTO)
+    api_key: str | None = server_option(None, "Serve only who sends this key.", metavar="KEY", envvar=KEY_VARIABLE)
+    api_key_file: Path | None = server_option(None, "Read the key from a file.")
+    max_queue: int = server_option(512, "Texts that may wait for a row.", min=0)
+    max_body: int = server_option(8, "Longest request, in MiB.", min=1, max=1024, metavar="MIB", hidden=True)
+    timeout: float | None = server_option(
+        None, "Longest time for an answer, waiting included.", min=0.1, metavar="SECONDS", show_default="no limit"
     )
+    grace: float = server_option(30, "At the end, finish answers for this long.", min=0, metavar="SECONDS", hidden=True)
+    cors_origin: list[str] | None = server_option(
+        None,
+        "Let pages of this site use the server, such as https://example.org; repeatable.",
+        metavar="ORIGIN",
+        hidden=True,
+    )
+    chat_template: str | None = chat_template_option()
+    template_var: list[str] | None = template_var_option()
+    log_contents: bool = output_option(False, "Log prompts and answers too.", hidden=True)
 
     def __post_init__(self) -> None:
         parse_rows(self.rows)
@@ -323,7 +295,6 @@ def open_served_model(
     return SessionModel(run, request.seed, max_new_tokens, chat_template, variables)
 
 
-@with_groups
 def serve(
     *,
     server: ServeOptions,

@@ -3,7 +3,7 @@
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -25,19 +25,26 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         columns = [[visible(cell) for cell in column] for column in zip(header, *rows, strict=True)]
         room = columns_of(sys.stdout)
         return "\n".join(_drawn([columns[0], *block], room) for block in _blocks(columns, room))
-    lines = [header, *rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    return "".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines
-    )
+    return "".join(f"{line}\n" for line in aligned_lines([header, *rows], ">" * len(header)))
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A line for each row, under a header; None is empty."""
+def aligned_lines(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Rows in plain columns, each flush left or right: `sides` has a `<` or a `>` for each."""
+    widths = [_longest(column) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(_padded, row, widths, sides)).rstrip() for row in rows]
+
+
+def _padded(cell: str, width: int, side: str) -> str:
+    space = " " * (width - cell_len(cell))
+    return cell + space if side == "<" else space + cell
+
+
+def csv_text(header: Sequence[str], records: Iterable[Mapping[str, object]]) -> str:
+    """A line for each record, under a header, which names what is written; what is None or missing is empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer = csv.DictWriter(text, header, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
     return text.getvalue()
 
 

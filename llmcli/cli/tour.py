@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.options import DebugOption
+from llmcli.cli.command import option
+from llmcli.cli.options import debug_option
 from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.terminal import has_color, terminal
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -100,8 +100,8 @@ def plan_tour(*, with_color: bool) -> tuple[Step, ...]:
 
 
 def tour(
-    plain: Annotated[bool, typer.Option("--plain", help="Run all steps, without questions or colors.")] = False,
-    debug: DebugOption = False,
+    plain: bool = option(False, "Run all steps, without questions or colors."),
+    debug: bool = debug_option(),
 ) -> None:
     """Try llmcli in one minute, with the built-in storyteller.
 

@@ -3,17 +3,9 @@
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import (
-    CACHE_TYPES,
-    QkvLayout,
-    cached_bytes,
-    check_cache,
-    check_lanes,
-    check_layout,
-    check_qkv,
-    check_rotary,
-)
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.launches import Launcher
+from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
@@ -31,71 +23,51 @@ def kernel_name(keys: Array) -> str:
 
 
 def append_tokens(
-    device: Device,
+    device: Launcher,
+    lanes: LaneInputs,
     *,
-    qkv: Array,
-    layout: QkvLayout,
-    k_norm: Array | None,
-    eps: float,
-    cos_sin: Array | None,
-    rows: Array,
-    positions: Array,
-    page_table: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
     parts: Array | None = None,
 ) -> None:
     """Append a token to the cache in each lane, with the bits that attention_decode would append.
 
     First `parts` are added to `qkv`, in order: queries there become their sums, keys and values only in the cache.
-    Row -1 marks an unused lane. May start before the previous kernel has ended, and then reads rows, positions and
+    May start before the previous kernel has ended, and then reads rows, positions and
     page_table at once: that kernel must not write them, nor one that it overlaps.
-    Shapes: as for `attention_decode`; parts float32 [num_parts, R, layout.width], for contiguous `qkv`
+    Shapes: parts float32 [num_parts, R, layout.width], for contiguous `qkv`
     Raises: ValueError
     """
-    kernel = "append_tokens"
-    check_layout(kernel, layout)
-    stride = check_qkv(kernel, qkv, layout)
-    num_lanes, num_parts = qkv.shape[0], 0
+    kernel, layout, num_lanes, num_parts = "append_tokens", lanes.layout, lanes.num_lanes, 0
+    stride = lanes.check(kernel)
     if parts is not None:
-        check(kernel, "qkv", qkv, dtype=np.float32, shape=(num_lanes, layout.width))
+        check(kernel, "qkv", lanes.qkv, dtype=np.float32, shape=(num_lanes, layout.width))
         check(kernel, "parts", parts, dtype=np.float32, shape=(None, num_lanes, layout.width))
         num_parts, stride = parts.shape[0], layout.width  # also for a single token, which has no next row
     num_query_heads = layout.num_attention_heads if num_parts else 0
-    if k_norm is not None:
-        check(kernel, "k_norm", k_norm, dtype=np.float32, shape=(layout.head_dim,))
-    check_cache(kernel, keys, values, layout, key_scales, value_scales)
-    check_rotary(kernel, cos_sin, layout.head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
     device.launch(
         kernel,
-        kernel_name(keys),
+        kernel_name(lanes.cache.keys),
         grid=(num_lanes, -(-(2 * layout.num_key_value_heads + num_query_heads) // _WARPS)),
         block=32 * _WARPS,
         arguments=(
-            qkv,
+            lanes.qkv,
             np.int32(layout.k_offset),
             np.int32(layout.v_offset),
             np.int32(stride),
             parts,
             np.int32(num_parts),
-            k_norm,
-            np.float32(eps),
-            cos_sin,
-            rows,
-            positions,
-            page_table,
-            np.int32(page_table.shape[1]),
-            keys,
-            values,
-            key_scales,
-            value_scales,
+            lanes.k_norm,
+            np.float32(lanes.eps),
+            lanes.cos_sin,
+            lanes.rows,
+            lanes.positions,
+            lanes.page_table,
+            np.int32(lanes.page_table.shape[1]),
+            *lanes.cache.arrays,
             np.int32(layout.num_key_value_heads),
             np.int32(num_query_heads),
         ),
         overlaps=True,
-        cost=lambda: append_tokens_cost(num_lanes, layout, keys.dtype.itemsize, num_parts),
+        cost=lambda: append_tokens_cost(num_lanes, layout, lanes.cache.dtype.itemsize, num_parts),
     )
 
 

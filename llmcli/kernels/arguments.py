@@ -24,6 +24,9 @@ class Array(Protocol):
     nbytes: int
     data: Any  # .ptr is the address
 
+    def __getitem__(self, index: Any, /) -> Any:
+        """A part of the array."""
+
 
 def c_type(array: Array) -> str:
     """The C++ type of an array's elements; bfloat16 is kept as uint16.

@@ -1,26 +1,15 @@
 """Launcher of attention_decode.cu: norm, rotary, cache and attention of one new token in each of a few lanes."""
 
-import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.device import Device
-from llmcli.kernels.phantom import assumed_values
-from llmcli.kernels.qkv import (
-    CACHE_TYPES,
-    QkvLayout,
-    cached_bytes,
-    check_cache,
-    check_lanes,
-    check_layout,
-    check_qkv,
-    check_rotary,
-    check_window,
-    column_address,
-    has_scales,
-)
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.launches import Launcher
+from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes, has_scales
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
@@ -82,29 +71,16 @@ def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_s
     return max(1, min(filling, -(-max_seq_len // _MIN_SPLIT_TOKENS), _MAX_SPLITS))
 
 
-def kernel_name(layout: QkvLayout, keys: Array, splits: int) -> str:
+def kernel_name(layout: QkvLayout, dtype: np.dtype[Any], splits: int) -> str:
     """The name expression for these heads, this cache, and `splits` splits a block."""
-    kind, tile = CACHE_TYPES[keys.dtype], head_tile(layout, keys.dtype.itemsize)
+    kind, tile = CACHE_TYPES[dtype], head_tile(layout, dtype.itemsize)
     return f"attention_decode<{kind}, {layout.head_dim}, {tile}, {splits}>"
 
 
 def attention_decode(
-    device: Device,
+    device: Launcher,
+    lanes: LaneInputs,
     *,
-    qkv: Array,
-    layout: QkvLayout,
-    q_norm: Array | None,
-    k_norm: Array | None,
-    eps: float,
-    cos_sin: Array | None,
-    rows: Array,
-    positions: Array,
-    page_table: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
-    window: int | None,
     is_cached: bool,
     partials: Array,
     counters: Array,
@@ -114,63 +90,29 @@ def attention_decode(
 
     With `is_cached` append_tokens has appended the tokens of this call, and several lanes may be of one row: each sees
     the earlier ones, and gets the bits of a call of its own. Otherwise the rows must differ.
-    Row -1 marks an unused lane: nothing of it is read or written, `out` included.
+    Nothing of an unused lane is read or written, `out` included.
     `counters` holds zeros before the first call and after every call. May start before the previous kernel has ended,
     and then reads rows, positions, page_table and, unless `is_cached`, earlier tokens at once: that kernel must not
     write them, nor one that it overlaps.
-    Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]
-            float32 or None; cos_sin [max_seq_len, head_dim / 2, 2] float32 or None (a layer without rotary); rows,
-            positions [R] int32; page_table [num_rows, pages_per_row] int32; keys, values [num_pages,
-            num_key_value_heads, PAGE_TOKENS, head_dim], one layer's, in-out; key_scales, value_scales [num_pages,
-            num_key_value_heads, PAGE_TOKENS] float32, in-out, with codes; partials [R or more, num_attention_heads,
-            max_splits, head_dim + 4] float32; counters [R or more, grid_heads] uint32; out [R, layout.q_size] float32
+    Shapes: partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
+            grid_heads] uint32; out [R, layout.q_size] float32
     Raises: ValueError
     """
-    kernel = "attention_decode"
-    check_layout(kernel, layout)
-    stride = check_qkv(kernel, qkv, layout)
-    num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None:
-            check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
-    check_cache(kernel, keys, values, layout, key_scales, value_scales)
-    check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
-    partials_shape = (None, layout.num_attention_heads, None, head_dim + PARTIAL_EXTRA)
-    check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
-    check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
-    check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
-    num_splits = partials.shape[2]
+    kernel, layout, dtype = "attention_decode", lanes.layout, lanes.cache.dtype
+    arguments = lanes.arguments(kernel, out, copies_tiles=False)
+    heads = grid_heads(layout, dtype.itemsize)
+    num_splits = check_workspace(kernel, lanes, partials, counters, heads)
     # A block has a multiprocessor of its own if there is one for each head of each lane.
-    alone = device.num_multiprocessors // (grid_heads(layout, itemsize) * num_lanes)
-    splits = _splits_at_once(layout, itemsize) if alone else 1
+    alone = device.num_multiprocessors // (heads * lanes.num_lanes)
+    splits = _splits_at_once(layout, dtype.itemsize) if alone else 1
     blocks_a_head = max(1, min(alone, num_splits))
-    if min(partials.shape[0], counters.shape[0]) < num_lanes:
-        raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
     device.launch(
         kernel,
-        kernel_name(layout, keys, splits),
-        grid=(max(-(-num_splits // splits), blocks_a_head), grid_heads(layout, itemsize), num_lanes),
+        kernel_name(layout, dtype, splits),
+        grid=(max(-(-num_splits // splits), blocks_a_head), heads, lanes.num_lanes),
         block=32 * _WARPS * splits,
         arguments=(
-            qkv,
-            column_address(qkv, layout.k_offset),
-            column_address(qkv, layout.v_offset),
-            np.int32(stride),
-            q_norm,
-            k_norm,
-            np.float32(eps),
-            np.float32(head_dim**-0.5 * math.log2(math.e)),
-            cos_sin,
-            rows,
-            positions,
-            page_table,
-            np.int32(page_table.shape[0]),
-            np.int32(page_table.shape[1]),
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            check_window(kernel, window),
+            *arguments,
             np.int32(is_cached),
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
@@ -180,18 +122,23 @@ def attention_decode(
             counters,
             out,
         ),
-        shared_bytes=4 * splits * _WARPS * head_tile(layout, itemsize) * (head_dim + 2),
+        shared_bytes=4 * splits * _WARPS * head_tile(layout, dtype.itemsize) * (layout.head_dim + 2),
         overlaps=True,
-        cost=lambda: attention_decode_cost(
-            [
-                min(position + 1, window or position + 1)
-                for row, position in zip(assumed_values(rows), assumed_values(positions), strict=True)
-                if row >= 0
-            ],
-            layout,
-            itemsize,
-        ),
+        cost=partial(cost_of_lanes, lanes),
     )
+
+
+def check_workspace(kernel: str, lanes: LaneInputs, partials: Array, counters: Array, lane_counters: int) -> int:
+    """Check the memory for parts of splits, with `lane_counters` counters a lane; returns the splits it has room for.
+
+    Raises: ValueError
+    """
+    shape = (None, lanes.layout.num_attention_heads, None, lanes.layout.head_dim + PARTIAL_EXTRA)
+    check(kernel, "partials", partials, dtype=np.float32, shape=shape)
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(None, lane_counters), aligned=4)
+    if min(partials.shape[0], counters.shape[0]) < lanes.num_lanes:
+        raise ValueError(f"{kernel}: partials and counters are too small for {lanes.num_lanes} lanes")
+    return partials.shape[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +146,11 @@ class DecodeAttentionCost(KernelCost):
     """The cost of a call that uses `num_rows` lanes."""
 
     num_rows: int
+
+
+def cost_of_lanes(lanes: LaneInputs) -> DecodeAttentionCost:
+    """What a call needs in a dry run."""
+    return attention_decode_cost([seen for _, seen in lanes.seen()], lanes.layout, lanes.cache.dtype.itemsize)
 
 
 def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:

@@ -1,25 +1,31 @@
-"""Launcher of attention_prefill.cu: attention of many new tokens of one row to all cached tokens up to each of them."""
+"""Launcher of attention_prefill.cu and attention_prefill_wgmma.cu: attention of many new tokens of one row.
 
-import math
+They attend to all cached tokens up to each of them. The second kernel is for cards with wgmma.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.attention_prefill_wgmma import attention_prefill_wgmma, makes_images, takes
-from llmcli.kernels.device import Device
+from llmcli.kernels.arguments import C_TYPES, Array, check
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
     PAGE_TOKENS,
+    LayerCache,
     QkvLayout,
     cached_bytes,
-    check_cache,
     check_layout,
     check_qkv,
     check_window,
     has_scales,
+    softmax_scale,
 )
-from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.spec import Cost, KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, check_image
 
 SPEC = KernelSpec(
@@ -35,107 +41,190 @@ SPEC = KernelSpec(
 
 _BLOCK_SIZE = 128
 
+WGMMA_HEAD_DIM = 128
+_GROUP_ROWS = 64  # of a group of four warps
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the kernel with wgmma. All forms give the same bits.
+
+    `consumers`: groups of warps that share keys and values; `stages`: tiles of these in shared memory; `tokens`: of a
+    tile. A form with tiles of fewer than 128 tokens takes rows whose tokens fit its first tile.
+    """
+
+    consumers: int
+    stages: int
+    tokens: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.stages * 2 * self.tokens * WGMMA_HEAD_DIM * 2
+
+
+_SHORT_FORMS = Form(1, 1, 16), Form(1, 1, 64)
+_ALONE, _SHARED = Form(1, 3, 128), Form(2, 3, 128)
+
+
+class PrefillShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("q_stride", ctypes.c_int32),
+        ("num_key_value_heads", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("num_tokens", ctypes.c_int32),
+        ("num_tiles", ctypes.c_int32),
+        ("start", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("first_token", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
 
 def kernel_name(keys: Array) -> str:
     """The name expression for this cache."""
     return f"attention_prefill<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
-def rotates_queries(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
-    """Whether `attention_prefill` takes `cos_sin` on this card, for a cache of this type."""
-    return takes(device, layout, dtype)
+def wgmma_name(dtype: np.dtype[np.generic], form: Form, unit_inputs: int) -> str:
+    """The name expression; `unit_inputs` are those of an image, 0 for rows of floats."""
+    sizes = f"{form.consumers}, {form.stages}, {unit_inputs}, {form.tokens}"
+    return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {sizes}>"
 
 
-def writes_images(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
+def rotates_queries(device: Launcher, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
+    """Whether `attention_prefill` takes `cos_sin` on this card, for a cache of this type.
+
+    If so, it uses wgmma. The number of tokens must not matter: bits depend on it.
+    """
+    return device.can_wgmma and layout.head_dim == WGMMA_HEAD_DIM and dtype.itemsize == 2
+
+
+def writes_images(device: Launcher, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
     """Whether its `out` may be rows of an image."""
-    return takes(device, layout, dtype) and makes_images(dtype)
+    return rotates_queries(device, layout, dtype) and _makes_images(dtype)
 
 
-def attention_prefill(
-    device: Device,
-    *,
-    qkv: Array,
-    layout: QkvLayout,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
-    pages: Array,
-    start: int,
-    window: int | None,
-    cos_sin: Array | None = None,
-    out: Array | ImageRows,
-) -> None:
-    """Attend from n tokens of one row, the first at position `start`, whose keys and values are cached already.
+def _makes_images(dtype: np.dtype[Any]) -> bool:
+    """Whether wgmma may write fp16 without scales: means of such values are as small as the values."""
+    return dtype == np.float16
 
-    With a window a token sees only that many tokens, itself included. A token's bits do not depend on its chunk. With
-    `cos_sin` queries are rotated first. Rows of an image have no scales. Some cards and caches lack these two.
-    Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; keys, values
-            [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim], one layer's; key_scales, value_scales [num_pages,
-            num_key_value_heads, PAGE_TOKENS] float32 with codes; pages [pages_per_row] int32, the row's page table;
-            cos_sin [max_seq_len, head_dim / 2, 2] float32; out [n, layout.q_size] float32, or rows of an image
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInputs:
+    """New tokens of one row, the first at position `start`, whose keys and values are cached already.
+
+    With a window a token sees only that many tokens, itself included. With `cos_sin` queries are rotated first.
+    Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; pages [pages_per_row]
+            int32, the row's page table; cos_sin [max_seq_len, head_dim / 2, 2] float32
+    """
+
+    qkv: Array
+    layout: QkvLayout
+    cache: LayerCache
+    pages: Array
+    start: int
+    window: int | None
+    cos_sin: Array | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The new tokens."""
+        return self.qkv.shape[0]
+
+    @property
+    def end(self) -> int:
+        """The row's tokens after them."""
+        return self.start + self.num_tokens
+
+
+def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | ImageRows) -> None:
+    """Attend from each token. A token's bits do not depend on its chunk.
+
+    Rows of an image have no scales. Some cards and caches lack these and `cos_sin`.
+    Shapes: out [n, layout.q_size] float32, or rows of an image
     Raises: ValueError, also where `rotates_queries` or `writes_images` is False
     """
-    check_layout("attention_prefill", layout)
-    stride = check_qkv("attention_prefill", qkv, layout)
-    num_tokens = qkv.shape[0]
-    check_cache("attention_prefill", keys, values, layout, key_scales, value_scales)
-    check("attention_prefill", "pages", pages, dtype=np.int32, shape=(None,), aligned=4)
+    kernel, layout, dtype = "attention_prefill", inputs.layout, inputs.cache.dtype
+    check_layout(kernel, layout)
+    stride = check_qkv(kernel, inputs.qkv, layout)
+    inputs.cache.check(kernel, layout)
+    check(kernel, "pages", inputs.pages, dtype=np.int32, shape=(None,), aligned=4)
     if isinstance(out, ImageRows):
-        _check_image(device, out, layout, num_tokens, keys.dtype)
+        _check_image(device, out, inputs)
     else:
-        check("attention_prefill", "out", out, dtype=np.float32, shape=(num_tokens, layout.q_size))
-    room = pages.shape[0] * PAGE_TOKENS
-    if start < 0 or start + num_tokens > room:
-        raise ValueError(f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit pages for {room}")
-    if cos_sin is not None:
-        _check_rotary(device, cos_sin, layout, start + num_tokens, keys.dtype)
-    visible = check_window("attention_prefill", window)
-    scale = layout.head_dim**-0.5 * math.log2(math.e)
-
-    def cost() -> KernelCost:
-        itemsize = 2 if isinstance(out, ImageRows) else 4
-        return attention_prefill_cost(num_tokens, start, layout, keys.dtype.itemsize, window, itemsize)
-
-    if takes(device, layout, keys.dtype):
-        attention_prefill_wgmma(
-            device,
-            qkv=qkv,
-            q_stride=stride,
-            cos_sin=cos_sin,
-            layout=layout,
-            keys=keys,
-            values=values,
-            pages=pages,
-            start=start,
-            window=int(visible),
-            scale=scale,
-            out=out,
-            cost=cost,
-        )
+        check(kernel, "out", out, dtype=np.float32, shape=(inputs.num_tokens, layout.q_size))
+    room = inputs.pages.shape[0] * PAGE_TOKENS
+    if inputs.start < 0 or inputs.end > room:
+        raise ValueError(f"{kernel}: tokens {inputs.start} to {inputs.end - 1} do not fit pages for {room}")
+    if inputs.cos_sin is not None:
+        _check_rotary(device, inputs.cos_sin, inputs)
+    window = check_window(kernel, inputs.window)
+    cost = partial(
+        attention_prefill_cost,
+        inputs.num_tokens,
+        inputs.start,
+        layout,
+        dtype.itemsize,
+        inputs.window,
+        2 if isinstance(out, ImageRows) else 4,
+    )
+    if rotates_queries(device, layout, dtype):
+        rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)
+        _launch_wgmma(device, inputs, stride, window, rows, cost)
         return
-    block_queries, shared_bytes = _block(layout.head_dim, keys.dtype.itemsize)
+    block_queries, shared_bytes = _block(layout.head_dim, dtype.itemsize)
     device.launch(
-        "attention_prefill",
-        kernel_name(keys),
-        grid=(layout.num_attention_heads, -(-num_tokens // block_queries)),
+        kernel,
+        kernel_name(inputs.cache.keys),
+        grid=(layout.num_attention_heads, -(-inputs.num_tokens // block_queries)),
         block=_BLOCK_SIZE,
         arguments=(
-            qkv,
+            inputs.qkv,
             np.int32(stride),
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            pages,
+            *inputs.cache.arrays,
+            inputs.pages,
             np.int32(layout.num_key_value_heads),
-            np.int32(num_tokens),
-            np.int32(start),
-            visible,
-            np.float32(scale),
+            np.int32(inputs.num_tokens),
+            np.int32(inputs.start),
+            window,
+            softmax_scale(layout),
             out,
         ),
         shared_bytes=shared_bytes,
+        cost=cost,
+    )
+
+
+def _launch_wgmma(
+    device: Launcher, inputs: PromptInputs, stride: int, window: np.int32, rows: ImageRows, cost: Cost
+) -> None:
+    layout, cache = inputs.layout, inputs.cache
+    num_rows = inputs.num_tokens * layout.group_size
+    form = choose_form(num_rows, inputs.end, layout.num_key_value_heads, device.num_multiprocessors)
+    num_tiles = -(-num_rows // (form.consumers * _GROUP_ROWS))
+    num_items = num_tiles * layout.num_key_value_heads
+    shape = PrefillShape(
+        q_stride=stride,
+        num_key_value_heads=layout.num_key_value_heads,
+        group_size=layout.group_size,
+        num_tokens=inputs.num_tokens,
+        num_tiles=num_tiles,
+        start=inputs.start,
+        window=int(window),
+        first_token=rows.first_token,
+        scale=softmax_scale(layout),
+    )
+    device.launch(
+        "attention_prefill_wgmma",
+        wgmma_name(cache.dtype, form, rows.unit_inputs),
+        grid=(num_items if form in _SHORT_FORMS else min(num_items, device.num_multiprocessors),),
+        block=128 * (form.consumers + 1),
+        arguments=(inputs.qkv, inputs.cos_sin, cache.keys, cache.values, inputs.pages, rows.image, shape),
+        shared_bytes=form.shared_bytes,
+        overlaps=True,
         cost=cost,
     )
 
@@ -152,22 +241,36 @@ def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
     return queries, 2 * (queries + 2 * tokens) * (padded + 8) + arriving
 
 
-def _check_image(device: Device, rows: ImageRows, layout: QkvLayout, num_tokens: int, dtype: np.dtype[Any]) -> None:
+def _check_image(device: Launcher, rows: ImageRows, inputs: PromptInputs) -> None:
+    layout, dtype = inputs.layout, inputs.cache.dtype
     if not writes_images(device, layout, dtype):
         raise ValueError(f"attention_prefill: writes no images from a cache of {dtype} with {layout}")
     if rows.unit_inputs not in UNIT_INPUTS:
         raise ValueError(f"attention_prefill: units have {rows.unit_inputs} inputs, expected one of {UNIT_INPUTS}")
     if rows.first_token < 0:
         raise ValueError(f"attention_prefill: the first token of the image is {rows.first_token}, expected 0 or more")
-    check_image("attention_prefill", "out", rows.image, layout.q_size, rows.first_token + num_tokens)
+    check_image("attention_prefill", "out", rows.image, layout.q_size, rows.first_token + inputs.num_tokens)
 
 
-def _check_rotary(device: Device, cos_sin: Array, layout: QkvLayout, end: int, dtype: np.dtype[Any]) -> None:
+def _check_rotary(device: Launcher, cos_sin: Array, inputs: PromptInputs) -> None:
+    layout, dtype = inputs.layout, inputs.cache.dtype
     if not rotates_queries(device, layout, dtype):
         raise ValueError(f"attention_prefill: rotates no queries for a cache of {dtype} with {layout}")
     check("attention_prefill", "cos_sin", cos_sin, dtype=np.float32, shape=(None, layout.head_dim // 2, 2))
-    if end > cos_sin.shape[0]:
-        raise ValueError(f"attention_prefill: position {end - 1} is beyond the {cos_sin.shape[0]} of cos_sin")
+    if inputs.end > cos_sin.shape[0]:
+        raise ValueError(f"attention_prefill: position {inputs.end - 1} is beyond the {cos_sin.shape[0]} of cos_sin")
+
+
+def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> Form:
+    """The form for `num_rows` rows that see up to `num_tokens` tokens.
+
+    Where rows see more tokens, two groups of warps share keys and values if the card has too few multiprocessors for
+    one group each.
+    """
+    short = next((form for form in _SHORT_FORMS if num_tokens <= form.tokens), None)
+    if short is not None:
+        return short
+    return _ALONE if -(-num_rows // _GROUP_ROWS) * num_key_value_heads <= num_multiprocessors else _SHARED
 
 
 def attention_prefill_cost(
@@ -181,3 +284,17 @@ def attention_prefill_cost(
     cached = 2 * (start + num_tokens - first) * cached_bytes(layout, itemsize)
     queries = num_tokens * layout.q_size
     return KernelCost(4 * queries + cached, out_itemsize * queries, 4 * seen * layout.q_size, cached, 8 * itemsize)
+
+
+def _variants() -> Iterator[str]:
+    for dtype in (np.dtype(np.float16), np.dtype(np.uint16)):
+        for unit_inputs in (0, *UNIT_INPUTS) if _makes_images(dtype) else (0,):
+            yield from (wgmma_name(dtype, form, unit_inputs) for form in (*_SHORT_FORMS, _ALONE, _SHARED))
+
+
+WGMMA_SPEC = KernelSpec(
+    "attention_prefill_wgmma",
+    "rotary of the queries and causal attention of many tokens, on sm_90",
+    tuple(_variants()),
+    only_arch="sm_90",
+)

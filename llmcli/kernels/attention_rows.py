@@ -1,27 +1,22 @@
 """Launcher of attention_rows.cu: does what attention_decode does, with the same bits, for many lanes in one launch."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.attention_decode import (
-    PARTIAL_EXTRA,
-    DecodeAttentionCost,
-    attention_decode_cost,
-    head_tile,
-)
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, cost_of_lanes, head_tile
 from llmcli.kernels.attention_lanes import (
     MIN_STAGES,
-    lane_arguments,
+    LaneInputs,
     lines,
     query_bytes,
     room_for_block,
     tile_bytes,
 )
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.device import Device
-from llmcli.kernels.phantom import assumed_values
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout
 from llmcli.kernels.spec import KernelSpec
 
@@ -40,7 +35,7 @@ class RowsPlan:
     Attributes: stages: tiles being copied in a block; num_blocks: of every launch; head_tile: query heads a block takes
     """
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+    def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int):
         self._layout = layout
         self._itemsize = itemsize
         self.head_tile = head_tile(layout, itemsize)
@@ -103,22 +98,9 @@ class RowsPlan:
 
 
 def attention_rows(
-    device: Device,
+    device: Launcher,
+    lanes: LaneInputs,
     *,
-    qkv: Array,
-    layout: QkvLayout,
-    q_norm: Array | None,
-    k_norm: Array | None,
-    eps: float,
-    cos_sin: Array | None,
-    rows: Array,
-    positions: Array,
-    page_table: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
-    window: int | None,
     is_cached: bool,
     partials: Array,
     counters: Array,
@@ -132,50 +114,26 @@ def attention_rows(
             [RowsPlan.num_blocks]; both may be for another number of blocks
     Raises: ValueError, also where `RowsPlan.is_possible` is False
     """
-    kernel = "attention_rows"
-    num_lanes, itemsize = qkv.shape[0], keys.dtype.itemsize
-    if num_lanes > MAX_LANES:
-        raise ValueError(f"{kernel}: takes {MAX_LANES} lanes at most, got {num_lanes}")
-    arguments = lane_arguments(
-        kernel,
-        qkv=qkv,
-        layout=layout,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        cos_sin=cos_sin,
-        rows=rows,
-        positions=positions,
-        page_table=page_table,
-        keys=keys,
-        values=values,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        window=window,
-        out=out,
-    )
-    plan = RowsPlan(device, layout, itemsize)
+    kernel, dtype = "attention_rows", lanes.cache.dtype
+    if lanes.num_lanes > MAX_LANES:
+        raise ValueError(f"{kernel}: takes {MAX_LANES} lanes at most, got {lanes.num_lanes}")
+    arguments = lanes.arguments(kernel, out, copies_tiles=True)
+    plan = RowsPlan(device, lanes.layout, dtype.itemsize)
     if not plan.is_possible:
-        raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
+        raise ValueError(f"{kernel}: does not take {lanes.layout} with a cache of {dtype} on this card")
     num_blocks, num_splits = partials.shape[0], partials.shape[2]
     check(kernel, "partials", partials, dtype=np.float32, shape=(None, *plan.partials_shape(num_splits)[1:]))
     check(kernel, "counters", counters, dtype=np.uint32, shape=(num_blocks,), aligned=4)
-
-    def cost() -> DecodeAttentionCost:
-        lanes = zip(assumed_values(rows), assumed_values(positions), strict=True)
-        seen = [min(position + 1, window or position + 1) for row, position in lanes if row >= 0]
-        return attention_decode_cost(seen, layout, itemsize)
-
     device.launch(
         kernel,
-        plan.kernel_name(keys.dtype),
+        plan.kernel_name(dtype),
         grid=(min(plan.num_blocks, num_blocks),),
         block=_THREADS,
         arguments=(
             *arguments,
             np.int32(is_cached),
-            np.int32(layout.num_attention_heads),
-            np.int32(layout.num_key_value_heads),
+            np.int32(lanes.layout.num_attention_heads),
+            np.int32(lanes.layout.num_key_value_heads),
             np.int32(num_splits),
             partials,
             counters,
@@ -183,7 +141,7 @@ def attention_rows(
         ),
         shared_bytes=plan.shared_bytes,
         overlaps=True,
-        cost=cost,
+        cost=partial(cost_of_lanes, lanes),
     )
 
 

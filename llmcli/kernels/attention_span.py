@@ -5,20 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.attention_decode import PARTIAL_EXTRA, DecodeAttentionCost, attention_decode_cost
+from llmcli.kernels.arguments import Array
+from llmcli.kernels.attention_decode import DecodeAttentionCost, attention_decode_cost, check_workspace
 from llmcli.kernels.attention_lanes import (
     MIN_STAGES,
+    LaneInputs,
     bytes_of_lone_block,
-    lane_arguments,
     lines,
     query_bytes,
     room_for_block,
     tile_bytes,
 )
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.device import Device
-from llmcli.kernels.phantom import assumed_values
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes
 from llmcli.kernels.spec import KernelSpec
 
@@ -38,7 +37,7 @@ class SpanForm:
         tiles being copied in a block
     """
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int, columns: int):
+    def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int, columns: int):
         self._layout = layout
         self._itemsize = itemsize
         self.columns = columns
@@ -87,7 +86,7 @@ class SpanForm:
 class SpanPlan:
     """The forms of blocks for one cache."""
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+    def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int):
         self._group_size = layout.group_size
         self._itemsize = itemsize
         self._num_multiprocessors = card.num_multiprocessors
@@ -109,22 +108,9 @@ class SpanPlan:
 
 
 def attention_span(
-    device: Device,
+    device: Launcher,
+    lanes: LaneInputs,
     *,
-    qkv: Array,
-    layout: QkvLayout,
-    q_norm: Array | None,
-    k_norm: Array | None,
-    eps: float,
-    cos_sin: Array | None,
-    rows: Array,
-    positions: Array,
-    page_table: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
-    window: int | None,
     num_spans: int,
     partials: Array,
     counters: Array,
@@ -137,55 +123,25 @@ def attention_span(
     Shapes: as in attention_decode; counters uint32 [R or more, num_attention_heads]
     Raises: ValueError, also where `SpanPlan.is_possible` is False
     """
-    kernel = "attention_span"
-    num_lanes, itemsize = qkv.shape[0], keys.dtype.itemsize
+    kernel, num_lanes, layout, dtype = "attention_span", lanes.num_lanes, lanes.layout, lanes.cache.dtype
     if num_lanes > MAX_LANES or not 1 <= num_spans <= num_lanes:
         raise ValueError(
             f"{kernel}: takes 1 to {MAX_LANES} lanes of as many rows at most, got {num_lanes}, {num_spans}"
         )
-    arguments = lane_arguments(
-        kernel,
-        qkv=qkv,
-        layout=layout,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        cos_sin=cos_sin,
-        rows=rows,
-        positions=positions,
-        page_table=page_table,
-        keys=keys,
-        values=values,
-        key_scales=key_scales,
-        value_scales=value_scales,
-        window=window,
-        out=out,
-    )
-    partials_shape = (None, layout.num_attention_heads, None, layout.head_dim + PARTIAL_EXTRA)
-    check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
-    check(kernel, "counters", counters, dtype=np.uint32, shape=(None, layout.num_attention_heads), aligned=4)
-    plan = SpanPlan(device, layout, itemsize)
+    arguments = lanes.arguments(kernel, out, copies_tiles=True)
+    num_splits = check_workspace(kernel, lanes, partials, counters, layout.num_attention_heads)
+    plan = SpanPlan(device, layout, dtype.itemsize)
     if not plan.is_possible:
-        raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
-    if min(partials.shape[0], counters.shape[0]) < num_lanes:
-        raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
-    most_lanes, num_splits = min(num_lanes - num_spans + 1, MAX_SPAN), partials.shape[2]
+        raise ValueError(f"{kernel}: does not take {layout} with a cache of {dtype} on this card")
+    most_lanes = min(num_lanes - num_spans + 1, MAX_SPAN)
     form = plan.form(most_lanes)
     num_blocks = plan.num_blocks(form, most_lanes, num_spans, num_splits, layout.num_key_value_heads)
     shared_bytes = form.shared_bytes
     if num_blocks <= device.num_multiprocessors:  # else several gather on the first free multiprocessor
         shared_bytes = max(shared_bytes, bytes_of_lone_block(device))
-
-    def cost() -> DecodeAttentionCost:
-        seen: dict[int, list[int]] = {}
-        for row, position in zip(assumed_values(rows), assumed_values(positions), strict=True):
-            if row >= 0:
-                seen.setdefault(row, []).append(min(position + 1, window or position + 1))
-        return attention_span_cost(list(seen.values()), layout, itemsize)
-
     device.launch(
         kernel,
-        form.kernel_name(keys.dtype),
+        form.kernel_name(dtype),
         grid=(num_blocks,),
         block=form.num_threads,
         arguments=(
@@ -199,16 +155,19 @@ def attention_span(
         ),
         shared_bytes=shared_bytes,
         overlaps=True,
-        cost=cost,
+        cost=lambda: attention_span_cost(lanes.seen(), layout, dtype.itemsize),
     )
 
 
-def attention_span_cost(seen: list[list[int]], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:
-    """What one call needs; `seen` are the tokens that each lane of each row sees, its own included."""
-    alone = attention_decode_cost([tokens for of_row in seen for tokens in of_row], layout, itemsize)
-    once = sum(min(of_row) - 1 for of_row in seen) * 2 * cached_bytes(layout, itemsize)
+def attention_span_cost(seen: list[tuple[int, int]], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:
+    """What one call needs; `seen` are the row of each used lane and the tokens that it sees, its own included."""
+    alone = attention_decode_cost([tokens for _, tokens in seen], layout, itemsize)
+    fewest: dict[int, int] = {}
+    for row, tokens in seen:
+        fewest[row] = min(tokens, fewest.get(row, tokens))
+    once = sum(tokens - 1 for tokens in fewest.values()) * 2 * cached_bytes(layout, itemsize)
     read_bytes = alone.read_bytes - alone.stored_bytes + once
-    return replace(alone, read_bytes=read_bytes, stored_bytes=once, num_rows=len(seen))
+    return replace(alone, read_bytes=read_bytes, stored_bytes=once, num_rows=len(fewest))
 
 
 SPEC = KernelSpec(

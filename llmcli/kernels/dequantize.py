@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import c_type, check
-from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Offset
+from llmcli.kernels.launches import Launcher, Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     BLOCK_SCALE,
@@ -62,7 +61,7 @@ class DequantizeShape(ctypes.Structure):
     )
 
 
-def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
+def dequantize(device: Launcher, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
     """Write tiles [first_tile, first_tile + num_tiles) as rows; padded rows of the matrix are zeros.
 
     Shapes: out [16 * num_tiles, num_inputs] in ACTIVATION_DTYPES[weight_type], or bfloat16 as stored (uint16), rows

@@ -16,15 +16,14 @@ from llmcli.kernels.arguments import Array
 from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.driver import LaunchDriver
-from llmcli.kernels.launches import Launch, addresses_of, check_launch
+from llmcli.kernels.launches import Launch, Launcher, addresses_of, check_launch
 from llmcli.kernels.raw_kernel import LoadedKernel, RawLaunch
 from llmcli.kernels.replay import Replay, Starter
-from llmcli.kernels.spec import Cost
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 
-class Device:
+class Device(Launcher):
     """One card, ready for launches. Made by `Device.open`.
 
     All launches of a process on a card are on one non-blocking stream, also those of several devices, such as a model's
@@ -129,27 +128,12 @@ class Device:
     def _key(self, stem: str, name: str) -> tuple[bool, str, str]:
         return self.uses_own and stem in self.own_sources, stem, name
 
-    def launch(
-        self,
-        stem: str,
-        name: str,
-        *,
-        grid: tuple[int, ...],
-        block: int | tuple[int, ...],
-        arguments: tuple[Any, ...],
-        shared_bytes: int = 0,
-        overlaps: bool = False,
-        cost: Cost | None = None,
-    ) -> None:
-        """Start kernel `name` of `stem` on the stream. `shared_bytes` is dynamic shared memory.
+    def make(self, launch: Launch) -> None:
+        """Start a launch on the stream. One that overlaps does so on cards that can (sm_90).
 
-        Arguments are arrays on the card, NumPy scalars, or None for a null pointer. With `overlaps` the kernel may
-        start before the previous one ends, on cards that can (sm_90); it must then wait by itself. `cost` is for dry
-        runs; a real device does not call it.
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """
-        launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)
-        self.start(self._bind(launch), addresses_of(arguments))
+        self.start(self._bind(launch), addresses_of(launch.arguments))
 
     def start(self, starter: Starter, addresses: Sequence[int]) -> None:
         """Start a launch that lacks only its addresses; `record` notes it.

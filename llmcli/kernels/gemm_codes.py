@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import Epilogue
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_digits import TOKENS, image_bytes, span_bytes, tokens_of
 from llmcli.kernels.staged_rows import check_product
@@ -33,7 +33,7 @@ def takes(layout: TileLayout) -> bool:
 
 
 def gemm_codes(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     image: Any,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import Epilogue
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_halves import TOKENS, has_unit_scale, image_bytes, tokens_of, unit_bytes
 from llmcli.kernels.staged_rows import check_product
@@ -70,7 +70,7 @@ def takes(layout: TileLayout) -> bool:
 
 
 def gemm_halves(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     image: Any,

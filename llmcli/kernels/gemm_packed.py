@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     SCALE_C_TYPES,
@@ -42,7 +42,7 @@ def takes(layout: TileLayout) -> bool:
     return layout.has_codes and has_whole_units and layout.num_inputs % 8 == 0
 
 
-def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> None:
+def gemm_packed(device: Launcher, *, matrix: TiledMatrix, x: Any, out: Any) -> None:
     """Multiply tokens with the matrix.
 
     Shapes: x float16 [num_tokens, num_inputs], rows a multiple of 16 bytes apart; out float32 [num_tokens,

@@ -8,16 +8,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llmcli.kernels import gemm_narrow
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, WIDE_TOKENS, check_image, image_bytes
-from llmcli.kernels.tiles import HALF_ROWS, SCALE_C_TYPES, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import (
+    HALF_ROWS,
+    SCALE_C_TYPES,
+    SCALE_DTYPES,
+    TILE_ROWS,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
 from llmcli.kernels.wide_plan import (
     CLUSTER,
     MAX_NARROW_TOKENS,
+    NARROW_FORMS,
+    SPAN_INPUTS,
+    NarrowForm,
     NarrowPlan,
     WidePlan,
     all_layouts,
@@ -32,6 +43,14 @@ BLOCK_SIZE = 384
 STATIC_SHARED_BYTES = 3 * 1024
 _STAGES = {128: 12, 256: 6}  # steps of tokens being copied at once
 _ONE_GROUP = 31  # a shift that takes every input to group 0
+
+# Of gemm_narrow, which multiplies few tokens, with the same results.
+NARROW_STATIC_SHARED_BYTES = 1024
+_MULTIPROCESSOR_BYTES = 228 * 1024  # shared memory; the driver takes some for each block
+_RESERVED_BYTES = 1024
+_LEAST_STAGES, _MAX_STAGES, _MAX_SLOTS = 2, 4, 8  # spans of tokens, and of a warp's weights, being copied at once
+_LEAST_RING_BYTES = 6240  # of a warp's weights: three slots of int8
+_MOST_GROUPS = 8  # of a span
 
 
 class WideShape(ctypes.Structure):
@@ -52,7 +71,7 @@ class WideShape(ctypes.Structure):
 
 
 def gemm_wide(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     image: Any,
@@ -86,7 +105,7 @@ def gemm_wide(
 
 
 def gemm_wide_swiglu(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     image: Any,
@@ -120,7 +139,7 @@ def gemm_wide_swiglu(
 
 
 def _shape(
-    device: Device,
+    device: Launcher,
     matrix: TiledMatrix,
     image: Any,
     row_scales: Any,
@@ -149,7 +168,7 @@ def _shape(
     )
 
 
-def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
+def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
     layout, num_tokens = matrix.layout, shape.num_tokens
     epilogue = EPILOGUES[shape.epilogue]
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
@@ -158,8 +177,8 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
     plan: NarrowPlan | WidePlan
     if num_tokens <= MAX_NARROW_TOKENS:
         plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
-        name, block = gemm_narrow.kernel_name(layout, plan.form), gemm_narrow.block_size(plan.form)
-        shared_bytes = gemm_narrow.shared_bytes(layout, plan.form)
+        name, block = narrow_name(layout, plan.form), narrow_block_size(plan.form)
+        shared_bytes = narrow_shared_bytes(layout, plan.form)
     else:
         plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
         name, block, shared_bytes = kernel_name(layout, plan.tokens), BLOCK_SIZE, _shared_bytes(plan.tokens)
@@ -180,6 +199,43 @@ def kernel_name(layout: TileLayout, tokens: int) -> str:
     weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
     rings = f"{_STAGES[tokens]}, {_shared_bytes(tokens)}"
     return f"gemm_wide<{weight_type}, {scale_type}, {str(is_plain(layout)).lower()}, {tokens}, {rings}>"
+
+
+def narrow_name(layout: TileLayout, form: NarrowForm) -> str:
+    """The name expression for blocks of a form."""
+    types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
+    block = form.tokens, form.tiles, form.blocks, *_rings(layout, form)
+    return f"gemm_narrow<{types}, {str(is_plain(layout)).lower()}, {', '.join(map(str, block))}>"
+
+
+def narrow_block_size(form: NarrowForm) -> int:
+    """Threads of a block: a warp for each tile, and four more, one of which copies tokens."""
+    return 32 * (form.tiles + 4)
+
+
+def narrow_shared_bytes(layout: TileLayout, form: NarrowForm) -> int:
+    """Bytes of dynamic shared memory of a block."""
+    return _rings(layout, form)[2]
+
+
+def _slot_bytes(layout: TileLayout) -> int:
+    """Bytes of a tile's span of weights, with room for the most scales and zero points that it may have."""
+    num_bytes = TILE_ROWS * SPAN_INPUTS * WEIGHT_BITS[layout.weight_type] // 8
+    if layout.scale_type is None:
+        return num_bytes
+    scale_bytes = SCALE_DTYPES[layout.scale_type].itemsize
+    return num_bytes + TILE_ROWS * (scale_bytes if is_plain(layout) else _MOST_GROUPS * (scale_bytes + 1))
+
+
+def _rings(layout: TileLayout, form: NarrowForm) -> tuple[int, int, int]:
+    """Stages of tokens, slots of weights, and the bytes of both."""
+    room = _MULTIPROCESSOR_BYTES // form.blocks - _RESERVED_BYTES - NARROW_STATIC_SHARED_BYTES
+    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * form.tokens, form.tiles * _slot_bytes(layout)
+    # Weights need two slots, so that some are being copied, and more if these are small.
+    stages = (room - max(2 * slot_bytes, form.tiles * _LEAST_RING_BYTES)) // stage_bytes
+    stages = max(_LEAST_STAGES, min(stages, _MAX_STAGES))
+    slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
+    return stages, slots, stages * stage_bytes + slots * slot_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,5 +279,12 @@ SPEC = KernelSpec(
     "gemm_wide",
     "many tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
     tuple(dict.fromkeys(kernel_name(layout, tokens) for layout in all_layouts() for tokens in WIDE_TOKENS)),
+    only_arch="sm_90",
+)
+
+NARROW_SPEC = KernelSpec(
+    "gemm_narrow",
+    "up to 64 tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
+    tuple(dict.fromkeys(narrow_name(layout, form) for layout in all_layouts() for form in NARROW_FORMS)),
     only_arch="sm_90",
 )

@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     HALF_ROWS,
@@ -181,7 +181,7 @@ def _host_sizes(layout: TileLayout, kernel_rows: int) -> str:
 
 
 def gemv(
-    device: Device,
+    device: Launcher,
     *,
     matrix: TiledMatrix,
     x: Any,

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,37 @@ class Launch:
         """Threads in x, y and z."""
         x, y, z = (*((self.block,) if isinstance(self.block, int) else self.block), 1, 1)[:3]
         return x, y, z
+
+
+class Launcher(ABC):
+    """What launchers need of a card: some facts, and `launch`. A device, or what only notes its launches."""
+
+    num_multiprocessors: int
+    shared_bytes_per_block: int
+    can_cluster: bool
+    can_wgmma: bool
+
+    def launch(
+        self,
+        stem: str,
+        name: str,
+        *,
+        grid: tuple[int, ...],
+        block: int | tuple[int, ...],
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+        overlaps: bool = False,
+        cost: Cost | None = None,
+    ) -> None:
+        """Make this `Launch`.
+
+        Raises: TypeError, ValueError for what CUDA would misread; DeviceError
+        """
+        self.make(Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost))
+
+    @abstractmethod
+    def make(self, launch: Launch) -> None:
+        """Start it on the card, or note it. Raises: as `launch`"""
 
 
 def is_address(argument: Any) -> bool:

@@ -1,12 +1,12 @@
 """Where queries, keys and values lie in a row of the fused projection's output, and the checks of its kernels."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, check
-from llmcli.kernels.launches import Offset
 from llmcli.kernels.rows import row_stride
 
 # Types of the KV cache: floats, and codes of a head's vector that share a scale.
@@ -88,11 +88,6 @@ def check_qkv(kernel: str, qkv: Array, layout: QkvLayout) -> int:
     return stride
 
 
-def column_address(qkv: Array, column: int) -> Offset:
-    """The address of a column of the first row, as a kernel argument."""
-    return Offset(qkv, 4 * column)
-
-
 def has_scales(itemsize: int) -> bool:
     """Whether a KV cache with elements of this size is one of codes."""
     return itemsize == 1
@@ -104,48 +99,49 @@ def cached_bytes(layout: QkvLayout, itemsize: int) -> int:
     return layout.kv_size * itemsize + scales
 
 
-def check_cache(
-    kernel: str, keys: Array, values: Array, layout: QkvLayout, key_scales: Array | None, value_scales: Array | None
-) -> None:
-    """Check one layer's keys and values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim].
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's keys and values: floats, or codes with scales.
 
-    Codes come with scales [num_pages, num_key_value_heads, PAGE_TOKENS].
-    Raises: ValueError
+    Shapes: keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]; key_scales, value_scales float32
+            [num_pages, num_key_value_heads, PAGE_TOKENS] with codes, else None
     """
-    is_coded = has_scales(keys.dtype.itemsize)
-    aligned = 8 if is_coded else 16
-    shape = (None, layout.num_key_value_heads, PAGE_TOKENS, layout.head_dim)
-    check(kernel, "keys", keys, dtype=tuple(CACHE_TYPES), shape=shape, aligned=aligned)
-    check(kernel, "values", values, dtype=keys.dtype, shape=keys.shape, aligned=aligned)
-    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
-        if (scales is not None) != is_coded:
-            raise ValueError(f"{kernel}: {name} belong to keys and values of uint8, which are {keys.dtype}")
-        if scales is not None:
-            check(kernel, name, scales, dtype=np.float32, shape=keys.shape[:3], aligned=4)
+
+    keys: Array
+    values: Array
+    key_scales: Array | None = None
+    value_scales: Array | None = None
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array | None, Array | None]:
+        """All of them, as kernels take them."""
+        return self.keys, self.values, self.key_scales, self.value_scales
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of keys and values."""
+        return self.keys.dtype
+
+    def check(self, kernel: str, layout: QkvLayout, *, aligned: int | None = None) -> None:
+        """Refuse arrays that do not fit. `aligned`: of keys and values, in bytes; by default what each type needs.
+
+        Raises: ValueError
+        """
+        is_coded = has_scales(self.dtype.itemsize)
+        aligned = aligned or (8 if is_coded else 16)
+        shape = (None, layout.num_key_value_heads, PAGE_TOKENS, layout.head_dim)
+        check(kernel, "keys", self.keys, dtype=tuple(CACHE_TYPES), shape=shape, aligned=aligned)
+        check(kernel, "values", self.values, dtype=self.dtype, shape=self.keys.shape, aligned=aligned)
+        for name, scales in (("key_scales", self.key_scales), ("value_scales", self.value_scales)):
+            if (scales is not None) != is_coded:
+                raise ValueError(f"{kernel}: {name} belong to keys and values of uint8, which are {self.dtype}")
+            if scales is not None:
+                check(kernel, name, scales, dtype=np.float32, shape=self.keys.shape[:3], aligned=4)
 
 
-def check_lanes(kernel: str, num_lanes: int, rows: Array, positions: Array, page_table: Array) -> int:
-    """Check the place of each lane's token; return how many tokens a row of the page table has room for.
-
-    Shapes: rows, positions [num_lanes] int32; page_table [num_rows, pages_per_row] int32
-    Raises: ValueError
-    """
-    check(kernel, "rows", rows, dtype=np.int32, shape=(num_lanes,), aligned=4)
-    check(kernel, "positions", positions, dtype=np.int32, shape=(num_lanes,), aligned=4)
-    check(kernel, "page_table", page_table, dtype=np.int32, shape=(None, None), aligned=4)
-    return page_table.shape[1] * PAGE_TOKENS
-
-
-def check_rotary(kernel: str, cos_sin: Array | None, head_dim: int, room: int) -> None:
-    """Check the table of angles [max_seq_len, head_dim / 2, 2], if a layer has one; it must hold `room` tokens or more.
-
-    Raises: ValueError
-    """
-    if cos_sin is None:
-        return
-    check(kernel, "cos_sin", cos_sin, dtype=np.float32, shape=(None, head_dim // 2, 2))
-    if cos_sin.shape[0] > room:
-        raise ValueError(f"{kernel}: cos_sin has {cos_sin.shape[0]} positions, a row's pages have room for {room}")
+def softmax_scale(layout: QkvLayout) -> np.float32:
+    """The factor of attention's scores, as a kernel argument: softmax is computed with powers of two."""
+    return np.float32(layout.head_dim**-0.5 * math.log2(math.e))
 
 
 def check_window(kernel: str, window: int | None) -> np.int32:

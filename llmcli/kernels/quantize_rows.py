@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 BLOCK_SIZE = 256
@@ -38,7 +38,7 @@ class CodeForm:
 
 
 def quantize_rows(
-    device: Device,
+    device: Launcher,
     *,
     weights: Array,
     form: CodeForm,

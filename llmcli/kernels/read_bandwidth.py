@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 BLOCK_SIZE = 512
@@ -15,12 +15,12 @@ BLOCKS_PER_MULTIPROCESSOR = 4
 SPEC = KernelSpec("read_bandwidth", "reads memory at full speed", ("read_bandwidth",))
 
 
-def num_blocks(device: Device) -> int:
+def num_blocks(device: Launcher) -> int:
     """Number of blocks that reads at full speed."""
     return device.num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR
 
 
-def read_bandwidth(device: Device, *, memory: Any, sums: Any) -> None:
+def read_bandwidth(device: Launcher, *, memory: Any, sums: Any) -> None:
     """Read every byte of `memory`, in one block for each of `sums`.
 
     Shapes: memory uint8 [a multiple of 16]; sums uint32 [num_blocks], the exclusive or of the words that each block

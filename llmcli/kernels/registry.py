@@ -1,74 +1,14 @@
 """Every kernel by its stem: what the tests compile and the documentation lists."""
 
-from llmcli.kernels import (
-    add_parts,
-    append_tokens,
-    attention_decode,
-    attention_prefill,
-    attention_prefill_wgmma,
-    attention_rows,
-    attention_span,
-    dequantize,
-    embedding,
-    gather_columns,
-    gemm_codes,
-    gemm_halves,
-    gemm_narrow,
-    gemm_packed,
-    gemm_wide,
-    gemv,
-    head_norm,
-    quantize_rows,
-    read_bandwidth,
-    repack,
-    residual_add,
-    rms_norm,
-    rotary,
-    round_rows,
-    row_reduce,
-    sample_token,
-    scale_bias,
-    softmax,
-    stage_digits,
-    stage_halves,
-    stage_wide,
-    swiglu,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
+from llmcli import kernels
 from llmcli.kernels.spec import KernelSpec
 
-_SPECS = (
-    add_parts.SPEC,
-    append_tokens.SPEC,
-    attention_decode.SPEC,
-    attention_prefill.SPEC,
-    attention_prefill_wgmma.SPEC,
-    attention_rows.SPEC,
-    attention_span.SPEC,
-    dequantize.SPEC,
-    embedding.SPEC,
-    gather_columns.SPEC,
-    gemm_codes.SPEC,
-    gemm_halves.SPEC,
-    gemm_narrow.SPEC,
-    gemm_packed.SPEC,
-    gemm_wide.SPEC,
-    gemv.SPEC,
-    head_norm.SPEC,
-    quantize_rows.SPEC,
-    read_bandwidth.SPEC,
-    repack.SPEC,
-    residual_add.SPEC,
-    rms_norm.SPEC,
-    rotary.SPEC,
-    round_rows.SPEC,
-    row_reduce.SPEC,
-    sample_token.SPEC,
-    scale_bias.SPEC,
-    softmax.SPEC,
-    stage_digits.SPEC,
-    stage_halves.SPEC,
-    stage_wide.SPEC,
-    swiglu.SPEC,
-)
-
-KERNELS: dict[str, KernelSpec] = {spec.stem: spec for spec in _SPECS}
+KERNELS: dict[str, KernelSpec] = {
+    value.stem: value
+    for module in iter_modules(kernels.__path__)
+    for value in vars(import_module(f"llmcli.kernels.{module.name}")).values()
+    if isinstance(value, KernelSpec)
+}

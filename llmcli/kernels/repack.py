@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     HALF_ROWS,
@@ -105,7 +105,7 @@ def row_bytes(weight_type: str, num_inputs: int) -> int:
 
 
 def repack(
-    device: Device,
+    device: Launcher,
     *,
     source: Any,
     source_type: str,
@@ -147,7 +147,7 @@ def repack(
 
 
 def repack_scales(
-    device: Device,
+    device: Launcher,
     *,
     source: Any,
     group_size: int | None,
@@ -179,7 +179,7 @@ def repack_scales(
 
 
 def repack_zero_points(
-    device: Device, *, source: Any, group_size: int | None, segment: Segment, matrix: TiledMatrix
+    device: Launcher, *, source: Any, group_size: int | None, segment: Segment, matrix: TiledMatrix
 ) -> None:
     """Put one weight_zero_point tensor into the matrix; `group_size` is the checkpoint's.
 

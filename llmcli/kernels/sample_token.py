@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 NAME = "sample_token"
@@ -136,7 +136,7 @@ def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -
 
 
 def sample_token(
-    device: Device,
+    device: Launcher,
     *,
     logits: Array,
     rows: Array,

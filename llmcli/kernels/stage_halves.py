@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.staged_rows import stage_cost, stage_rows
 from llmcli.kernels.tiles import WEIGHT_C_TYPES, TileLayout
@@ -34,7 +34,7 @@ def image_bytes(layout: TileLayout, num_rows: int) -> int:
 
 
 def stage_halves(
-    device: Device,
+    device: Launcher,
     *,
     layout: TileLayout,
     x: Any,

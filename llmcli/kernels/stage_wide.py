@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.rows import VECTOR
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -58,7 +58,7 @@ def check_image(kernel: str, name: str, image: Any, num_inputs: int, num_tokens:
 
 
 def stage_wide(
-    device: Device,
+    device: Launcher,
     *,
     x: Any,
     unit_inputs: int,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout
 
@@ -39,7 +39,7 @@ class ProductShape(ctypes.Structure):
 
 
 def stage_rows(
-    device: Device,
+    device: Launcher,
     kernel: str,
     name: str,
     *,
@@ -86,7 +86,7 @@ def stage_cost(layout: TileLayout, num_rows: int, *, input_bytes: int, has_norm:
 
 def check_product(
     kernel: str,
-    device: Device,
+    device: Launcher,
     layout: TileLayout,
     *,
     is_taken: bool,

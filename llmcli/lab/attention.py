@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.lab.matrices import storage_name, to_storage
-from llmcli.lab.problem import Expected, Output, stored_values
+from llmcli.lab.problem import ROUNDING, Arrays, Expected, Output, stored_values
 
 # Norm, rotary and attention in float64, and how far correct kernels may be from it.
 #
 # Every bound is a first-order error, from the roundings that a kernel's header states. Each value has a magnitude: what
 # the result would be if nothing cancelled.
 
-U32 = 2.0**-24
 EXP2 = 2.0**-22  # relative error of the fast 2^x
 # What splitting a number into two 16-bit parts loses, and what rounding one to 16 bits loses.
 # Codes (uint8) are multiplied in fp16.
@@ -45,7 +45,7 @@ def normalize(x: Estimate, weight: np.ndarray, eps: float) -> Estimate:
     size = x.value.shape[-1]
     inverse = 1.0 / np.sqrt(np.square(x.value).mean(-1, keepdims=True) + np.float64(np.float32(eps)))
     value = weight.astype(np.float64) * x.value * inverse
-    return Estimate(value, np.abs(value) * (np.sqrt(size) + 8) * U32)
+    return Estimate(value, np.abs(value) * (np.sqrt(size) + 8) * ROUNDING)
 
 
 def rotate(x: Estimate, cos_sin: np.ndarray, positions: np.ndarray) -> Estimate:
@@ -61,7 +61,7 @@ def rotate(x: Estimate, cos_sin: np.ndarray, positions: np.ndarray) -> Estimate:
     value = turn(x.value, 1)
     cosine, sine = cosine_size, sine_size
     magnitude, carried = turn(np.abs(x.value), -1), turn(x.error, -1)
-    return Estimate(value, carried + 3 * U32 * magnitude)
+    return Estimate(value, carried + 3 * ROUNDING * magnitude)
 
 
 def attend(
@@ -104,14 +104,14 @@ def attend(
             # Of a score: the query's own error, its rounding, products and sum, then the argument of 2^x.
             score_error = (
                 scale * (np.abs(k) @ q_error)
-                + (query_error + sum_error(head_dim, tensor_cores) + 4 * U32) * magnitude
+                + (query_error + sum_error(head_dim, tensor_cores) + 4 * ROUNDING) * magnitude
                 + query_floor * np.abs(k).sum(-1)
-                + U32 * (2 * np.abs(score - score.max()) + np.abs(score) + 16)
+                + ROUNDING * (2 * np.abs(score - score.max()) + np.abs(score) + 16)
             ).max()
             num_seen = position + 1 - first
             # Weights are wrong by that in the sum above and in the sum below the fraction; running maxima rescale.
             weights_error = 2 * (score_error + EXP2 * (4 + np.log2(num_seen))) + weight_error
-            relative = weights_error + sum_error(num_seen, tensor_cores) + 16 * U32
+            relative = weights_error + sum_error(num_seen, tensor_cores) + 16 * ROUNDING
             value[token, head] = weight @ v
             error[token, head] = relative * (weight @ np.abs(v)) + 1e-30
             if key_error is not None:
@@ -151,7 +151,7 @@ def carried_error(
 
 def sum_error(num_terms: int, tensor_cores: bool) -> float:
     """Error of a sum relative to that of its terms' magnitudes."""
-    return float(np.ceil(num_terms / 16) * 2 * U32 if tensor_cores else np.sqrt(num_terms) * U32)
+    return float(np.ceil(num_terms / 16) * 2 * ROUNDING if tensor_cores else np.sqrt(num_terms) * ROUNDING)
 
 
 def cos_sin_table(max_seq_len: int, head_dim: int, theta: float = 10000.0) -> np.ndarray:
@@ -451,10 +451,10 @@ def rounded(x: Estimate, dtype: np.dtype[Any]) -> Rounded:
     # A scale, and the quotient by it, are each rounded twice.
     largest = np.abs(x.value).max(-1, keepdims=True)
     scale = largest / 127
-    scale_error = x.error.max(-1, keepdims=True) / 127 + 4 * U32 * scale
+    scale_error = x.error.max(-1, keepdims=True) / 127 + 4 * ROUNDING * scale
     step = np.where(scale == 0, 1.0, scale)
     ratio = x.value / step
-    ratio_error = (x.error + np.abs(ratio) * scale_error) / step + 4 * U32 * np.abs(ratio)
+    ratio_error = (x.error + np.abs(ratio) * scale_error) / step + 4 * ROUNDING * np.abs(ratio)
     is_open = np.abs(np.abs(ratio - np.rint(ratio)) - 0.5) <= ratio_error
     bound = is_open.astype(np.float64)
     return Rounded(vectors, bound, scale_error, bound * scale + (np.abs(ratio) + 1) * scale_error)
@@ -502,6 +502,29 @@ def inputs_of(tokens: NewTokens) -> dict[str, np.ndarray]:
         "page_table": visible_table(tokens.table, tokens.rows, tokens.positions),
     }
     return {name: array for name, array in given.items() if array is not None}
+
+
+def lane_inputs(tokens: NewTokens, arrays: Arrays) -> LaneInputs:
+    """The same for a launcher, from arrays on the card."""
+    return LaneInputs(
+        qkv=arrays["qkv"][:, : tokens.layout.width],
+        layout=tokens.layout,
+        q_norm=arrays.get("q_norm"),
+        k_norm=arrays.get("k_norm"),
+        eps=EPS,
+        cos_sin=arrays.get("cos_sin"),
+        rows=arrays["rows"],
+        positions=arrays["positions"],
+        page_table=arrays["page_table"],
+        cache=cache_in(arrays),
+        window=tokens.window,
+    )
+
+
+def cache_in(arrays: Arrays) -> LayerCache:
+    """The second of the two layers of `cache_of`, on the card."""
+    names = ("keys", "values", "key_scales", "value_scales")
+    return LayerCache(**{name: arrays[name][1] for name in names if name in arrays})
 
 
 def cache_of(tokens: NewTokens) -> dict[str, np.ndarray]:

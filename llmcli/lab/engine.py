@@ -1,75 +1,12 @@
 """The cases of every kernel of the engine, by its stem: what tests and `llmcli verify` run."""
 
-from llmcli.lab.cases import (
-    add_parts,
-    append_tokens,
-    attention_decode,
-    attention_prefill,
-    attention_prefill_wgmma,
-    attention_rows,
-    attention_span,
-    dequantize,
-    embedding,
-    gather_columns,
-    gemm_codes,
-    gemm_halves,
-    gemm_narrow,
-    gemm_packed,
-    gemm_wide,
-    gemv,
-    head_norm,
-    quantize_rows,
-    read_bandwidth,
-    repack,
-    residual_add,
-    rotary,
-    round_rows,
-    row_reduce,
-    sample_token,
-    scale_bias,
-    softmax,
-    stage_digits,
-    stage_halves,
-    stage_wide,
-    swiglu,
-)
-from llmcli.lab.problem import KernelCases
-from llmcli.lab.problems import rms_norm
+from importlib import import_module
+from pkgutil import iter_modules
 
-CASES: dict[str, KernelCases] = {
-    cases.stem: cases
-    for cases in (
-        add_parts.CASES,
-        append_tokens.CASES,
-        attention_decode.CASES,
-        attention_prefill.CASES,
-        attention_prefill_wgmma.CASES,
-        attention_rows.CASES,
-        attention_span.CASES,
-        dequantize.CASES,
-        embedding.CASES,
-        gather_columns.CASES,
-        gemm_codes.CASES,
-        gemm_halves.CASES,
-        gemm_packed.CASES,
-        gemm_narrow.CASES,
-        gemm_wide.CASES,
-        gemv.CASES,
-        head_norm.CASES,
-        quantize_rows.CASES,
-        read_bandwidth.CASES,
-        repack.CASES,
-        residual_add.CASES,
-        rms_norm.CASES,
-        rotary.CASES,
-        round_rows.CASES,
-        row_reduce.CASES,
-        sample_token.CASES,
-        scale_bias.CASES,
-        softmax.CASES,
-        stage_digits.CASES,
-        stage_halves.CASES,
-        stage_wide.CASES,
-        swiglu.CASES,
-    )
-}
+from llmcli.lab import cases
+from llmcli.lab.problem import KernelCases
+
+_MODULES = [import_module(f"llmcli.lab.cases.{module.name}") for module in iter_modules(cases.__path__)]
+_FOUND = [value for module in _MODULES for value in vars(module).values() if isinstance(value, KernelCases)]
+
+CASES: dict[str, KernelCases] = {of.stem: of for of in sorted(_FOUND, key=lambda of: of.stem)}

@@ -25,7 +25,6 @@ from llmcli.quantization.packing import pack_rows, pack_zero_points
 
 STORAGE: tuple[Any, ...] = (np.float32, np.float16, np.uint16)
 STORAGE_NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}
-EPSILON = 2.0**-24  # unit roundoff of fp32 arithmetic
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:

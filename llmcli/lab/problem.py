@@ -4,8 +4,9 @@ Tests, `llmcli verify`, `llmcli kernels compare` and `--try` all check kernels a
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy as np
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost
 
+ROUNDING = 2.0**-24  # unit roundoff of float32 arithmetic
 # Unit roundoff by the type in which an output is stored; bfloat16 is kept as uint16.
-ROUNDOFF = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
+ROUNDOFF = {np.dtype(np.float32): ROUNDING, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
 
 _EXACT = 2.0**-800  # replaces a bound of 0 where an error is divided by it
 
@@ -50,14 +52,17 @@ class Output:
 class Problem:
     """One computation of certain sizes. `label` names what sizes do not show: a type, a form, an option.
 
+    A kind fills in the name and the sizes of its problems.
+
     A study's kernel takes `inputs`, `outputs`, `scratch`, `sizes` and `scalars` by the names of its parameters;
     `scratch` is memory between the launches of a rung.
     `reference` computes the right results on demand, in float64; `cost` counts every byte once. `solvers` are kernels
     that Python launches: of the engine, of a library.
     """
 
-    name: str
-    sizes: Mapping[str, int]
+    name: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    _: KW_ONLY
     inputs: Mapping[str, np.ndarray]
     outputs: Mapping[str, Output]
     reference: Callable[[], Mapping[str, Expected]]
@@ -80,14 +85,32 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """A family of problems: `make(**sizes)` gives one. The sizes are the parameters of `make`."""
+    """A family of problems. The sizes are the parameters of `make`, whose result has neither name nor sizes yet."""
 
     name: str
     summary: str
     make: Callable[..., Problem]
 
+    def of_sizes(self, **sizes: int) -> Problem:
+        """The problem of these sizes.
+
+        Raises: TypeError for others than the parameters of `make`
+        """
+        known = signature(self.make).bind(**sizes)
+        known.apply_defaults()
+        return replace(self.make(**sizes), name=self.name, sizes=known.arguments)
+
 
 ENGINE = "llmcli"  # the solver of the engine's own kernel
+
+
+def by_engine(launcher: Callable[..., None], *names: str, **options: Any) -> dict[str, Solver]:
+    """The engine's kernel as a solver: its launcher takes the arrays of these names, None where there is none."""
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        launcher(device, **{name: arrays.get(name) for name in names}, **options)
+
+    return {ENGINE: solve}
 
 
 @dataclass(frozen=True)

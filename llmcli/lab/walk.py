@@ -13,7 +13,7 @@ from llmcli.errors import UsageError
 from llmcli.kernels.cache import CachedKernels, KernelCache, OnCompile, say_nothing
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.compiler import KernelResources
-from llmcli.kernels.embedding import SPEC as EMBEDDING
+from llmcli.kernels.elementwise import EMBEDDING_SPEC as EMBEDDING
 from llmcli.kernels.launches import Launch, addresses_of
 from llmcli.kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 from llmcli.kernels.spec import KernelCost

@@ -1,27 +1,35 @@
-"""Models by hub id: what is downloaded, what comes from the cache, what resumes after a fault."""
+"""Models by hub id: what is downloaded, what comes from the cache, what happens after a fault."""
 
+import hashlib
 import json
-import threading
+import subprocess
+import sys
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from hub_server import HubServer, Reply
 from huggingface_hub import constants
+from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 from safetensors.torch import load_file, save
 
 from llmcli.checkpoint.hub import resolve_model
 from llmcli.checkpoint.model import open_model
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, LLMCliError
 
 SMALL_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 JUNK = (
     *("README.md", "LICENSE", ".gitattributes", "modeling_llama.py", "pytorch_model.bin", "model.gguf", "figure.png"),
     *("consolidated.safetensors", "consolidated.00.pth", "original/params.json", "original/model.safetensors"),
 )
-NOTHING = [0] * 5  # answers after which nothing more is requested
+REPORT = (  # of Xet's progress
+    *("total_bytes", "total_bytes_completed", "total_bytes_completion_rate"),
+    *("total_transfer_bytes_completed", "total_transfer_bytes_completion_rate"),
+)
+NOTHING = [0] * 6  # answers after which nothing more is requested
 
 
 class Progress:
@@ -141,66 +149,30 @@ def test_revisions(hub: HubServer, tiny_llama: Path) -> None:
     assert hub.sent_bytes["model.safetensors"] == len(changed["model.safetensors"])  # the same content comes once
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_broken_connection_continues(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
+def test_a_broken_connection_continues(impatient: None, hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
     hub.add_model("org/tiny", tiny_llama)
     hub.cuts = [100_000, 1, 200_000]
     progress = Progress()
     folder = resolve_model("org/tiny", on_progress=progress)
     assert (folder / "model.safetensors").read_bytes() == weights
-    assert hub.sent_bytes["model.safetensors"] == len(weights)
     assert progress.calls == sorted(progress.calls)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_later_call_continues(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
+def test_a_later_call_begins_the_unfinished_file_anew(
+    impatient: None, hub: HubServer, tiny_llama: Path, weights: bytes
+) -> None:
     hub.add_model("org/tiny", tiny_llama)
     hub.cuts = [300_000, *NOTHING]
-    with pytest.raises(CheckpointError, match="check the network.* partial downloads resume$"):
+    with pytest.raises(CheckpointError, match="check the network.* finished files are kept$"):
         resolve("org/tiny")
-    assert hub.sent_bytes["model.safetensors"] == 300_000
-    progress = Progress()
-    folder = resolve_model("org/tiny", on_progress=progress)
-    assert progress.calls[0] == (300_000, len(weights))
-    assert (folder / "model.safetensors").read_bytes() == weights
-    assert hub.sent_bytes["model.safetensors"] == len(weights)
-    assert not list(folder.parents[1].glob("blobs/*.incomplete"))
-
-
-@pytest.mark.parametrize(
-    ("cuts", "waits"),
-    [
-        ([0] * 9, [2, 4, 8, 16]),
-        ([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0], [2, 4, 8, 16, 1, 2, 4, 8, 16]),
-        ([1, 1, 1, 1, 1, 1, 1, *[0] * 9], [1] * 7 + [2, 4, 8, 16]),
-    ],
-)
-def test_five_failures_in_a_row_that_bring_nothing_end_it(
-    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int], waits: list[int]
-) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", waited.append)
-    hub.add_model("org/tiny", tiny_llama)
-    hub.cuts = cuts
-    with pytest.raises(CheckpointError, match="partial downloads resume$"):
-        resolve("org/tiny")
-    assert waited == waits
-    assert len(hub.ranges) == len(waits) + 1
-
-
-@pytest.mark.parametrize("num_cuts", [4, 5])
-def test_the_fifth_attempt_may_bring_it(
-    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, num_cuts: int
-) -> None:
-    monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", lambda seconds: None)
-    hub.add_model("org/tiny", tiny_llama)
-    hub.cuts = [0] * num_cuts
-    if num_cuts == 4:
-        open_model(resolve("org/tiny"))
-    else:
-        with pytest.raises(CheckpointError):
-            resolve("org/tiny")
-    assert len(hub.ranges) == 5
+    blobs = Path(constants.HF_HUB_CACHE, "models--org--tiny", "blobs")
+    assert len(list(blobs.iterdir())) == 3
+    for name in (hashlib.sha256(weights).hexdigest(), f"{hashlib.sha256(weights).hexdigest()}.0a1b2c3d"):
+        (blobs / f"{name}.incomplete").write_bytes(b"left by a kill, of an earlier version too")
+    before = hub.sent_bytes.copy()
+    assert (resolve("org/tiny") / "model.safetensors").read_bytes() == weights
+    assert hub.sent_bytes - before == {"model.safetensors": len(weights)}
+    assert len(list(blobs.iterdir())) == 4
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
@@ -208,7 +180,7 @@ def test_a_busy_hub_is_asked_again(
     hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", waited.append)
+    monkeypatch.setattr("time.sleep", waited.append)
     hub.add_model("org/tiny", tiny_llama)
     asked: list[str] = []
 
@@ -220,27 +192,13 @@ def test_a_busy_hub_is_asked_again(
 
     hub.change = change
     open_model(resolve("org/tiny"))
-    assert waited == [2, 4, 8] * 2
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_server_without_ranges_sends_all_again(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
-    hub.add_model("org/tiny", tiny_llama)
-    hub.knows_ranges = False
-    hub.cuts = [300_000]
-    progress = Progress()
-    folder = resolve_model("org/tiny", on_progress=progress)
-    assert (folder / "model.safetensors").read_bytes() == weights
-    assert hub.sent_bytes["model.safetensors"] == 300_000 + len(weights)
-    assert (0, len(weights)) in progress.calls[1:]
+    assert 0 < sum(waited) < 60
 
 
 def test_damaged_content_is_not_kept(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
     hub.add_model("org/tiny", tiny_llama)
     hub.is_damaged = True
-    with pytest.raises(
-        CheckpointError, match="model.safetensors arrived damaged, its SHA-256 is .*run the command again"
-    ):
+    with pytest.raises(CheckpointError, match="model.safetensors arrived damaged: .*; run the command again"):
         resolve("org/tiny")
     hub.is_damaged = False
     assert (resolve("org/tiny") / "model.safetensors").read_bytes() == weights
@@ -249,11 +207,16 @@ def test_damaged_content_is_not_kept(hub: HubServer, tiny_llama: Path, weights: 
 def test_two_at_once_download_once(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
     hub.add_model("org/tiny", tiny_llama)
     hub.pause.clear()
-    threading.Timer(0.5, hub.pause.set).start()
-    with ThreadPoolExecutor(2) as executor:
-        first, second = executor.map(resolve, ["org/tiny"] * 2)
+    command = [sys.executable, "-m", "llmcli", "pull", "org/tiny"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    deadline = time.monotonic() + 60
+    while sum("model.safetensors" in request for request in hub.requests) < 5:  # each asks twice, and one begins
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    hub.pause.set()
+    first, second = (process.communicate(timeout=60)[0] for process in processes)
     assert first == second
-    assert (first / "model.safetensors").read_bytes() == weights
+    assert Path(first.strip(), "model.safetensors").read_bytes() == weights
     assert hub.sent_bytes["model.safetensors"] == len(weights)
 
 
@@ -267,18 +230,82 @@ def test_a_token_opens_private_and_gated_models(
     open_model(resolve("org/tiny"))  # the host of large files refuses requests with the token
 
 
-def test_over_fifty_gigabytes_are_refused(
-    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, weights: bytes
+def xet(hub: HubServer, monkeypatch: pytest.MonkeyPatch, content: bytes | Exception, route: str) -> list[int]:
+    """Let the hub keep weights in Xet, which sends `content` or fails; returns the sizes of what it was asked for."""
+    asked: list[int] = []
+
+    def get(*, incomplete_path: Path, expected_size: int, tqdm_class: type, **options: object) -> None:
+        asked.append(expected_size)
+        with XetDownloadProgressReporter(
+            reconstruction_desc="", total=expected_size, log_level=0, tqdm_class=tqdm_class
+        ) as reporter:
+            if isinstance(content, Exception):
+                raise content
+            for done in (0, len(content) // 2, len(content)):
+                reporter.update_progress(SimpleNamespace(**dict.fromkeys(REPORT, done)))
+            incomplete_path.write_bytes(content)
+
+    def change(method: str, path: str, reply: Reply) -> None:
+        if path.endswith(".safetensors"):
+            reply.headers |= {"X-Xet-Hash": "0a" * 32, "X-Xet-Refresh-Route": route.format(url=hub.url)}
+
+    hub.change = change
+    monkeypatch.setattr("huggingface_hub.file_download.xet_get", get)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 100_000)
+    return asked
+
+
+@pytest.mark.parametrize("route", ["{url}/api/x", "https://huggingface.co/api/x"])
+def test_files_over_the_limit_of_plain_http_come_by_xet(
+    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, weights: bytes, route: str
 ) -> None:
-    """The hub sends them only by its own protocol, which only huggingface_hub speaks."""
-    repository = hub.add_model("org/tiny", tiny_llama)
-    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights) - 1)
-    message = f"run `hf download org/tiny --revision {repository.refs['main']}`, which fills the same cache"
-    with pytest.raises(CheckpointError, match=message):
+    hub.add_model("org/tiny", tiny_llama)
+    asked = xet(hub, monkeypatch, weights, route)
+    progress = Progress()
+    assert (resolve_model("org/tiny", on_progress=progress) / "model.safetensors").read_bytes() == weights
+    assert (asked, hub.sent_bytes["model.safetensors"]) == ([len(weights)], 0)
+    size = len(weights)
+    assert progress.calls == [(0, size), (size // 2, size), (size, size), (size, size)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"x", "arrived damaged: 1 of 680680 bytes"),
+        (b"x" * 680_680, "arrived damaged: 680680 of 680680 bytes"),
+        (b"x" * 700_000, "arrived damaged: 700000 of 680680 bytes"),
+        (RuntimeError("Task error: CAS Client Error"), "cannot reach .* for org/tiny .Task error: CAS"),
+        (RuntimeError("Task error: No space left on device (os error 28)"), "the disk of .* is full; free some space"),
+        (RuntimeError("can't start new thread"), "out of memory"),
+        (PermissionError("Authentication Error"), "does not send org/tiny as it announced it .Authentication Error"),
+    ],
+)
+def test_what_xet_does_wrong(
+    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | Exception, message: str
+) -> None:
+    hub.add_model("org/tiny", tiny_llama)
+    xet(hub, monkeypatch, content, "{url}/api/x")
+    with pytest.raises(LLMCliError, match=message):
         resolve("org/tiny")
-    assert hub.sent_bytes["model.safetensors"] == 0
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
+
+
+def test_large_files_without_xet(hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add_model("org/tiny", tiny_llama)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 100_000)
+    with pytest.raises(CheckpointError, match="sends large files of org/tiny only by Xet; run `pip install hf_xet`"):
+        resolve("org/tiny")
+
+
+@pytest.mark.parametrize("route", ["http://localhost:1/x", "{url}.net/x", "{url}@h/x", "https://huggingface.co.net/x"])
+def test_xet_does_not_take_the_token_elsewhere(
+    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, weights: bytes, route: str
+) -> None:
+    hub.add_model("org/tiny", tiny_llama)
+    asked = xet(hub, monkeypatch, weights, route)
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights))
-    open_model(resolve("org/tiny"))
+    resolve("org/tiny")
+    assert (asked, hub.sent_bytes["model.safetensors"]) == ([], len(weights))
 
 
 def test_disk_space_is_asked_for_first(
@@ -295,18 +322,6 @@ def test_disk_space_is_asked_for_first(
     with pytest.raises(CheckpointError, match="has 100 bytes free"):
         resolve("org/tiny")
     free(len(weights))
-    open_model(resolve("org/tiny"))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_what_is_there_needs_no_space(
-    hub: HubServer, tiny_llama: Path, weights: bytes, free: Callable[[int], None]
-) -> None:
-    hub.add_model("org/tiny", tiny_llama)
-    hub.cuts = [300_000, *NOTHING]
-    with pytest.raises(CheckpointError):
-        resolve("org/tiny")
-    free(len(weights) - 300_000)
     open_model(resolve("org/tiny"))
 
 

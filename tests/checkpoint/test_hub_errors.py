@@ -62,7 +62,7 @@ def test_gated(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch, token: str 
 
 def test_access_lost_later(tiny_hub: HubServer, tiny_llama: Path) -> None:
     """The small files are there, and the large one is refused."""
-    tiny_hub.cuts = [0] * 5
+    tiny_hub.cuts = [0] * 6
     refusal("org/tiny")
     tiny_hub.repositories["org/tiny"].token, tiny_hub.repositories["org/tiny"].is_gated = "hf_right", True
     assert "it is gated" in refusal("org/tiny")
@@ -126,7 +126,6 @@ def test_no_connection(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("waits", ["answer", "pause"])
 def test_no_answer(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch, waits: str) -> None:
-    monkeypatch.setattr("huggingface_hub.utils._headers.detect_agent", lambda: None)  # asks the hub too
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
     getattr(tiny_hub, waits).clear()
@@ -216,7 +215,7 @@ def test_a_full_disk(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("llmcli.checkpoint.hub.run_transfer", fail)
+    monkeypatch.setattr("llmcli.checkpoint.hub.HubClient.download", fail)
     expected = f"the disk of {constants.HF_HUB_CACHE} is full; free some space, then try again"
     assert refusal("org/tiny").startswith(expected)
 

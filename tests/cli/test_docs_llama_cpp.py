@@ -9,6 +9,7 @@ import pytest
 import typer
 from results import Result
 
+from llmcli.cli.command import add_command
 from llmcli.cli.commands import COMMANDS
 from llmcli.sampling.params import DEFAULT_ORDER
 
@@ -20,7 +21,7 @@ def options_of(command: str) -> set[str]:
     """Every way to write an option of one of our commands."""
     entry = next(entry for entry in COMMANDS if entry.name == command)
     app = typer.Typer()
-    app.command()(getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute))
+    add_command(app, command, getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute))
     return {name for parameter in typer.main.get_command(app).params for name in parameter.opts}
 
 

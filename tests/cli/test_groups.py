@@ -8,28 +8,28 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from llmcli.cli.command import OptionEach, with_groups
+from llmcli.cli.command import OptionEach, argument, option, with_groups
 from llmcli.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Inner:
-    size: Annotated[int, typer.Option(min=1)] = 3
-    names: Annotated[list[str] | None, typer.Option("--name")] = None
+    size: int = option(3, "How large.", min=1)
+    names: list[str] | None = option(None, "Whose.", "--name")
 
 
 @dataclass(frozen=True)
 class Outer:
-    color: Annotated[str, typer.Option("--colour")] = "red"
+    color: str = option("red", "Which.", "--colour")
     inner: Inner = Inner()
-    is_loud: Annotated[bool, typer.Option("--loud")] = False
+    is_loud: bool = option(False, "Whether.", "--loud")
 
     def __post_init__(self) -> None:
         if self.color == "none":
             raise UsageError("there is no such colour")
 
 
-Weights = Annotated[dict[str, Any], OptionEach({"warm": Annotated[float | None, typer.Option("--warm")]})]
+Weights = Annotated[dict[str, Any], OptionEach({"warm": (float | None, option(None, "How warm."))})]
 
 
 def run(*arguments: str) -> dict[str, Any]:
@@ -37,7 +37,9 @@ def run(*arguments: str) -> dict[str, Any]:
     received: dict[str, Any] = {}
 
     @with_groups
-    def paint(*, weights: Weights, last: Annotated[str, typer.Option()] = "z", outer: Outer, what: str) -> None:
+    def paint(
+        *, weights: Weights, last: str = option("z", "The last."), outer: Outer, what: str = argument(..., "What.")
+    ) -> None:
         """Paint."""
         received.update(weights=weights, last=last, outer=outer, what=what)
 

@@ -8,6 +8,7 @@ import pytest
 import typer
 from results import Result
 
+from llmcli.cli.command import add_command
 from llmcli.cli.commands import COMMANDS
 
 GROUPS = {"models": ("list", "rm"), "kernels": ("compare", "profile")}
@@ -34,7 +35,7 @@ def declared(name: str) -> set[str]:
     """Every option of a command, by its declaration."""
     entry = next(entry for entry in COMMANDS if entry.name == name)
     app = typer.Typer()
-    app.command()(getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute))
+    add_command(app, name, getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute))
     found = (option for parameter in typer.main.get_command(app).params for option in parameter.opts)
     return {option for option in found if option.startswith("--") and "completion" not in option}
 

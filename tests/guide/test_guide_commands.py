@@ -20,6 +20,7 @@ import typer
 from guide_pages import GUIDE, PAGES, ROOT, fenced, indented_lines
 from safetensors.torch import load_file, save_file
 
+from llmcli.cli.command import add_command
 from llmcli.cli.commands import COMMANDS
 from llmcli.resources import STORYTELLER, resource_folder
 
@@ -142,7 +143,7 @@ def options_of(command: str) -> set[str]:
     found = getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute)
     if not isinstance(found, typer.Typer):
         app = typer.Typer()
-        app.command()(found)
+        add_command(app, "found", found)
         found = app
     click_command = typer.main.get_command(found)
     commands = [click_command, *getattr(click_command, "commands", {}).values()]

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from fenced import Fenced, fenced, to_host
 
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_prefill import PromptInputs
+from llmcli.kernels.qkv import LayerCache
 from llmcli.lab.attention import CODES, Stored
 
 
@@ -47,12 +50,29 @@ def upload_cache(cache: Stored) -> FencedCache:
     return fences
 
 
-def cache_arguments(keys: FencedCache, values: FencedCache) -> dict[str, Any]:
-    """Keys and values as the launchers name them."""
+def layer_cache(keys: FencedCache, values: FencedCache) -> LayerCache:
+    """Keys and values for a launcher."""
     (key_elements, key_scales), (value_elements, value_scales) = keys.arrays, values.arrays
-    return {
-        "keys": key_elements,
-        "values": value_elements,
-        "key_scales": key_scales,
-        "value_scales": value_scales,
-    }
+    return LayerCache(key_elements, value_elements, key_scales, value_scales)
+
+
+def lane_inputs(**given: Any) -> LaneInputs:
+    """A launcher's inputs from flat arguments, those of the cache among them; norms and window may be left out."""
+    return LaneInputs(**{"q_norm": None, "k_norm": None, "window": None, **_with_cache(given)})
+
+
+def call_lane_by_lane(launcher: Any, device: Any, given: dict[str, Any]) -> None:
+    """Call a launcher with flat arguments: those of its lanes and of their cache, and its own."""
+    of_lanes = {*LaneInputs.__dataclass_fields__, *LayerCache.__dataclass_fields__}
+    lanes = lane_inputs(**{name: value for name, value in given.items() if name in of_lanes})
+    launcher(device, lanes, **{name: value for name, value in given.items() if name not in of_lanes})
+
+
+def prompt_inputs(**given: Any) -> PromptInputs:
+    """The same for a prompt."""
+    return PromptInputs(**_with_cache(given))
+
+
+def _with_cache(given: dict[str, Any]) -> dict[str, Any]:
+    arrays = {name: given.pop(name) for name in ("keys", "values", "key_scales", "value_scales") if name in given}
+    return {**given, "cache": LayerCache(**arrays)} if arrays else given

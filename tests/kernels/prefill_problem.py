@@ -2,9 +2,9 @@
 
 import numpy as np
 from fenced import Fenced, assert_within, fenced, to_host
-from kv_codes import cache_arguments, upload_cache
+from kv_codes import layer_cache, upload_cache
 
-from llmcli.kernels.attention_prefill import attention_prefill
+from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill
 from llmcli.kernels.device import Device
 from llmcli.lab.attention import paged, visible_table
 from llmcli.lab.cases.attention_prefill import ROW, Case
@@ -27,16 +27,15 @@ class Problem(Case):
         qkv, (keys, values) = upload(self.qkv), map(upload_cache, sources)
         pages = upload(visible_table(self.table, np.array([ROW]), np.array([self.start + self.num_tokens - 1]))[ROW])
         out = fenced((self.num_tokens, self.layout.q_size), np.dtype(np.float32))
-        attention_prefill(
-            device,
+        inputs = PromptInputs(
             qkv=qkv.array[:, : self.layout.width],
             layout=self.layout,
-            **cache_arguments(keys, values),
+            cache=layer_cache(keys, values),
             pages=pages.array,
             start=self.start,
             window=self.window,
-            out=out.array,
         )
+        attention_prefill(device, inputs, out.array)
         device.synchronize()
         out.check()
         for fence in (qkv, keys, values, pages):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from right import assert_right
 
-from llmcli.kernels.add_parts import add_parts, add_parts_cost
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import add_parts, add_parts_cost
 from llmcli.kernels.phantom import Phantom
-from llmcli.lab.cases.add_parts import case
+from llmcli.lab.cases.elementwise import add_parts_case
 from llmcli.lab.notes import Notes
 
 SHAPES = [(1, 1), (1, 4), (3, 21), (6, 1028), (64, 4096), (256, 4096)]
@@ -19,7 +19,7 @@ SHAPES = [(1, 1), (1, 4), (3, 21), (6, 1028), (64, 4096), (256, 4096)]
 @pytest.mark.parametrize(("num_rows", "num_columns"), SHAPES)
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 5, 7, 8, 17])
 def test_every_bit(device: Device, num_parts: int, num_rows: int, num_columns: int) -> None:
-    assert_right(device, case(num_parts, num_rows, num_columns))
+    assert_right(device, add_parts_case(num_parts, num_rows, num_columns))
 
 
 def test_vectors_where_they_fit() -> None:

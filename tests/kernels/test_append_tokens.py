@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_codes import cache_arguments, upload_cache
+from kv_codes import call_lane_by_lane, lane_inputs, layer_cache, upload_cache
 from right import assert_right
 from test_attention_decode import KINDS, LLAMA, cupy_array, run
 from test_attention_decode_launch import F32, Recorder, host
@@ -13,7 +13,7 @@ from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import EPS, NewTokens, new_tokens, paged, visible_table, with_unused_lanes
-from llmcli.lab.cases.append_tokens import problem_of
+from llmcli.lab.cases.attention import append_case
 
 
 def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:
@@ -26,14 +26,9 @@ def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:
         "positions": problem.positions,
         "page_table": visible_table(problem.table, problem.rows, problem.positions),
     }
-    append_tokens(
-        device,
-        qkv=cupy_array(problem.qkv),
-        layout=problem.layout,
-        eps=EPS,
-        **cache_arguments(*caches),
-        **{name: None if array is None else cupy_array(array) for name, array in arrays.items()},
-    )
+    on_card = {name: None if array is None else cupy_array(array) for name, array in arrays.items()}
+    given = {"qkv": cupy_array(problem.qkv), "layout": problem.layout, "eps": EPS, "cache": layer_cache(*caches)}
+    append_tokens(device, lane_inputs(**given, **on_card))
     device.synchronize()
     for cache in caches:
         cache.check()
@@ -73,9 +68,9 @@ def test_unused_lanes_append_nothing(device: Device, dtype: np.dtype) -> None:
 def test_parts(device: Device, dtype: np.dtype, head_dim: int, num_parts: int) -> None:
     layout = QkvLayout(9, 3, head_dim)
     assert_right(
-        device, problem_of(with_unused_lanes(new_tokens(layout, dtype, [0, 15, 16, 200], norms=True)), num_parts)
+        device, append_case(with_unused_lanes(new_tokens(layout, dtype, [0, 15, 16, 200], norms=True)), num_parts)
     )
-    assert_right(device, problem_of(new_tokens(layout, dtype, [16], norms=True), num_parts))
+    assert_right(device, append_case(new_tokens(layout, dtype, [16], norms=True), num_parts))
 
 
 def call(device: Any, **changes: Any) -> None:
@@ -91,7 +86,7 @@ def call(device: Any, **changes: Any) -> None:
         "keys": host((9, 2, 16, 64), np.float16),
         "values": host((9, 2, 16, 64), np.float16),
     }
-    append_tokens(device, **{**arguments, **changes})
+    call_lane_by_lane(append_tokens, device, {**arguments, **changes})
 
 
 def test_launch() -> None:

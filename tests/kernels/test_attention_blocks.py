@@ -6,7 +6,7 @@ from emulated import COMPILER, EmulatedDevice, can_emulate, solve
 
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import new_tokens
-from llmcli.lab.cases.attention_decode import problem_of
+from llmcli.lab.cases.attention import decode_case
 from llmcli.lab.problem import find_mismatch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
@@ -25,7 +25,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
 def test_bits_do_not_depend_on_the_splits_of_a_block(emulated: EmulatedDevice) -> None:
     """Threads and blocks run in another order each time."""
     problems = [
-        problem_of(new_tokens(QkvLayout(4, 2, 8), np.dtype(np.float16), list(positions), window=window, num_splits=7))
+        decode_case(new_tokens(QkvLayout(4, 2, 8), np.dtype(np.float16), list(positions), window=window, num_splits=7))
         for positions, window in POSITIONS
     ]
     for emulated.num_multiprocessors in (MULTIPROCESSORS[0], MULTIPROCESSORS[-1]):

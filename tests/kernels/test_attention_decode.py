@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import Fenced, assert_within, fenced, to_host
-from kv_codes import cache_arguments, upload_cache
+from kv_codes import layer_cache, upload_cache
 
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import (
@@ -17,6 +17,7 @@ from llmcli.kernels.attention_decode import (
     head_tile,
     max_splits,
 )
+from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
@@ -96,29 +97,17 @@ def run(
         keys, values = (upload_cache(paged(cache, problem.table)) for cache in (problem.keys, problem.values))
         out = fenced((num_rows, layout.q_size), F32)
         device.synchronize()  # it reads the cache before earlier kernels end
-        if problem.is_cached:
-            appended = {name: array for name, array in given.items() if name != "q_norm"}
-            append_tokens(
-                device,
-                qkv=qkv[:, : layout.width],
-                layout=layout,
-                eps=EPS,
-                **cache_arguments(keys, values),
-                **appended,
-            )
-        kernel(
-            device,
+        lanes = LaneInputs(
             qkv=qkv[:, : layout.width],
             layout=layout,
             eps=EPS,
-            **cache_arguments(keys, values),
+            cache=layer_cache(keys, values),
             window=problem.window,
-            partials=partials.array,
-            counters=counters.array,
-            out=out.array,
             **given,
-            **how,
         )
+        if problem.is_cached:
+            append_tokens(device, lanes)
+        kernel(device, lanes, partials=partials.array, counters=counters.array, out=out.array, **how)
         device.synchronize()
         for fence in (keys, values, out, partials, counters):
             fence.check()

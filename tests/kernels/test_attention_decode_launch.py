@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kv_codes import call_lane_by_lane
 
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.qkv import QkvLayout
@@ -50,7 +51,7 @@ def call(device: Any, **changes: Any) -> None:
         "counters": host((4, 2), np.uint32),
         "out": host((2, 512), F32),
     }
-    attention_decode(device, **{**arguments, **changes})
+    call_lane_by_lane(attention_decode, device, {**arguments, **changes})
 
 
 def test_launch() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kv_codes import call_lane_by_lane
 from test_attention_decode import F16, F32
 from test_attention_decode_launch import Recorder, host
 
@@ -43,7 +44,7 @@ def launch(kernel: Any, **changes: Any) -> dict[str, Any]:
         "window": None,
         "out": host((9, 512), F32),
     }
-    kernel(device, **{**arguments, **OWN[kernel], **changes})
+    call_lane_by_lane(kernel, device, {**arguments, **OWN[kernel], **changes})
     (launched,) = device.launches
     return launched
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import assert_same_bits
+from kv_codes import prompt_inputs
 from prefill_problem import Problem
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
@@ -135,8 +136,9 @@ def call(device: Any, layout: QkvLayout = LLAMA, dtype: np.dtype = F16, **change
         "start": 72,
         "window": None,
         "out": host((40, layout.q_size), F32),
-    }
-    attention_prefill(device, layout=layout, **{**arguments, **changes})
+    } | changes
+    out = arguments.pop("out")
+    attention_prefill(device, prompt_inputs(layout=layout, **arguments), out)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, CODES])

@@ -11,8 +11,8 @@ from prefill_problem import Problem
 from right import assert_right
 from test_attention_prefill_wgmma_launch import LONG_FORMS
 
-from llmcli.kernels import attention_prefill_wgmma
-from llmcli.kernels.attention_prefill_wgmma import SPEC, Form
+from llmcli.kernels import attention_prefill
+from llmcli.kernels.attention_prefill import WGMMA_SPEC, Form
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS
@@ -34,7 +34,7 @@ def wgmma_card(device: Device) -> Device:
 
 
 def force(monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
-    monkeypatch.setattr(attention_prefill_wgmma, "choose_form", lambda *_: form)
+    monkeypatch.setattr(attention_prefill, "choose_form", lambda *_: form)
 
 
 @pytest.mark.cuda
@@ -190,7 +190,7 @@ def test_images(
 ) -> None:
     force(monkeypatch, form)
     case = Case(QkvLayout(num_heads, num_key_value_heads, 128), F16, start, num_tokens, rotates=True)
-    assert_right(wgmma_card, problem_of(case, SPEC.stem, unit_inputs=unit_inputs, first_token=first_token))
+    assert_right(wgmma_card, problem_of(case, WGMMA_SPEC.stem, unit_inputs=unit_inputs, first_token=first_token))
 
 
 @pytest.mark.cuda
@@ -208,7 +208,7 @@ def test_queries_that_it_rotates(
     force(monkeypatch, form)
     monkeypatch.setattr(wgmma_card, "num_multiprocessors", 7)  # blocks have many tiles
     case = Case(QkvLayout(num_heads, num_key_value_heads, 128), dtype, 61, 300, rotates=True)
-    assert_right(wgmma_card, problem_of(case, SPEC.stem))
+    assert_right(wgmma_card, problem_of(case, WGMMA_SPEC.stem))
 
 
 # Without a card
@@ -218,7 +218,9 @@ def test_queries_that_it_rotates(
 def test_images_of_every_kind_of_matrix(tmp_path: Path) -> None:
     """The emulator's cases for all kernels cover only some of them."""
     problems = [
-        problem_of(Case(QkvLayout(6, 2, 128), F16, 90, 70, rotates=True), SPEC.stem, unit_inputs=unit, first_token=99)
+        problem_of(
+            Case(QkvLayout(6, 2, 128), F16, 90, 70, rotates=True), WGMMA_SPEC.stem, unit_inputs=unit, first_token=99
+        )
         for unit in UNIT_INPUTS
     ]
     emulated = EmulatedDevice(tmp_path)
@@ -235,7 +237,7 @@ def test_forms_of_short_rows_have_the_bits_of_the_others(
     problems = [
         problem_of(
             Case(QkvLayout(14, 2, 128), F16, start, num_tokens, rotates=True, window=window),
-            SPEC.stem,
+            WGMMA_SPEC.stem,
             unit_inputs=unit_inputs,
         )
         for start, num_tokens, window in ((0, 12, None), (5, 11, 4), (0, 17, None), (3, 61, None), (40, 24, 9))
@@ -262,7 +264,7 @@ def test_images_of_the_largest_values_are_finite(tmp_path: Path) -> None:
     case.keys.elements[ROW] = 0.0
     case.keys.elements[ROW, 0, 0, 0] = 2046 / 2048
     case.values.elements[ROW] = np.float16(65504)
-    problem = problem_of(case, SPEC.stem, unit_inputs=64)
+    problem = problem_of(case, WGMMA_SPEC.stem, unit_inputs=64)
     emulated = EmulatedDevice(tmp_path)
     emulated.compile_for([problem])
     image = emulate(emulated, problem)["out"].astype(np.float64)

@@ -7,9 +7,15 @@ import pytest
 from test_attention_decode_launch import Recorder as AnyRecorder
 from test_attention_decode_launch import host
 
-from llmcli.kernels.attention_prefill import attention_prefill
-from llmcli.kernels.attention_prefill_wgmma import SPEC, Form, choose_form, takes
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.attention_prefill import (
+    WGMMA_SPEC,
+    Form,
+    PromptInputs,
+    attention_prefill,
+    choose_form,
+    rotates_queries,
+)
+from llmcli.kernels.qkv import LayerCache, QkvLayout
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
 
 F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)
@@ -54,19 +60,17 @@ def launch_of(
     num_pages = -(-(start + num_tokens) // 16)
     cache = host((num_pages, layout.num_key_value_heads, 16, layout.head_dim), dtype)
     scales = host(cache.shape[:3], np.float32) if np.dtype(dtype).itemsize == 1 else None
-    attention_prefill(
-        device,
+    out = options.pop("out", host((num_tokens, layout.q_size), np.float32))
+    inputs = PromptInputs(
         qkv=host((num_tokens, layout.width), np.float32),
         layout=layout,
-        keys=cache,
-        values=cache,
-        key_scales=scales,
-        value_scales=scales,
+        cache=LayerCache(cache, cache, scales, scales),
         pages=host((num_pages,), np.int32),
         start=start,
         window=None,
-        **{"out": host((num_tokens, layout.q_size), np.float32), **options},
+        **options,
     )
+    attention_prefill(device, inputs, out)
     (launch,) = device.launches
     return launch
 
@@ -132,6 +136,6 @@ def test_shared_memory_fits_a_block() -> None:
 
 def test_what_it_takes() -> None:
     device: Any = Recorder()
-    assert takes(device, LLAMA, F16)
-    assert takes(device, LLAMA, BF16)
-    assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if SPEC.runs_on(arch)] == ["sm_90"]
+    assert rotates_queries(device, LLAMA, F16)
+    assert rotates_queries(device, LLAMA, BF16)
+    assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if WGMMA_SPEC.runs_on(arch)] == ["sm_90"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kv_codes import call_lane_by_lane
 from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
 from test_attention_decode_launch import Recorder, host
 
@@ -136,7 +137,7 @@ def call(device: Recorder, **changes: Any) -> None:
         "counters": host((264,), np.uint32),
         "out": host((40, 512), F32),
     }
-    attention_rows(device, **{**arguments, **changes})
+    call_lane_by_lane(attention_rows, device, {**arguments, **changes})
 
 
 def recorder(shared_bytes: int = TYPICAL_CARD.shared_bytes_per_block) -> Recorder:

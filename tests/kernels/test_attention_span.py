@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from emulated import COMPILER, EmulatedDevice, can_emulate, solve
 from fenced import to_host
+from kv_codes import lane_inputs
 from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
 
 import llmcli.kernels.attention_span as attention_span_launcher
@@ -18,7 +19,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.lab.attention import CODES, NewTokens, new_tokens, spans_of
-from llmcli.lab.cases.attention_decode import problem_of
+from llmcli.lab.cases.attention import span_case
 from llmcli.lab.problem import find_mismatch
 from llmcli.runners.cuda.graphs import StepGraphs
 
@@ -170,21 +171,21 @@ def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, lay
         "keys": keys,
         "values": values,
     }
-    attends: dict[str, Any] = {"q_norm": None, "window": None}
-    attends["partials"] = cupy.empty((count, heads, num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
+    lanes = lane_inputs(**given)
+    partials = cupy.empty((count, heads, num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
     outs, expected = cupy.full((launches, count, layout.q_size), np.nan, F32), cupy.empty((count, layout.q_size), F32)
     counters = cupy.zeros((count, heads), np.uint32)
     of_decode = cupy.zeros((count, grid_heads(layout, 2)), np.uint32)
 
     def launch(_: int) -> None:
         for out in outs:
-            attention_span(device, **given, **attends, num_spans=1, counters=counters, out=out)
+            attention_span(device, lanes, num_spans=1, partials=partials, counters=counters, out=out)
 
     graphs: StepGraphs[int] = StepGraphs(device, uses_graphs=True)
     for _ in range(3):
         graphs.start(0, launch)
-    append_tokens(device, **given)
-    attention_decode(device, **given, **attends, is_cached=True, counters=of_decode, out=expected)
+    append_tokens(device, lanes)
+    attention_decode(device, lanes, is_cached=True, partials=partials, counters=of_decode, out=expected)
     device.synchronize()
     bits = to_host(outs).view(np.uint32)
     assert [i for i in range(launches) if (bits[i] != to_host(expected).view(np.uint32)).any()] == []
@@ -198,7 +199,7 @@ def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch:
     device = EmulatedDevice(tmp_path)
     device.is_late, device.num_multiprocessors = True, 1
     tokens = new_tokens(QkvLayout(4, 1, 64), F16, [700], num_splits=2, max_seq_len=708)
-    problem = problem_of(spans_of(tokens, [8]), num_spans=1)
+    problem = span_case(spans_of(tokens, [8]), 1)
     device.compile_for([problem])
     for device.seed in range(1, 6):
         assert find_mismatch(problem, solve(device, problem)) is None
@@ -226,7 +227,7 @@ def test_large_blocks_share_out_the_parts_of_splits_on_the_cpu(
     monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", max_stages)
     device, bits = EmulatedDevice(tmp_path), set()
     tokens = new_tokens(layout, dtype, [130, 1276], window=window, num_splits=10, max_seq_len=1284)
-    problem = problem_of(spans_of(tokens, [3, 8]), num_spans=2)
+    problem = span_case(spans_of(tokens, [3, 8]), 2)
     device.compile_for([problem])
     for device.num_multiprocessors in (1, 3, 10):
         outputs = solve(device, problem)  # counters among them

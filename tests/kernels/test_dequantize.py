@@ -11,7 +11,7 @@ from uploaded import upload
 from llmcli.kernels.dequantize import dequantize, dequantize_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.tiles import tile_layout
-from llmcli.lab.cases.dequantize import FORMATS, case
+from llmcli.lab.cases.weights import FORMATS, dequantize_case
 from llmcli.lab.matrices import random_matrix, tiles_of
 
 
@@ -19,13 +19,13 @@ from llmcli.lab.matrices import random_matrix, tiles_of
 @pytest.mark.parametrize("shape", [(16, 40), (35, 72), (48, 176), (40, 1001), (16, 7)])
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
 def test_all_tiles(device: Device, form: dict[str, Any], shape: tuple[int, int]) -> None:
-    assert_right(device, case(form, *shape))
+    assert_right(device, dequantize_case(form, *shape))
 
 
 @pytest.mark.cuda
 def test_bfloat16_as_it_is(device: Device) -> None:
     form = {"weight_type": "bfloat16"}
-    assert_right(device, case(form, 40, 72, dtype=np.uint16))
+    assert_right(device, dequantize_case(form, 40, 72, dtype=np.uint16))
 
 
 @pytest.mark.cuda

@@ -8,8 +8,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.embedding import embedding, embedding_cost
-from llmcli.lab.cases.embedding import case, rows_case, unknown_ids_case
+from llmcli.kernels.elementwise import embedding, embedding_cost
+from llmcli.lab.cases.elementwise import embedding_case, rows_case, unknown_ids_case
 from llmcli.lab.matrices import STORAGE
 
 
@@ -18,7 +18,7 @@ from llmcli.lab.matrices import STORAGE
 @pytest.mark.parametrize("num_tokens", [1, 5, 300])
 @pytest.mark.parametrize("hidden_size", [1, 7, 8, 40, 172, 1024, 1030, 4096, 5120, 9001])
 def test_rows_of_the_table(device: Device, hidden_size: int, num_tokens: int, dtype: Any) -> None:
-    assert_right(device, case(num_tokens, hidden_size, dtype))
+    assert_right(device, embedding_case(num_tokens, hidden_size, dtype))
 
 
 @pytest.mark.cuda

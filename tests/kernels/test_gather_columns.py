@@ -7,8 +7,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.gather_columns import gather_columns, gather_columns_cost
-from llmcli.lab.cases.gather_columns import case
+from llmcli.kernels.elementwise import gather_columns, gather_columns_cost
+from llmcli.lab.cases.elementwise import gather_columns_case
 from llmcli.lab.rows import COLUMNS
 
 
@@ -17,7 +17,7 @@ from llmcli.lab.rows import COLUMNS
 @pytest.mark.parametrize("num_rows", [1, 6, 33])
 @pytest.mark.parametrize("num_columns", COLUMNS)
 def test_rows(device: Device, num_columns: int, num_rows: int, dtype: Any) -> None:
-    assert_right(device, case(num_rows, num_columns, dtype))
+    assert_right(device, gather_columns_case(num_rows, num_columns, dtype))
 
 
 @pytest.mark.cuda

@@ -9,12 +9,18 @@ from emulated import EmulatedDevice, can_emulate, solve
 from fenced import assert_launches_agree, fenced, to_host
 from uploaded import upload
 
-from llmcli.kernels import gemm_narrow as launcher
-from llmcli.kernels import gemm_wide as wide_launcher
+from llmcli.kernels import gemm_wide as launcher
 from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_narrow import SPEC, STATIC_SHARED_BYTES, kernel_name
-from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
+from llmcli.kernels.gemm_wide import (
+    NARROW_SPEC,
+    NARROW_STATIC_SHARED_BYTES,
+    gemm_wide,
+    gemm_wide_swiglu,
+    narrow_block_size,
+    narrow_name,
+    narrow_shared_bytes,
+)
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.stage_wide import image_bytes
@@ -30,13 +36,13 @@ from llmcli.kernels.wide_plan import (
     plan_form,
     plan_narrow,
 )
-from llmcli.lab.cases.gemm_narrow import CASES
-from llmcli.lab.cases.gemm_wide import (
+from llmcli.lab.cases.gemm import (
     FORMATS,
+    GEMM_NARROW,
     HALF_FORMATS,
     activations,
-    problem_of,
-    swiglu_problem,
+    swiglu_case,
+    wide_case,
     with_model_scales,
     with_small_scales,
 )
@@ -64,7 +70,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         assert form in narrow_forms(num_tokens)
         return plan_form(layout, form, num_multiprocessors, num_parts)
 
-    monkeypatch.setattr(wide_launcher, "plan_narrow", plan)
+    monkeypatch.setattr(launcher, "plan_narrow", plan)
     return form
 
 
@@ -111,7 +117,7 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
     gemm_wide_swiglu(device, **arguments(layout, num_tokens), **outputs, down=down, out=image)
     assert [one.stem for one in notes.launches] == ["gemm_narrow"] * 3
     for launch in notes.launches:
-        assert launch.name in SPEC.variants
+        assert launch.name in NARROW_SPEC.variants
         # 28,672 outputs are 448 blocks of 4 tiles, or 224 of 8, which all run at once on 132 multiprocessors. Of those
         # of 4 tiles with 64 tokens only 396 would.
         assert (launch.grid, launch.block) == (((448,), 256) if num_tokens <= 16 else ((224,), 384))
@@ -119,7 +125,7 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
     narrower = tile_layout("int8", 22016, 4096, 128, "float16")
     gemm_wide(device, **arguments(narrower, num_tokens), out=Phantom((num_tokens, 22016), np.float32, 4 << 30))
     launch = notes.launches[-1]
-    assert launch.name in SPEC.variants
+    assert launch.name in NARROW_SPEC.variants
     assert (launch.grid, launch.block) == (((172,), 384) if 16 < num_tokens <= 32 else ((344,), 256))
     # With 128,256 outputs as many blocks run as fit, four or two a multiprocessor. They take pieces in turn.
     head = tile_layout("int8", 128256, 128, 128, "float16")
@@ -131,15 +137,16 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
 
 def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
     """In registers and in shared memory."""
-    names = {kernel_name(layout, form): (layout, form) for layout in all_layouts() for form in NARROW_FORMS}
+    names = {narrow_name(layout, form): (layout, form) for layout in all_layouts() for form in NARROW_FORMS}
     compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
     for name, (layout, form) in names.items():
-        resources, warps = compiled.resources[name], launcher.block_size(form) // 32
+        resources, warps = compiled.resources[name], narrow_block_size(form) // 32
         # As the kernel counts them: with fewer a warp would wait for ever for missing ones.
         assert resources.registers == REGISTERS // (form.blocks * 32 * warps) // 8 * 8, name
-        assert resources.shared_bytes <= STATIC_SHARED_BYTES, name
+        assert resources.shared_bytes <= NARROW_STATIC_SHARED_BYTES, name
         assert (
-            form.blocks * (launcher.shared_bytes(layout, form) + STATIC_SHARED_BYTES + RESERVED_BYTES) <= SHARED_BYTES
+            form.blocks * (narrow_shared_bytes(layout, form) + NARROW_STATIC_SHARED_BYTES + RESERVED_BYTES)
+            <= SHARED_BYTES
         ), name
         assert resources.spill_store_bytes == 0, name
 
@@ -174,10 +181,10 @@ def emulated_problems() -> list[Problem]:
     problems = []
     for form in (FORMATS[0], FORMATS[2], FORMATS[3], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
         stored = random_matrix(1000, num_rows=300, num_inputs=640, **form)
-        problems += [problem_of(stored, 12, "add", has_bias=True, num_parts=3), problem_of(stored, 40)]
-        problems.append(problem_of(stored, 20, num_parts=2))
+        problems += [wide_case(stored, 12, "add", has_bias=True, num_parts=3), wide_case(stored, 40)]
+        problems.append(wide_case(stored, 20, num_parts=2))
     gated = [(FORMATS[0], 30, 300, 136, "int4"), (FORMATS[3], 9, 130, 136, "int8")]
-    return [*problems, *(swiglu_problem(*one) for one in gated)]
+    return [*problems, *(swiglu_case(*one) for one in gated)]
 
 
 def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> list[str]:
@@ -218,7 +225,7 @@ def test_emulated_weights_are_those_of_dequantize(emulated: EmulatedDevice, bloc
     for form in (FORMATS[0], FORMATS[3], FORMATS[4], FORMATS[8], half_int4):
         for with_scales in (with_model_scales, with_small_scales, with_edge_scales):
             stored = with_scales(random_matrix(7, num_rows=80, num_inputs=64, **form))
-            problem = problem_of(stored, 64)
+            problem = wide_case(stored, 64)
             image = image_of(np.eye(64, dtype=np.float16), stored.layout.unit_inputs)
             inputs = {**problem.inputs, "image": image, "row_scales": np.ones(64, np.float32)}
             cases.append((stored, replace(problem, inputs=inputs)))
@@ -251,4 +258,4 @@ def test_planted_faults_are_found(emulated: EmulatedDevice, right: str, wrong: s
 
 
 def test_cases_are_of_few_tokens() -> None:
-    assert {problem.name for problem in CASES.checks()} == {"gemm_narrow"}
+    assert {problem.name for problem in GEMM_NARROW.checks()} == {"gemm_narrow"}

@@ -11,7 +11,7 @@ from uploaded import upload
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import choose_tiling, gemm_packed, gemm_packed_cost, takes
 from llmcli.kernels.tiles import tile_layout
-from llmcli.lab.cases.gemm_packed import FORMATS, activations, problem_of
+from llmcli.lab.cases.gemm import PACKED_FORMATS, activations, packed_case
 from llmcli.lab.matrices import StoredMatrix, random_matrix, tiles_of
 
 
@@ -30,29 +30,29 @@ def run(device: Device, stored: StoredMatrix, x: np.ndarray) -> Any:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("num_rows", "num_inputs"), [(16, 40), (35, 72), (100, 176), (130, 1000)])
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
+@pytest.mark.parametrize("form", PACKED_FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
 def test_formats_and_tails(device: Device, form: dict[str, Any], num_rows: int, num_inputs: int) -> None:
-    assert_right(device, problem_of(random_matrix(1, num_rows=num_rows, num_inputs=num_inputs, **form), 5))
+    assert_right(device, packed_case(random_matrix(1, num_rows=num_rows, num_inputs=num_inputs, **form), 5))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_tokens", [1, 8, 16, 17, 32, 33, 64, 65, 130])
-@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[4], FORMATS[6]])
+@pytest.mark.parametrize("form", [PACKED_FORMATS[1], PACKED_FORMATS[4], PACKED_FORMATS[6]])
 def test_numbers_of_tokens(device: Device, form: dict[str, Any], num_tokens: int) -> None:
-    assert_right(device, problem_of(random_matrix(2, num_rows=72, num_inputs=520, **form), num_tokens))
+    assert_right(device, packed_case(random_matrix(2, num_rows=72, num_inputs=520, **form), num_tokens))
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[5]])
+@pytest.mark.parametrize("form", [PACKED_FORMATS[1], PACKED_FORMATS[5]])
 def test_a_real_shape_with_equal_bits(device: Device, form: dict[str, Any]) -> None:
     stored = random_matrix(3, num_rows=512, num_inputs=4096, **form)
-    assert_right(device, problem_of(stored, 64))
+    assert_right(device, packed_case(stored, 64))
     x = activations(40, 4096)
     assert_same_bits(lambda: run(device, stored, x))
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
+@pytest.mark.parametrize("form", PACKED_FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
 def test_a_tokens_bits_do_not_depend_on_the_others(device: Device, form: dict[str, Any]) -> None:
     stored = random_matrix(5, num_rows=80, num_inputs=1160, **form)
     x = activations(64, 1160)

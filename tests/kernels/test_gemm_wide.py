@@ -18,12 +18,12 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.kernels.wide_plan import NarrowPlan, WidePlan, _plan, narrow_forms, plan_form, plan_wide, takes
-from llmcli.lab.cases.gemm_wide import (
+from llmcli.lab.cases.gemm import (
     FORMATS,
     HALF_FORMATS,
     activations,
-    problem_of,
-    swiglu_problem,
+    swiglu_case,
+    wide_case,
     with_model_scales,
     with_small_scales,
 )
@@ -67,7 +67,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_types_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
     stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
     for num_tokens in (12, 20, 50, 70, 150):
-        assert_right(wgmma_card, problem_of(stored, num_tokens))
+        assert_right(wgmma_card, wide_case(stored, num_tokens))
 
 
 @pytest.mark.cuda
@@ -77,7 +77,7 @@ def test_types_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: 
 def test_weights_of_16_bits(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
     stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
     for num_tokens in (12, 20, 50, 70, 150, 300):
-        assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
+        assert_right(wgmma_card, wide_case(stored, num_tokens, has_bias=True))
 
 
 @pytest.mark.cuda
@@ -87,7 +87,7 @@ def test_weights_of_16_bits(wgmma_card: Device, form: dict[str, Any], num_output
 @pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
 def test_products_in_parts(wgmma_card: Device, form: dict[str, Any], num_tokens: int, num_parts: int) -> None:
     stored = random_matrix(8, num_rows=300, num_inputs=2304, **form)
-    assert_right(wgmma_card, problem_of(stored, num_tokens, "add", has_bias=True, num_parts=num_parts))
+    assert_right(wgmma_card, wide_case(stored, num_tokens, "add", has_bias=True, num_parts=num_parts))
 
 
 @pytest.mark.cuda
@@ -98,8 +98,8 @@ def test_products_in_parts(wgmma_card: Device, form: dict[str, Any], num_tokens:
 @pytest.mark.parametrize("form", FORMATS[:5], ids=str)
 def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_tokens: int) -> None:
     stored = random_matrix(2, num_rows=300, num_inputs=712, **form)
-    assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
-    assert_right(wgmma_card, problem_of(stored, num_tokens, "add", has_bias=True))
+    assert_right(wgmma_card, wide_case(stored, num_tokens, has_bias=True))
+    assert_right(wgmma_card, wide_case(stored, num_tokens, "add", has_bias=True))
 
 
 @pytest.mark.cuda
@@ -111,7 +111,7 @@ def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_toke
 def test_swiglu_with_scales_and_without(
     wgmma_card: Device, form: dict[str, Any], down_type: str, num_outputs: int, num_tokens: int
 ) -> None:
-    assert_right(wgmma_card, swiglu_problem(form, num_tokens, num_outputs, 256, down_type))
+    assert_right(wgmma_card, swiglu_case(form, num_tokens, num_outputs, 256, down_type))
 
 
 def product(device: Device, stored: StoredMatrix, x: np.ndarray) -> np.ndarray:

@@ -22,8 +22,9 @@ from llmcli.kernels.gemv import (
 )
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.lab.cases.gemv import EPS, FORMATS, Case, U, make_case, swiglu_of_tiles
+from llmcli.lab.cases.gemv import EPS, FORMATS, Case, make_case, swiglu_of_tiles
 from llmcli.lab.matrices import random_matrix, tiles_of
+from llmcli.lab.problem import ROUNDING
 
 
 def run(
@@ -104,7 +105,7 @@ def test_every_epilogue(device: Device, form: dict[str, Any], num_rows: int) -> 
 
     case.before = np.random.default_rng(3).standard_normal((num_rows, 96)).astype(np.float32)
     total = case.before + y
-    assert_within(run(device, case, "add").array, total, bound + 2 * U * np.abs(total))
+    assert_within(run(device, case, "add").array, total, bound + 2 * ROUNDING * np.abs(total))
 
     # 44 columns leave the last tile half used.
     expected, error = swiglu_of_tiles(y, bound, 44)

@@ -5,8 +5,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.head_norm import head_norm, head_norm_cost
-from llmcli.lab.cases.head_norm import case
+from llmcli.kernels.norms import head_norm, head_norm_cost
+from llmcli.lab.cases.reductions import head_norm_case
 
 EPS = 1e-6
 
@@ -16,7 +16,7 @@ EPS = 1e-6
 @pytest.mark.parametrize(("num_rows", "num_heads"), [(1, 1), (1, 32), (7, 3), (40, 8)])
 @pytest.mark.parametrize("offset", [0, 16])
 def test_heads(device: Device, num_rows: int, num_heads: int, head_dim: int, offset: int) -> None:
-    assert_right(device, case(num_rows, num_heads, head_dim, offset))
+    assert_right(device, head_norm_case(num_rows, num_heads, head_dim, offset))
 
 
 @pytest.mark.cuda

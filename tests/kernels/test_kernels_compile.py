@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.kernels import compiler, environment, gemm_codes, gemm_halves, gemm_narrow, gemm_wide, gemv
+from llmcli.kernels import compiler, environment, gemm_codes, gemm_halves, gemm_wide, gemv
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten
@@ -23,7 +23,8 @@ from llmcli.kernels.sources import flatten
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "kernels"
 
 STATIC_SHARED_BYTES = {
-    module.SPEC.stem: module.STATIC_SHARED_BYTES for module in (gemm_codes, gemm_halves, gemm_narrow, gemm_wide, gemv)
+    **{module.SPEC.stem: module.STATIC_SHARED_BYTES for module in (gemm_codes, gemm_halves, gemm_wide, gemv)},
+    gemm_wide.NARROW_SPEC.stem: gemm_wide.NARROW_STATIC_SHARED_BYTES,
 }
 # Cards of sm_86 have the registers and the instructions of sm_80, as the compiler sees them, and less shared memory.
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -13,30 +13,25 @@ from driverless_card import DriverlessCard, MatrixLibrary
 from llmcli.errors import DeviceError
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
-from llmcli.kernels.attention_prefill import attention_prefill
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill
 from llmcli.kernels.attention_rows import attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.gather_columns import gather_columns
+from llmcli.kernels.elementwise import gather_columns, rotary, swiglu
 from llmcli.kernels.gemm_codes import gemm_codes
 from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
-from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
-from llmcli.kernels.residual_add import residual_add
-from llmcli.kernels.rms_norm import rms_norm
-from llmcli.kernels.rotary import rotary
-from llmcli.kernels.round_rows import round_rows
-from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.stage_digits import image_bytes, stage_digits
 from llmcli.kernels.stage_halves import image_bytes as halves_bytes
 from llmcli.kernels.stage_halves import stage_halves
-from llmcli.kernels.swiglu import swiglu
 from llmcli.kernels.tiles import TiledMatrix, tile_layout
 
 F32, F16, I32, U8 = np.float32, np.float16, np.int32, np.uint8
@@ -145,6 +140,28 @@ def matrix(give: Give) -> TiledMatrix:
     )
 
 
+def prompt(give: Give) -> PromptInputs:
+    cache = LayerCache(give(*CACHE, dtype=F16), give(*CACHE, dtype=F16))
+    qkv, pages = give(5, LAYOUT.width), give(7, dtype=I32)
+    return PromptInputs(qkv=qkv, layout=LAYOUT, cache=cache, pages=pages, start=20, window=None)
+
+
+def lanes(give: Give, has_q_norm: bool = True) -> LaneInputs:
+    return LaneInputs(
+        qkv=give(2, LAYOUT.width),
+        layout=LAYOUT,
+        q_norm=give(64) if has_q_norm else None,
+        k_norm=give(64),
+        eps=1e-5,
+        cos_sin=give(100, 32, 2),
+        rows=give(2, dtype=I32),
+        positions=give(2, dtype=I32),
+        page_table=give(3, 7, dtype=I32),
+        cache=LayerCache(give(*CACHE, dtype=U8), give(*CACHE, dtype=U8), give(*CACHE[:3]), give(*CACHE[:3])),
+        window=20,
+    )
+
+
 LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "rms_norm": lambda card, give: rms_norm(
         card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
@@ -164,48 +181,11 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "rotary": lambda card, give: rotary(
         card, x=give(5, 4 * 64), positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
     ),
-    "attention_prefill": lambda card, give: attention_prefill(
-        card,
-        qkv=give(5, LAYOUT.width),
-        layout=LAYOUT,
-        keys=give(*CACHE, dtype=F16),
-        values=give(*CACHE, dtype=F16),
-        pages=give(7, dtype=I32),
-        start=20,
-        window=None,
-        out=give(5, LAYOUT.q_size),
-    ),
-    "append_tokens": lambda card, give: append_tokens(
-        card,
-        qkv=give(2, LAYOUT.width),
-        layout=LAYOUT,
-        k_norm=give(64),
-        eps=1e-5,
-        cos_sin=give(100, 32, 2),
-        rows=give(2, dtype=I32),
-        positions=give(2, dtype=I32),
-        page_table=give(3, 7, dtype=I32),
-        keys=give(*CACHE, dtype=U8),
-        values=give(*CACHE, dtype=U8),
-        key_scales=give(*CACHE[:3]),
-        value_scales=give(*CACHE[:3]),
-    ),
+    "attention_prefill": lambda card, give: attention_prefill(card, prompt(give), give(5, LAYOUT.q_size)),
+    "append_tokens": lambda card, give: append_tokens(card, lanes(give, has_q_norm=False)),
     "attention_decode": lambda card, give: attention_decode(
         card,
-        qkv=give(2, LAYOUT.width),
-        layout=LAYOUT,
-        q_norm=give(64),
-        k_norm=give(64),
-        eps=1e-5,
-        cos_sin=give(100, 32, 2),
-        rows=give(2, dtype=I32),
-        positions=give(2, dtype=I32),
-        page_table=give(3, 7, dtype=I32),
-        keys=give(*CACHE, dtype=U8),
-        values=give(*CACHE, dtype=U8),
-        key_scales=give(*CACHE[:3]),
-        value_scales=give(*CACHE[:3]),
-        window=20,
+        lanes(give),
         is_cached=False,
         partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
         counters=give(2, grid_heads(LAYOUT, 1), dtype=np.uint32),
@@ -213,20 +193,7 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     ),
     "attention_rows": lambda card, give: attention_rows(
         card,
-        qkv=give(2, LAYOUT.width),
-        layout=LAYOUT,
-        q_norm=give(64),
-        k_norm=give(64),
-        eps=1e-5,
-        cos_sin=give(100, 32, 2),
-        rows=give(2, dtype=I32),
-        positions=give(2, dtype=I32),
-        page_table=give(3, 7, dtype=I32),
-        keys=give(*CACHE, dtype=U8),
-        values=give(*CACHE, dtype=U8),
-        key_scales=give(*CACHE[:3]),
-        value_scales=give(*CACHE[:3]),
-        window=20,
+        lanes(give),
         is_cached=False,
         partials=give(5, LAYOUT.group_size, 3, 64 + PARTIAL_EXTRA),
         counters=give(5, dtype=np.uint32),
@@ -234,20 +201,7 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     ),
     "attention_span": lambda card, give: attention_span(
         card,
-        qkv=give(2, LAYOUT.width),
-        layout=LAYOUT,
-        q_norm=give(64),
-        k_norm=give(64),
-        eps=1e-5,
-        cos_sin=give(100, 32, 2),
-        rows=give(2, dtype=I32),
-        positions=give(2, dtype=I32),
-        page_table=give(3, 7, dtype=I32),
-        keys=give(*CACHE, dtype=U8),
-        values=give(*CACHE, dtype=U8),
-        key_scales=give(*CACHE[:3]),
-        value_scales=give(*CACHE[:3]),
-        window=20,
+        lanes(give),
         num_spans=1,
         partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
         counters=give(2, LAYOUT.num_attention_heads, dtype=np.uint32),

@@ -8,7 +8,7 @@ from fenced import assert_same_bits, fenced, to_host
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.quantize_rows import LONG_GROUP, quantize_rows, quantize_rows_cost
-from llmcli.lab.cases.quantize_rows import SCALE_TYPES, any_bits, form_of, on_the_grid, ordinary
+from llmcli.lab.cases.weights import SCALE_TYPES, any_bits, form_of, on_the_grid, ordinary
 from llmcli.quantization import rounding
 from llmcli.quantization.floats import STORED_AS, narrow
 from llmcli.quantization.packing import pack_rows

@@ -6,13 +6,13 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.read_bandwidth import num_blocks, read_bandwidth
-from llmcli.lab.cases.read_bandwidth import case
+from llmcli.lab.cases.reductions import read_bandwidth_case
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_bytes", [16, 64 * 1024, 50_000_016])
 def test_sums_of_all_words(device: Device, num_bytes: int) -> None:
-    assert_right(device, case(num_bytes, num_blocks(device)))
+    assert_right(device, read_bandwidth_case(num_bytes, num_blocks(device)))
 
 
 @pytest.mark.cuda

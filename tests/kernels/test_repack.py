@@ -18,7 +18,7 @@ from llmcli.kernels.repack import (
     repack_zero_points,
 )
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
-from llmcli.lab.cases.repack import problem_of
+from llmcli.lab.cases.weights import repack_case
 from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
 
 SHAPES = [(16, 64), (1, 40), (35, 72), (40, 176), (100, 300), (33, 1001), (17, 7)]
@@ -69,7 +69,7 @@ def assert_equal(matrix: TiledMatrix, expected: TiledMatrix, tiles: slice = slic
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("weight_type", ["int8", "int4", "float16", "bfloat16", "float32"])
 def test_weights(device: Device, weight_type: str, shape: tuple[int, int]) -> None:
-    assert_right(device, problem_of(random_matrix(1, weight_type, *shape)))
+    assert_right(device, repack_case(random_matrix(1, weight_type, *shape)))
 
 
 @pytest.mark.cuda
@@ -89,13 +89,13 @@ def test_sources_of_any_alignment(device: Device, weight_type: str, shift: int) 
 @pytest.mark.parametrize("scale_type", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("weight_type", "group_size"), [("int8", 32), ("int8", 96), ("int4", 64), ("int4", 256)])
 def test_groups(device: Device, weight_type: str, group_size: int, scale_type: str, is_symmetric: bool) -> None:
-    assert_right(device, problem_of(random_matrix(3, weight_type, 45, 1000, group_size, scale_type, is_symmetric)))
+    assert_right(device, repack_case(random_matrix(3, weight_type, 45, 1000, group_size, scale_type, is_symmetric)))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("weight_type", ["int8", "int4"])
 def test_one_asymmetric_group_a_row(device: Device, weight_type: str) -> None:
-    assert_right(device, problem_of(random_matrix(4, weight_type, 20, 300, None, "float16", is_symmetric=False)))
+    assert_right(device, repack_case(random_matrix(4, weight_type, 20, 300, None, "float16", is_symmetric=False)))
 
 
 @pytest.mark.cuda

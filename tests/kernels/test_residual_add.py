@@ -5,8 +5,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.residual_add import residual_add, residual_add_cost
-from llmcli.lab.cases.residual_add import case
+from llmcli.kernels.norms import residual_add, residual_add_cost
+from llmcli.lab.cases.elementwise import residual_add_case
 
 
 @pytest.mark.cuda
@@ -14,7 +14,7 @@ from llmcli.lab.cases.residual_add import case
 @pytest.mark.parametrize(("num_rows", "extra"), [(1, 0), (6, 16), (33, 5)])
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 172, 1024, 1025, 4096, 4099, 5120])
 def test_rows(device: Device, num_columns: int, num_rows: int, extra: int, has_scale: bool, has_bias: bool) -> None:
-    assert_right(device, case(num_rows, num_columns, extra, has_scale, has_bias))
+    assert_right(device, residual_add_case(num_rows, num_columns, extra, has_scale, has_bias))
 
 
 @pytest.mark.cuda

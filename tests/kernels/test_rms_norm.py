@@ -6,9 +6,9 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.rms_norm import rms_norm_cost
+from llmcli.kernels.norms import rms_norm_cost
+from llmcli.lab.cases.reductions import rms_norm_case
 from llmcli.lab.matrices import STORAGE
-from llmcli.lab.problems import rms_norm
 from llmcli.lab.rows import COLUMNS
 
 
@@ -17,7 +17,7 @@ from llmcli.lab.rows import COLUMNS
 @pytest.mark.parametrize("num_rows", [1, 6, 33])
 @pytest.mark.parametrize("num_columns", COLUMNS)
 def test_rows(device: Device, num_columns: int, num_rows: int, dtype: Any) -> None:
-    assert_right(device, rms_norm.case(num_rows, num_columns, dtype))
+    assert_right(device, rms_norm_case(num_rows, num_columns, dtype))
 
 
 def test_cost_counts_every_byte_once() -> None:

@@ -8,22 +8,22 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary, rotary_cost
 from llmcli.lab import attention as reference
-from llmcli.lab.cases.rotary import case, odd_positions
+from llmcli.lab.cases.attention import odd_positions, rotary_case
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("head_dim", [8, 16, 40, 48, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize(("num_heads", "num_key_value_heads"), [(1, 1), (7, 1), (32, 8)])
 def test_against_float64(device: Device, head_dim: int, num_heads: int, num_key_value_heads: int) -> None:
-    assert_right(device, case(QkvLayout(num_heads, num_key_value_heads, head_dim), odd_positions()))
+    assert_right(device, rotary_case(QkvLayout(num_heads, num_key_value_heads, head_dim), odd_positions()))
 
 
 @pytest.mark.cuda
 def test_runs_are_equal(device: Device) -> None:
-    assert_right(device, case(QkvLayout(4, 2, 64), np.arange(50, dtype=np.int32)))
+    assert_right(device, rotary_case(QkvLayout(4, 2, 64), np.arange(50, dtype=np.int32)))
 
 
 def test_reference_turns_by_the_angle() -> None:

@@ -8,8 +8,8 @@ from fenced import fenced, to_host
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.round_rows import round_rows, round_rows_cost
-from llmcli.lab.cases.round_rows import case
+from llmcli.kernels.norms import round_rows, round_rows_cost
+from llmcli.lab.cases.elementwise import round_rows_case
 from llmcli.lab.matrices import STORAGE
 from llmcli.lab.rows import COLUMNS, make_rows
 
@@ -19,7 +19,7 @@ from llmcli.lab.rows import COLUMNS, make_rows
 @pytest.mark.parametrize("num_rows", [1, 6, 33])
 @pytest.mark.parametrize("num_columns", COLUMNS)
 def test_rows(device: Device, num_columns: int, num_rows: int, dtype: Any) -> None:
-    assert_right(device, case(num_rows, num_columns, dtype))
+    assert_right(device, round_rows_case(num_rows, num_columns, dtype))
 
 
 @pytest.mark.cuda

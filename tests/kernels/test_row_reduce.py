@@ -4,8 +4,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
-from llmcli.lab.cases.row_reduce import OPS, case, masked_case, special_case
+from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
+from llmcli.lab.cases.reductions import OPS, row_reduce_case, row_reduce_masked_case, row_reduce_specials_case
 from llmcli.lab.problem import Problem
 
 # Columns, and the gap between the end of a row and the next one: padded to 16, one more, nothing.
@@ -26,7 +26,7 @@ def check(device: Device, problem: Problem, split: bool = False) -> None:
 @pytest.mark.parametrize("num_rows", [1, 5, 33])
 @pytest.mark.parametrize(("num_columns", "extra"), SHAPES + LONG)
 def test_rows(device: Device, num_columns: int, extra: int, num_rows: int, op: RowOp) -> None:
-    check(device, case(op, num_rows, num_columns, extra, split=False))
+    check(device, row_reduce_case(op, num_rows, num_columns, extra, split=False))
 
 
 @pytest.mark.cuda
@@ -34,7 +34,7 @@ def test_rows(device: Device, num_columns: int, extra: int, num_rows: int, op: R
 @pytest.mark.parametrize("num_rows", [1, 5])
 @pytest.mark.parametrize(("num_columns", "extra"), LONG)
 def test_few_long_rows(device: Device, num_columns: int, extra: int, num_rows: int, op: RowOp) -> None:
-    check(device, case(op, num_rows, num_columns, extra, split=True), split=True)
+    check(device, row_reduce_case(op, num_rows, num_columns, extra, split=True), split=True)
 
 
 @pytest.mark.cuda
@@ -42,14 +42,14 @@ def test_few_long_rows(device: Device, num_columns: int, extra: int, num_rows: i
     ("num_columns", "split"), [(33, False), (1029, False), (9001, False), (9001, True), (128256, False), (128256, True)]
 )
 def test_argmax_takes_the_first_of_the_largest(device: Device, num_columns: int, split: bool) -> None:
-    check(device, special_case("argmax", num_columns, split), split)
-    check(device, special_case("max", num_columns, split), split)
+    check(device, row_reduce_specials_case("argmax", num_columns, split), split)
+    check(device, row_reduce_specials_case("max", num_columns, split), split)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("split", [False, True])
 def test_log_sum_exp_of_masked_rows(device: Device, split: bool) -> None:
-    check(device, masked_case(split), split)
+    check(device, row_reduce_masked_case(split), split)
 
 
 @pytest.mark.parametrize("num_columns", [8192, 8193, 32001, 50257, 128256, 131072, 131073, 262208, 1_000_003])

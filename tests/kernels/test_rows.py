@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.kernels import embedding, head_norm, residual_add, rms_norm, round_rows, row_reduce, scale_bias, softmax
-from llmcli.kernels import swiglu as swiglu_module
+from llmcli.kernels.elementwise import embedding, swiglu
+from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
+from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, softmax
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
 from llmcli.lab.matrices import STORAGE
@@ -67,22 +68,22 @@ def test_every_launch_is_of_a_specified_variant(num_columns: int, num_rows: int)
     ids = array(num_rows, dtype=np.int32)
     for dtype in STORAGE:
         out = array(num_rows, num_columns, dtype=dtype)
-        rms_norm.rms_norm(device, x=x, weight=vector, eps=1e-5, out=out, row_scale=scale)
-        round_rows.round_rows(device, x=x, out=out, row_scale=scale)
+        rms_norm(device, x=x, weight=vector, eps=1e-5, out=out, row_scale=scale)
+        round_rows(device, x=x, out=out, row_scale=scale)
         gate_up = array(num_rows, 16 * -(-num_columns // 8))
-        swiglu_module.swiglu(device, gate_up=gate_up, row_scale=scale, out=out, out_scale=scale)
-        embedding.embedding(device, table=array(9, num_columns, dtype=dtype), token_ids=ids, out=x)
+        swiglu(device, gate_up=gate_up, row_scale=scale, out=out, out_scale=scale)
+        embedding(device, table=array(9, num_columns, dtype=dtype), token_ids=ids, out=x)
     for given in (None, scale):
-        scale_bias.scale_bias(device, x=x, row_scale=given, bias=vector)
-        residual_add.residual_add(device, x=x, row_scale=given, bias=None, hidden=x)
+        scale_bias(device, x=x, row_scale=given, bias=vector)
+        residual_add(device, x=x, row_scale=given, bias=None, hidden=x)
     for log in (False, True):
-        softmax.softmax(device, x=x, out=x, log=log)
-    workspace = {"partials": array(num_rows, 2 * row_reduce.MAX_SPLITS), "counters": ids}
+        softmax(device, x=x, out=x, log=log)
+    workspace = {"partials": array(num_rows, 2 * MAX_SPLITS), "counters": ids}
     for op, result in (("sum", scale), ("max", scale), ("argmax", ids), ("log_sum_exp", scale)):
-        row_reduce.row_reduce(device, op=op, x=x, out=result)
-        row_reduce.row_reduce(device, op=op, x=x, out=result, **workspace)
+        row_reduce(device, op=op, x=x, out=result)
+        row_reduce(device, op=op, x=x, out=result, **workspace)
     if num_columns <= 256:
-        head_norm.head_norm(device, x=array(num_rows, 3 * num_columns), weight=vector, eps=1e-5)
+        head_norm(device, x=array(num_rows, 3 * num_columns), weight=vector, eps=1e-5)
     for stem, name, grid, block in device.launches:
         assert name in KERNELS[stem].variants
         assert min(grid) >= 1

@@ -4,8 +4,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.scale_bias import scale_bias_cost
-from llmcli.lab.cases.scale_bias import case
+from llmcli.kernels.norms import scale_bias_cost
+from llmcli.lab.cases.elementwise import scale_bias_case
 
 
 @pytest.mark.cuda
@@ -13,7 +13,7 @@ from llmcli.lab.cases.scale_bias import case
 @pytest.mark.parametrize(("num_rows", "extra"), [(1, 0), (6, 16), (33, 5)])
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 172, 1024, 1025, 4096, 4099, 6144, 12288])
 def test_rows(device: Device, num_columns: int, num_rows: int, extra: int, has_scale: bool, has_bias: bool) -> None:
-    assert_right(device, case(num_rows, num_columns, extra, has_scale, has_bias))
+    assert_right(device, scale_bias_case(num_rows, num_columns, extra, has_scale, has_bias))
 
 
 def test_cost_counts_every_byte_once() -> None:

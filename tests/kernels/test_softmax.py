@@ -4,8 +4,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.softmax import softmax_cost
-from llmcli.lab.cases.softmax import case, masked_case
+from llmcli.kernels.reductions import softmax_cost
+from llmcli.lab.cases.reductions import softmax_case, softmax_masked_case
 
 # Columns, and the gap between the end of a row and the next one.
 SHAPES = [(1, 0), (7, 1), (40, 8), (64, 0), (256, 0), (1003, 5), (1024, 0), (4096, 0), (5120, 0), (9001, 0), (14336, 0)]
@@ -17,14 +17,14 @@ LONG = [(32001, 15), (50257, 0), (128256, 0)]
 @pytest.mark.parametrize("num_rows", [1, 5, 33])
 @pytest.mark.parametrize(("num_columns", "extra"), SHAPES + LONG)
 def test_rows(device: Device, num_columns: int, extra: int, num_rows: int, log: bool) -> None:
-    assert_right(device, case(num_rows, num_columns, extra, log))
+    assert_right(device, softmax_case(num_rows, num_columns, extra, log))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("num_columns", [40, 1003, 128256])
 def test_masked_columns(device: Device, num_columns: int, log: bool) -> None:
-    assert_right(device, masked_case(num_columns, log))
+    assert_right(device, softmax_masked_case(num_columns, log))
 
 
 def test_cost_counts_every_byte_once() -> None:

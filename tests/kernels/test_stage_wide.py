@@ -11,7 +11,7 @@ from right import assert_right
 from llmcli.kernels.device import Device
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import SPEC, UNIT_INPUTS, image_bytes, num_steps, stage_wide, stage_wide_cost
-from llmcli.lab.cases.stage_wide import EPS, problem_of
+from llmcli.lab.cases.gemm import EPS, stage_case
 from llmcli.lab.notes import Notes
 from llmcli.lab.rows import image_of
 
@@ -22,15 +22,15 @@ from llmcli.lab.rows import image_of
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("num_parts", [0, 3])
 def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int, has_norm: bool, num_parts: int) -> None:
-    assert_right(device, problem_of(unit_inputs, 6, num_inputs, has_norm, num_parts))
+    assert_right(device, stage_case(unit_inputs, 6, num_inputs, has_norm, num_parts))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_tokens", [1, 2, 127, 128, 129, 255, 256, 257, 513])
 @pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
 def test_numbers_of_tokens(device: Device, unit_inputs: int, num_tokens: int) -> None:
-    assert_right(device, problem_of(unit_inputs, num_tokens, 520))
-    assert_right(device, problem_of(unit_inputs, num_tokens, 520, num_parts=1))
+    assert_right(device, stage_case(unit_inputs, num_tokens, 520))
+    assert_right(device, stage_case(unit_inputs, num_tokens, 520, num_parts=1))
 
 
 @pytest.mark.cuda

@@ -8,9 +8,10 @@ from fenced import fenced, to_float64
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.swiglu import swiglu, swiglu_cost
-from llmcli.lab.cases.swiglu import case, interleave, reference_of
+from llmcli.kernels.elementwise import swiglu, swiglu_cost
+from llmcli.lab.cases.elementwise import swiglu_case, swiglu_of
 from llmcli.lab.matrices import STORAGE
+from llmcli.lab.problems.activations import interleave
 from llmcli.lab.rows import COLUMNS
 
 
@@ -19,7 +20,7 @@ from llmcli.lab.rows import COLUMNS
 @pytest.mark.parametrize(("num_rows", "extra"), [(1, 0), (6, 16), (33, 0), (5, 3)])
 @pytest.mark.parametrize("num_columns", [*COLUMNS, 28672])
 def test_rows(device: Device, num_columns: int, num_rows: int, extra: int, dtype: Any) -> None:
-    assert_right(device, case(num_rows, num_columns, extra, dtype))
+    assert_right(device, swiglu_case(num_rows, num_columns, extra, dtype))
 
 
 @pytest.mark.cuda
@@ -31,9 +32,15 @@ def test_gates_of_every_magnitude(device: Device, dtype: Any) -> None:
     up = np.ones_like(gate)
     out, out_scale = fenced(gate.shape, dtype), fenced((1,), np.float32)
     ones = cupy.ones(1, dtype=np.float32)
-    swiglu(device, gate_up=cupy.asarray(interleave(gate, up)), row_scale=ones, out=out.array, out_scale=out_scale.array)
+    swiglu(
+        device,
+        gate_up=cupy.asarray(interleave(gate, up, np.nan)),
+        row_scale=ones,
+        out=out.array,
+        out_scale=out_scale.array,
+    )
     values, wide = to_float64(out.array), gate.astype(np.float64)
-    expected = reference_of(wide, 1.0)
+    expected = swiglu_of(wide, 1.0)
     bound = np.abs(expected) * (2.0**-8 if dtype == np.uint16 else 2.0**-11) + 2.0**-24
     assert np.all(np.abs(values - expected) <= bound)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.lab.cases.gemm_wide import FORMATS, activations, problem_of, with_small_scales
+from llmcli.lab.cases.gemm import FORMATS, activations, wide_case, with_small_scales
 from llmcli.lab.matrices import StoredMatrix, random_matrix
 from llmcli.lab.rows import powers_of_two, truncated_sum_bound
 
@@ -85,7 +85,7 @@ def test_sums_of_the_tensor_cores_lie_within_the_bound(form: dict[str, Any]) -> 
 def test_a_product_is_held_to_that_bound() -> None:
     """The lab's own case: a token's result is scaled, and so is its bound."""
     stored = small_weights(FORMATS[0])
-    expected = problem_of(stored, 20).reference()["out"]
+    expected = wide_case(stored, 20).reference()["out"]
     x, scales = activations(20, 72).astype(np.float64), powers_of_two(20)[:, None]
     sums = hopper_sums(x, halves_of(stored)) * scales
     assert (np.abs(sums - expected.values) <= expected.bound).all()

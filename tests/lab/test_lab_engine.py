@@ -1,5 +1,6 @@
 """Cases of the engine's kernels: each kernel has some, their launches are bound, and on a card they are right."""
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch, check_launch
 from llmcli.kernels.registry import KERNELS
+from llmcli.lab import verify
 from llmcli.lab.engine import CASES
 from llmcli.lab.matrices import to_storage
 from llmcli.lab.notes import Notes, phantoms_of
-from llmcli.lab.problem import ENGINE, Problem, find_mismatch, largest_error
+from llmcli.lab.problem import ENGINE, KernelCases, Problem, find_mismatch, largest_error
 from llmcli.lab.trial import judge
+from llmcli.lab.walk import card_of
 
 
 def launches(problem: Problem) -> list[Launch]:
@@ -89,3 +92,26 @@ def test_the_kernel_is_right(device: Device, stem: str) -> None:
     for problem in CASES[stem].checks():
         judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))
         assert not judgement.fault, (problem.sizes, problem.label)
+
+
+class Card:
+    """A card of an architecture, which prepares nothing."""
+
+    def __init__(self, arch: str):
+        self.arch, self.facts = arch, card_of(arch)
+        self.prepared: set[str] = set()
+
+    def prepare_all(self, wanted: Mapping[str, Iterable[str]], on_compile: Any) -> None:
+        self.prepared = set(wanted)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_kernels_of_another_architecture_are_left_out(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(device: Any, cases: KernelCases) -> str:
+        return cases.stem
+
+    monkeypatch.setattr(verify, "verify_kernel", name)
+    card: Any = Card(arch)
+    verified = set(verify.verify_kernels(card))
+    assert verified == card.prepared == {stem for stem in CASES if KERNELS[stem].runs_on(arch)}
+    assert ("gemm_codes" in verified) == (arch == "sm_90")

@@ -14,11 +14,10 @@ import torch  # noqa: E402
 from simulated_kernels import allocate, on_host  # noqa: E402
 
 from llmcli.kernels.qkv import QkvLayout  # noqa: E402
-from llmcli.lab.attention import (  # noqa: E402  # noqa: E402  # noqa: E402
+from llmcli.lab.attention import (  # noqa: E402
     CODES,
     DTYPES,
     EPS,
-    U32,
     Estimate,
     append,
     in_cache,
@@ -28,12 +27,14 @@ from llmcli.lab.attention import (  # noqa: E402  # noqa: E402  # noqa: E402
     stored,
     with_unused_lanes,
 )
-from llmcli.lab.cases import append_tokens, attention_decode  # noqa: E402
-from llmcli.lab.problem import ENGINE, Problem, find_mismatch  # noqa: E402
-from llmcli.runners.torch.llama import RMSNorm, attend, rotate  # noqa: E402
+from llmcli.lab.cases import attention  # noqa: E402
+from llmcli.lab.problem import ENGINE, ROUNDING, Problem, find_mismatch  # noqa: E402
+from llmcli.runners.host.llama import rotate  # noqa: E402
+from llmcli.runners.torch.operators import TorchOperators  # noqa: E402
 
 LAYOUT = QkvLayout(6, 2, 24)
-MODULES = {"append_tokens": append_tokens, "attention_decode": attention_decode}
+CASES = {"append_tokens": attention.APPEND_TOKENS, "attention_decode": attention.ATTENTION_DECODE}
+MAKE = {"append_tokens": attention.append_case, "attention_decode": attention.decode_case}
 Launcher = Callable[..., None]
 
 
@@ -53,17 +54,17 @@ def solve(problem: Problem, launcher: Launcher) -> dict[str, np.ndarray]:
         if output.initial:
             arrays[name] = on_card(problem.inputs[output.initial])
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(MODULES[problem.name], problem.name, launcher)
+        monkeypatch.setattr(attention, problem.name, launcher)
         problem.solvers[ENGINE](None, arrays)  # type: ignore[arg-type]
     for name, array in problem.inputs.items():
         assert on_host(arrays[name]).tobytes() == array.tobytes(), f"{name} changed"
     return {name: on_host(arrays[name]).copy() for name in problem.outputs}
 
 
-@pytest.mark.parametrize("stem", MODULES)
+@pytest.mark.parametrize("stem", CASES)
 def test_the_numpy_of_the_simulated_card_is_right(stem: str) -> None:
     launcher = getattr(simulated_attention, stem)
-    for problem in MODULES[stem].CASES.checks():
+    for problem in CASES[stem].checks():
         assert find_mismatch(problem, solve(problem, launcher)) is None, (problem.sizes, problem.label)
 
 
@@ -114,7 +115,7 @@ FAULTS_OF_ATTENTION = [leaves_a_counter, sees_one_token_too_few, forgets_a_query
     + [("attention_decode", fault) for fault in FAULTS + FAULTS_OF_ATTENTION],
 )
 def test_faults_are_found(stem: str, fault: Callable[..., None], dtype: np.dtype[Any]) -> None:
-    problem = MODULES[stem].problem_of(new_tokens(LAYOUT, dtype, [1, 37], norms=True))
+    problem = MAKE[stem](new_tokens(LAYOUT, dtype, [1, 37], norms=True))
     launcher = getattr(simulated_attention, stem)
     assert find_mismatch(problem, solve(problem, lambda device, **arguments: launcher(device, **arguments))) is None
     wrong = solve(problem, lambda device, **arguments: fault(launcher, arguments))
@@ -126,19 +127,19 @@ def test_faults_are_found(stem: str, fault: Callable[..., None], dtype: np.dtype
 def test_torch_attends_alike(norms: bool, rotary: bool, window: int | None) -> None:
     """The plain torch reference of the runners, in float32 as it is."""
     tokens = new_tokens(LAYOUT, DTYPES[0], [0, 50, 19], norms=norms, rotary=rotary, window=window)
-    expected = attention_decode.problem_of(tokens).expected["out"]
-    after = append(tokens)
+    expected = attention.decode_case(tokens).expected["out"]
+    after, operators = append(tokens), TorchOperators()
     for lane, row, position in tokens.used():
         query = torch.from_numpy(tokens.qkv[lane : lane + 1, : LAYOUT.q_size]).view(1, -1, LAYOUT.head_dim)
         if tokens.q_norm is not None:
-            query = RMSNorm(torch.from_numpy(tokens.q_norm), EPS)(query)
+            query = operators.rms_norm(query, torch.from_numpy(tokens.q_norm), EPS)
         if tokens.cos_sin is not None:
             cos, sin = torch.from_numpy(tokens.cos_sin[position]).unbind(-1)
-            query = rotate(query, cos, sin)
+            query = rotate(operators, query, cos, sin)
         begin = 0 if window is None else max(0, position + 1 - window)
         cached = (torch.from_numpy(of.elements[row, :, begin : position + 1]) for of in (after.keys, after.values))
-        out = attend(query, *cached, position - begin, window).numpy()[0].astype(np.float64)
-        assert (np.abs(out - expected.values[lane]) <= expected.bound[lane] + 8 * U32).all()
+        out = operators.attend(query, *cached, position - begin, window).numpy()[0].astype(np.float64)
+        assert (np.abs(out - expected.values[lane]) <= expected.bound[lane] + 8 * ROUNDING).all()
 
 
 @pytest.mark.parametrize("relative_error", [1e-6, 1e-3])
@@ -184,6 +185,6 @@ def test_a_span_holds_what_single_tokens_append() -> None:
 def test_unused_lanes_stay_as_they_are() -> None:
     tokens = with_unused_lanes(new_tokens(LAYOUT, DTYPES[0], [3, 7]))
     assert tokens.rows[[0, 3]].tolist() == [-1, -1]
-    expected = attention_decode.problem_of(tokens).expected["out"].values
+    expected = attention.decode_case(tokens).expected["out"].values
     assert np.isnan(expected[[0, 3]]).all()
     assert np.isfinite(expected[[1, 2]]).all()

@@ -8,7 +8,8 @@ from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.read_bandwidth import BLOCK_BYTES
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, ROW_SAMPLER, RowLayout
 from llmcli.kernels.sources import flatten
-from llmcli.lab.cases import read_bandwidth, sample_token
+from llmcli.lab.cases import sample_token
+from llmcli.lab.cases.reductions import read_bandwidth_case
 from llmcli.lab.problem import Problem, find_mismatch
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_sampler
 
@@ -86,7 +87,7 @@ def test_problems_have_the_numbers_that_the_runner_reads() -> None:
 
 
 def test_full_rows_tell_their_token_and_stay() -> None:
-    problem = next(one for one in sample_token.CASES.checks() if one.label == "full rows")
+    problem = next(one for one in sample_token.SAMPLE_TOKEN.checks() if one.label == "full rows")
     for name in ("positions", "token_ids", "history"):
         assert (problem.expected[name].values == problem.inputs[f"{name}_before"]).all()
     assert len(set(words(problem).values())) > 1
@@ -95,7 +96,7 @@ def test_full_rows_tell_their_token_and_stay() -> None:
 
 @pytest.mark.parametrize(("num_bytes", "num_blocks"), [(16, 3), (5 * BLOCK_BYTES - 32, 2), (3 * BLOCK_BYTES, 3)])
 def test_sums_are_those_of_blocks_that_take_turns(num_bytes: int, num_blocks: int) -> None:
-    problem = read_bandwidth.case(num_bytes, num_blocks)
+    problem = read_bandwidth_case(num_bytes, num_blocks)
     memory, sums = problem.inputs["memory"].view(np.uint32), [0] * num_blocks
     for number, begin in enumerate(range(0, len(memory), BLOCK_BYTES // 4)):
         for word in memory[begin : begin + BLOCK_BYTES // 4].tolist():
@@ -157,6 +158,6 @@ def test_a_choice_that_fails_ends_a_chain() -> None:
     assert (lanes >= 0).sum(1).tolist() == [1, 2, 4, 4] * 2
     ends = [int(left["results"][of_row[0], 0, (of_row >= 0).sum()]) & 0xFFFFFFFF for of_row in lanes]
     assert [word & IS_PROBLEM > 0 for word in ends] == [True, True, True, False] * 2
-    full = next(one for one in sample_token.CASES.checks() if one.label == "drafts that fill their rows")
+    full = next(one for one in sample_token.SAMPLE_TOKEN.checks() if one.label == "drafts that fill their rows")
     assert (values_of(full)["rows"].reshape(3, 4) >= 0).sum(1).tolist() == [3, 3, 3]
     assert (values_of(full)["history"][full.inputs["rows_before"], NUM_PROMPT_TOKENS:] >= 0).all()

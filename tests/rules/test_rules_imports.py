@@ -191,6 +191,7 @@ FORBIDDEN = {"transformers"}  # at run time; the tests use it
 # seen; huggingface_hub until its environment has been checked. The command line imports late by name, in LAZY.
 LATE_IMPORTS = {
     "llmcli.__main__",
+    "llmcli.checkpoint.hub_client",
     "llmcli.checkpoint.hub_library",
     "llmcli.kernels.device",
     "llmcli.lab.trial",

@@ -20,7 +20,7 @@ from torch import Tensor
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch import codes_product
 from llmcli.runners.torch.packed_linear import WideningProduct, choose_product
-from llmcli.runners.torch.packed_weight import PackedWeight
+from llmcli.runners.torch.weights import PackedWeight
 
 SCHEMES = (
     WeightScheme(8, None),

@@ -23,11 +23,12 @@ from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.ways import PromptWays
 from llmcli.runners.host import device
+from llmcli.runners.host.cache import PagedCache
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.runners.torch import cache, llama, load
+from llmcli.runners.torch import load
+from llmcli.runners.torch.operators import PlainLinear, TorchOperators, empty_cache
 from llmcli.runners.torch.packed_linear import WideningProduct
-from llmcli.runners.torch.packed_weight import PackedWeight
-from llmcli.runners.torch.weights import LoadedWeights
+from llmcli.runners.torch.weights import PackedWeight
 
 SPAN_INPUTS = 128
 
@@ -47,7 +48,7 @@ class RoundedProduct(WideningProduct):
         self._whole = weight.widened(slice(None))
         self._ways = ways
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         if _as_rows(self._ways, len(x)):
             return F.linear(in_spans(x), self._whole)
         weight = self._whole if self._ways.of(len(x)) == "packed" else self._whole.half().float()
@@ -95,13 +96,15 @@ def load_rounded(
     stored = StoredModel.of_model(model, str(dtype).removeprefix("torch."))
     plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=Device.open().facts)
 
-    def linear(self: llama.Linear, x: Tensor) -> Tensor:
+    def multiply(self: PlainLinear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
         if dtype != torch.float32 and not _as_rows(plan.prompt_ways, len(x)):
             x, weight = x.half().float(), weight.half().float()
         return F.linear(x, weight, bias)
 
-    def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
+    def attend(
+        self: TorchOperators, query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None
+    ) -> Tensor:
         num_tokens, num_heads, head_dim = query.shape
         group_size = num_heads // len(keys)
         keys, values = (cached.float().repeat_interleave(group_size, 0) for cached in (keys, values))
@@ -115,28 +118,26 @@ def load_rounded(
         mixed = mix_in_blocks(scores, values, cache_dtype if is_rounded else torch.float32, has_codes)
         return mixed.transpose(0, 1).reshape(num_tokens, -1)
 
-    class Cache(cache.PagedCache):
-        def __init__(self, config: LlamaConfig, num_pages: int, cache_type: str):
-            super().__init__(config, num_pages, cache_type)
-            if not has_codes:
-                self._keys, self._values = self._keys.to(cache_dtype), self._values.to(cache_dtype)
+    def rounding_cache(config: LlamaConfig, num_pages: int, cache_type: str) -> PagedCache:
+        cache = empty_cache(config, num_pages, cache_type)
+        if not has_codes:
+            cache.arrays = tuple(array.to(cache_dtype) for array in cache.arrays)
+        return cache
 
     read_weights = load.read_weights
 
-    def read_rounded(model: Model, _: torch.dtype, on_progress: Any) -> LoadedWeights:
-        weights = read_weights(model, torch.float32, on_progress)
-        plain = {
-            name: weight.to(dtype).float() if name.endswith(".weight") and weight.dim() == 2 else weight
-            for name, weight in weights.plain.items()
+    def read_rounded(*arguments: Any) -> dict[str, Any]:
+        return {
+            name: weight.to(dtype).float() if isinstance(weight, Tensor) and weight.dim() == 2 else weight
+            for name, weight in read_weights(*arguments).items()
         }
-        return LoadedWeights(plain, weights.packed)
 
     monkeypatch.setattr(load, "read_weights", read_rounded)
     choose_product = "llmcli.runners.torch.packed_linear.choose_product"
     monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, plan.prompt_ways))
-    monkeypatch.setattr(llama.Linear, "__call__", linear)
-    monkeypatch.setattr(llama, "attend", attend)
-    monkeypatch.setattr(load, "PagedCache", Cache)
+    monkeypatch.setattr(PlainLinear, "_multiply", multiply)
+    monkeypatch.setattr(TorchOperators, "attend", attend)
+    monkeypatch.setattr(load, "empty_cache", rounding_cache)
     monkeypatch.setattr(device, "PREFILL_CHUNK", PREFILL_CHUNKS[0])
     monkeypatch.setattr(device, "_CHUNKS", ())
     return load.load(model, max_seq_len=max_seq_len, kv_cache=kv_cache)

@@ -1,16 +1,17 @@
 """The CUDA runner's rotary, cache and attention kernels, by numpy; every token and lane separately."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from simulated_kernels import floats, normed, on_host, store
 from simulated_wide import write_image_rows
 
-from llmcli.kernels.qkv import PAGE_TOKENS
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_prefill import PromptInputs
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache
 from llmcli.kernels.stage_wide import ImageRows
 from llmcli.quantization.floats import widen
-
-Cache = tuple[Any, Any, Any, Any]  # one layer's keys, values and the scales of both, in pages
 
 
 def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
@@ -29,10 +30,10 @@ def rotary(device: Any, *, x: Any, positions: Any, cos_sin: Any) -> None:
     store(x, _rotated(heads, floats(cos_sin)[on_host(positions)]).reshape(x.shape))
 
 
-def _append(qkv: np.ndarray, layout: Any, pages: np.ndarray, position: int, cache: Cache) -> None:
+def _append(qkv: np.ndarray, layout: Any, pages: np.ndarray, position: int, cache: LayerCache) -> None:
     """Store one token's keys and values. Shapes: qkv [width]; pages [pages_per_row]."""
     place = int(pages[position // PAGE_TOKENS]), slice(None), position % PAGE_TOKENS
-    keys, values, key_scales, value_scales = cache
+    keys, values, key_scales, value_scales = cache.arrays
     for elements, scales, offset in ((keys, key_scales, layout.k_offset), (values, value_scales, layout.v_offset)):
         heads = qkv[offset : offset + layout.kv_size].reshape(-1, layout.head_dim)
         if scales is None:
@@ -55,9 +56,9 @@ def _cached(elements: Any, scales: Any, pages: np.ndarray, begin: int, end: int)
     return widen(np.ascontiguousarray(seen), "BF16") if seen.dtype == np.uint16 else seen.astype(np.float32)
 
 
-def _attend(query: np.ndarray, cache: Cache, pages: np.ndarray, position: int, window: int | None) -> np.ndarray:
+def _attend(query: np.ndarray, cache: LayerCache, pages: np.ndarray, position: int, window: int | None) -> np.ndarray:
     begin = 0 if window is None else max(0, position + 1 - window)
-    keys, values, key_scales, value_scales = cache
+    keys, values, key_scales, value_scales = cache.arrays
     k, v = (_cached(*pair, pages, begin, position + 1) for pair in ((keys, key_scales), (values, value_scales)))
     grouped = query.reshape(len(k), -1, query.shape[-1])
     scores = grouped @ k.transpose(0, 2, 1) / np.sqrt(np.float32(query.shape[-1]))
@@ -65,125 +66,80 @@ def _attend(query: np.ndarray, cache: Cache, pages: np.ndarray, position: int, w
     return ((weights / weights.sum(-1, keepdims=True)) @ v).reshape(-1)
 
 
-def attention_prefill(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-    pages: Any,
-    start: int,
-    window: int | None,
-    cos_sin: Any = None,
-    out: Any,
-) -> None:
-    query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
-    if cos_sin is not None:
-        query = _rotated(query, floats(cos_sin)[start : start + len(query)])
-    cache = keys, values, key_scales, value_scales
-    mixed = np.stack([_attend(one, cache, on_host(pages), start + index, window) for index, one in enumerate(query)])
+def attention_prefill(device: Any, inputs: PromptInputs, out: Any) -> None:
+    start, layout = inputs.start, inputs.layout
+    query = _heads(floats(inputs.qkv), 0, layout.q_size, layout.head_dim)
+    if inputs.cos_sin is not None:
+        query = _rotated(query, floats(inputs.cos_sin)[start : start + len(query)])
+    pages = on_host(inputs.pages)
+    mixed = np.stack(
+        [_attend(one, inputs.cache, pages, start + index, inputs.window) for index, one in enumerate(query)]
+    )
     if isinstance(out, ImageRows):
         write_image_rows(out, mixed)
     else:
         store(out, mixed)
 
 
-def _prepare(
-    prepared: np.ndarray, layout: Any, q_norm: Any, k_norm: Any, eps: float, cos_sin: Any, positions: np.ndarray
-) -> np.ndarray:
+def _prepare(prepared: np.ndarray, lanes: LaneInputs) -> np.ndarray:
     """Norm and rotary in place, a lane at a time. Shapes: prepared float32 [R, width], as the result"""
-    for lane, position in zip(prepared, positions.tolist(), strict=True):
+    layout, cos_sin = lanes.layout, lanes.cos_sin
+    for lane, position in zip(prepared, on_host(lanes.positions).tolist(), strict=True):
         for offset, size, weight in (
-            (0, layout.q_size, q_norm),
-            (layout.k_offset, layout.kv_size, k_norm),
+            (0, layout.q_size, lanes.q_norm),
+            (layout.k_offset, layout.kv_size, lanes.k_norm),
         ):
             heads = lane[offset : offset + size].reshape(1, -1, layout.head_dim)
             if weight is not None:
-                heads = normed(heads, weight, eps)
+                heads = normed(heads, weight, lanes.eps)
             if cos_sin is not None and position < cos_sin.shape[0]:  # an unused lane's may be anything
                 heads = _rotated(heads, on_host(cos_sin)[None, position])
             lane[offset : offset + size] = heads.reshape(-1)
     return prepared
 
 
-def append_tokens(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    k_norm: Any,
-    eps: float,
-    cos_sin: Any,
-    rows: Any,
-    positions: Any,
-    page_table: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-    parts: Any = None,
-) -> None:
-    places, cache = on_host(positions), (keys, values, key_scales, value_scales)
-    sums = floats(qkv)
+def _used(lanes: LaneInputs) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """Number, row, position and pages of each used lane."""
+    rows, positions = on_host(lanes.rows).tolist(), on_host(lanes.positions).tolist()
+    for lane, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        if row >= 0:
+            yield lane, row, position, on_host(lanes.page_table)[row]
+
+
+def append_tokens(device: Any, lanes: LaneInputs, *, parts: Any = None) -> None:
+    sums = floats(lanes.qkv)
     for part in () if parts is None else floats(parts):
         sums += part
     if parts is not None:
-        used = on_host(rows) >= 0
-        on_host(qkv)[used, : layout.q_size] = sums[used, : layout.q_size]
-    prepared = _prepare(sums, layout, None, k_norm, eps, cos_sin, places)
-    for lane, row, position in zip(prepared, on_host(rows).tolist(), places.tolist(), strict=True):
-        if row >= 0:
-            _append(lane, layout, on_host(page_table)[row], position, cache)
+        used, queries = on_host(lanes.rows) >= 0, lanes.layout.q_size
+        on_host(lanes.qkv)[used, :queries] = sums[used, :queries]
+    prepared = _prepare(sums, lanes)
+    for lane, _, position, pages in _used(lanes):
+        _append(prepared[lane], lanes.layout, pages, position, lanes.cache)
 
 
 def attention_decode(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    q_norm: Any,
-    k_norm: Any,
-    eps: float,
-    cos_sin: Any,
-    rows: Any,
-    positions: Any,
-    page_table: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-    window: int | None,
-    is_cached: bool,
-    partials: Any,
-    counters: Any,
-    out: Any,
+    device: Any, lanes: LaneInputs, *, is_cached: bool, partials: Any, counters: Any, out: Any
 ) -> None:
     assert not on_host(counters).any()
-    places, cache = on_host(positions), (keys, values, key_scales, value_scales)
-    prepared = _prepare(floats(qkv), layout, q_norm, k_norm, eps, cos_sin, places)
-    used = [row for row in on_host(rows).tolist() if row >= 0]
-    assert is_cached or len(set(used)) == len(used)
-    for index, (row, position) in enumerate(zip(on_host(rows).tolist(), places.tolist(), strict=True)):
-        if row < 0:
-            continue
-        pages = on_host(page_table)[row]
+    layout, prepared = lanes.layout, _prepare(floats(lanes.qkv), lanes)
+    rows = [row for _, row, _, _ in _used(lanes)]
+    assert is_cached or len(set(rows)) == len(rows)
+    for lane, _, position, pages in _used(lanes):
         if not is_cached:
-            _append(prepared[index], layout, pages, position, cache)
-        query = prepared[index, : layout.q_size].reshape(-1, layout.head_dim)
-        store(out[index], _attend(query, cache, pages, position, window))
+            _append(prepared[lane], layout, pages, position, lanes.cache)
+        query = prepared[lane, : layout.q_size].reshape(-1, layout.head_dim)
+        store(out[lane], _attend(query, lanes.cache, pages, position, lanes.window))
 
 
-def attention_span(device: Any, *, num_spans: int, **arguments: Any) -> None:
+def attention_span(device: Any, lanes: LaneInputs, *, num_spans: int, out: Any, **memory: Any) -> None:
     """Lane by lane: each appends its token before the next lane reads."""
-    rows = on_host(arguments["rows"])
+    rows = on_host(lanes.rows)
     assert num_spans == 1 + np.count_nonzero(np.diff(rows)) == len(set(rows.tolist()))
     for lane in range(len(rows)):
-        one = {name: arguments[name][lane : lane + 1] for name in ("qkv", "rows", "positions", "out")}
-        attention_decode(device, **{**arguments, **one}, is_cached=False)
+        one = slice(lane, lane + 1)
+        attention_decode(device, lanes.of(one), is_cached=False, out=out[one], **memory)
 
 
-def attention_rows(device: Any, **arguments: Any) -> None:
-    attention_decode(device, **arguments)
+def attention_rows(device: Any, lanes: LaneInputs, **memory: Any) -> None:
+    attention_decode(device, lanes, **memory)

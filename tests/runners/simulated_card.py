@@ -254,9 +254,9 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
     """A dry run computes nothing."""
 
     @functools.wraps(operation)
-    def call(device: Any, **arguments: Any) -> None:
+    def call(device: Any, *inputs: Any, **arguments: Any) -> None:
         if isinstance(device, SimulatedDevice):
-            operation(device, **arguments)
+            operation(device, *inputs, **arguments)
 
     return call
 

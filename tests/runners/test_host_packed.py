@@ -19,7 +19,7 @@ from llmcli.runners.base import Runner, Span
 from llmcli.runners.host.device import chunk_end, chunks, span_end
 from llmcli.runners.torch import codes_product, int4_tiles, packed_linear
 from llmcli.runners.torch.load import load
-from llmcli.runners.torch.packed_weight import PackedWeight
+from llmcli.runners.torch.weights import PackedWeight
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmcli.runners.torch.huge_pages import HUGE_PAGE_BYTES, empty_weight
+from llmcli.runners.torch.weights import HUGE_PAGE_BYTES, empty_weight
 
 has_advice = pytest.mark.skipif(
     sys.platform != "linux" or not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"

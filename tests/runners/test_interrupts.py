@@ -14,9 +14,9 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.runners.base import Span
+from llmcli.runners.host.llama import Llama
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.runners.torch.llama import Llama
 from llmcli.runners.torch.load import load
 from llmcli.sampling.params import Sampler, SamplingParams
 

@@ -13,9 +13,8 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch import codes_product
-from llmcli.runners.torch.joined_linear import JoinedLinear
 from llmcli.runners.torch.load import load
-from llmcli.runners.torch.packed_linear import PackedLinear
+from llmcli.runners.torch.packed_linear import JoinedLinear, PackedLinear
 
 pytestmark = pytest.mark.skipif(not codes_product.is_available(), reason="no C++ compiler for this processor")
 
@@ -29,10 +28,10 @@ def test_each_layer_has_the_bits_that_it_has_alone(scheme: WeightScheme) -> None
     biases = [torch.randn(200, generator=generator).bfloat16(), None, torch.randn(64, generator=generator)]
     joined = JoinedLinear(weights, biases)
     for sizes in ((1,), (1, 1, 1), (20, 3)):
-        xs = [torch.randn(size, 384, generator=generator) for size in sizes]
-        for found, weight, bias in zip(joined.each(xs), weights, biases, strict=True):
+        x = torch.randn(sum(sizes), 384, generator=generator)
+        for found, weight, bias in zip(joined(x, sizes), weights, biases, strict=True):
             alone = PackedLinear(weight, bias, torch.bfloat16)
-            assert all(torch.equal(*pair) for pair in zip(found, alone.each(xs), strict=True))
+            assert torch.equal(found, torch.cat([alone(part) for part in x.split(sizes)]))
 
 
 def test_what_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,14 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, num_parameters, open_model
 from llmcli.checkpoint.translation import widened
 from llmcli.errors import CheckpointError
+from llmcli.runners.host.load import read_weights
 from llmcli.runners.host.memory import plan_memory
-from llmcli.runners.numpy.load import _read_weights, load
-from llmcli.runners.torch.weights import read_weights
+from llmcli.runners.numpy.load import NumpyWeights, load
+from llmcli.runners.torch.weights import PackedWeight, TorchWeights
 
 
 def by_numpy(model: Model) -> dict[str, np.ndarray]:
-    return _read_weights(model, lambda read, total: None)
+    return read_weights(model, NumpyWeights(), lambda read, total: None)
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +31,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_weights_are_those_of_torch_bit_for_bit(name: str, original: Path, tmp_path: Path) -> None:
     model = open_model(export(original, tmp_path / "export", ExportOptions(SCHEMES[name])))
-    loaded = read_weights(model, torch.float32, lambda read, total: None)
-    theirs = loaded.plain | {f"{module}.weight": of.weight.widened(slice(None)) for module, of in loaded.packed.items()}
+    theirs = read_weights(model, TorchWeights(torch.float32), lambda read, total: None)
     ours = by_numpy(model)
     assert ours.keys() == theirs.keys()
     for key, weight in ours.items():
         assert weight.dtype == np.float32
-        assert weight.tobytes() == theirs[key].numpy().tobytes(), key
+        their = theirs[key].widened(slice(None)) if isinstance(theirs[key], PackedWeight) else theirs[key]
+        assert weight.tobytes() == their.numpy().tobytes(), key
 
 
 @pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel, asymmetric"])

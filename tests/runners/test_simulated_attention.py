@@ -1,5 +1,6 @@
 """The stand-ins behave as the runner expects: a lane's bits are its own, and a span has those of single steps."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ cupy = pytest.importorskip("cupy")
 from simulated_attention import append_tokens, attention_decode, attention_prefill, rotary  # noqa: E402
 from simulated_kernels import allocate, embedding, on_host, product  # noqa: E402
 
-from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout  # noqa: E402
+from llmcli.kernels.attention_lanes import LaneInputs  # noqa: E402
+from llmcli.kernels.attention_prefill import PromptInputs  # noqa: E402
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout  # noqa: E402
 
 LAYOUT = QkvLayout(4, 2, 8)
 TABLE = np.array([[5, 0, 3], [1, 6, 2]], np.int32)
@@ -34,30 +37,30 @@ class Layer:
         self.cache |= {name: on_card(np.zeros(shape[:3], np.float32)) for name in ("key_scales", "value_scales")}
         self.norms = {name: on_card(np.linspace(0.5, 2, 8).astype(np.float32)) for name in ("q_norm", "k_norm")}
         for row in (0, 1):
-            places = on_card(np.arange(20, dtype=np.int32))
-            qkv = on_card(self.qkv[:20] * (row + 1))
-            rows, table = on_card(np.full(20, row, np.int32)), on_card(TABLE)
-            places = {"rows": rows, "positions": places, "page_table": table}
-            append_tokens(None, qkv=qkv, layout=LAYOUT, k_norm=None, eps=0.0, cos_sin=None, **places, **self.cache)
+            lanes = self.lanes(self.qkv[:20] * (row + 1), [row] * 20, list(range(20)))
+            append_tokens(None, replace(lanes, q_norm=None, k_norm=None, cos_sin=None))
+
+    def lanes(self, qkv: np.ndarray, rows: list[int], positions: list[int]) -> LaneInputs:
+        return LaneInputs(
+            qkv=on_card(qkv),
+            layout=LAYOUT,
+            **self.norms,
+            eps=1e-5,
+            cos_sin=self.angles,
+            rows=on_card(np.array(rows, np.int32)),
+            positions=on_card(np.array(positions, np.int32)),
+            page_table=on_card(TABLE),
+            cache=LayerCache(**self.cache),
+            window=18,
+        )
 
     def decode(self, tokens: list[int], rows: list[int], positions: list[int], is_cached: bool) -> np.ndarray:
         out = on_card(np.full((len(tokens), LAYOUT.q_size), np.nan, np.float32))
-        shared = {
-            "qkv": on_card(self.qkv[tokens]),
-            "layout": LAYOUT,
-            "eps": 1e-5,
-            "cos_sin": self.angles,
-            "rows": on_card(np.array(rows, np.int32)),
-            "positions": on_card(np.array(positions, np.int32)),
-            "page_table": on_card(TABLE),
-            **self.cache,
-        }
+        lanes = self.lanes(self.qkv[tokens], rows, positions)
         if is_cached:
-            append_tokens(None, k_norm=self.norms["k_norm"], **shared)
-        attention_decode(
-            None, **shared, **self.norms, window=18, is_cached=is_cached, partials=None,
-            counters=on_card(np.zeros(1, np.uint32)), out=out,
-        )  # fmt: skip
+            append_tokens(None, lanes)
+        counters = on_card(np.zeros(1, np.uint32))
+        attention_decode(None, lanes, is_cached=is_cached, partials=None, counters=counters, out=out)
         return on_host(out).copy()
 
 
@@ -88,8 +91,9 @@ def test_decode_and_prefill_see_the_same() -> None:
     stepped = layer.decode([20], [0], [20], is_cached=False)
     qkv, out = on_card(layer.qkv[20:21]), on_card(np.empty((1, LAYOUT.q_size), np.float32))
     rotary(None, x=qkv[:, : LAYOUT.q_size], positions=on_card(np.array([20], np.int32)), cos_sin=layer.angles)
+    cache = LayerCache(**layer.cache)
     attention_prefill(
-        None, qkv=qkv, layout=LAYOUT, pages=on_card(TABLE[0]), start=20, window=18, out=out, **layer.cache
+        None, PromptInputs(qkv=qkv, layout=LAYOUT, cache=cache, pages=on_card(TABLE[0]), start=20, window=18), out
     )
     np.testing.assert_allclose(on_host(out), stepped, rtol=1e-6)
 

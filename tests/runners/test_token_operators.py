@@ -18,10 +18,11 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.host.cache import RowCache
 from llmcli.runners.torch import codes_product, token_operators
-from llmcli.runners.torch.cache import PagedCache, RowCache
 from llmcli.runners.torch.codes_product import CAPABILITIES
 from llmcli.runners.torch.load import load
+from llmcli.runners.torch.operators import empty_cache
 from llmcli.runners.torch.token_operators import TokenOperators, TokenPlace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,8 +68,8 @@ def cache_of(num_kv_heads: int, head_dim: int, num_pages: int, pages: list[int])
         "head_dim": head_dim,
         "max_position_embeddings": 4096,
     }
-    cache = PagedCache(LlamaConfig.from_dict({"model_type": "llama", **sizes}, "a test"), num_pages, "bfloat16")
-    for array in cache._arrays():
+    cache = empty_cache(LlamaConfig.from_dict({"model_type": "llama", **sizes}, "a test"), num_pages, "bfloat16")
+    for array in cache.arrays:
         array.fill_(math.nan)
     return cache.row(pages)
 
@@ -129,7 +130,7 @@ def test_attention(
         for row, begin in zip(rows, (0, max(0, position + 1 - window)), strict=True):
             new = (of[position : position + 1].clone() for of in (query, key, value))
             place = TokenPlace(row, 1, begin, position)
-            found = operators.attend(*new, (*weights, EPS) if is_normed else None, turn, place)
+            found = operators.attend_token(*new, (*weights, EPS) if is_normed else None, turn, place)
             keys, values = (of.double() for of in row.seen(1, begin, position + 1))
             stored = exact_key[begin : position + 1].transpose(0, 1).double()
             assert ((keys - stored).abs() <= 2.0**-8 * stored.abs() + 1e-5).all()
@@ -139,7 +140,7 @@ def test_attention(
             assert torch.allclose(found.double(), expected.reshape(1, -1), rtol=0, atol=2e-5), (position, begin)
     keys, _ = rows[0].seen(0, 0, num_tokens)
     assert keys.isnan().all()  # the other layer
-    assert row._cache._keys[1, :, [1, 4]].isnan().all()  # the pages of others
+    assert row.layer(1)[0][:, [1, 4]].isnan().all()  # the pages of others
 
 
 def test_bits_do_not_depend_on_pages_threads_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_bits_do_not_depend_on_pages_threads_and_instructions(monkeypatch: pytes
             row = cache_of(4, 64, 44, pages)
             row.append(0, 0, key, value)
             place = TokenPlace(row, 0, 100, num_tokens - 1)
-            attended = operators.attend(query.clone(), key[-1:].clone(), value[-1:], None, None, place)
+            attended = operators.attend_token(query.clone(), key[-1:].clone(), value[-1:], None, None, place)
             found.append((attended, operators.rms_norm(x, x[0], EPS), operators.swiglu(x, x * 0.5)))
     assert all(torch.equal(*pair) for others in found[1:] for pair in zip(others, found[0], strict=True))
 
@@ -168,7 +169,7 @@ def test_what_is_not_a_number_shows(operators: TokenOperators) -> None:
     row = cache_of(1, 16, 1, [0])
     key = random(1, 1, 16)
     key[0, 0, 3] = math.nan
-    found = operators.attend(random(1, 1, 16), key, random(1, 1, 16), None, None, TokenPlace(row, 0, 0, 0))
+    found = operators.attend_token(random(1, 1, 16), key, random(1, 1, 16), None, None, TokenPlace(row, 0, 0, 0))
     assert found.isnan().all()
     assert row.seen(0, 0, 1)[0].isnan().sum() == 1
 
@@ -178,7 +179,7 @@ def test_keys_and_values_are_rounded_as_torch_rounds(operators: TokenOperators) 
     ties = (0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF)
     bits = torch.tensor([*ties, 0x7F7FFFFF, 0x00000001, -0x80000000, 0x7F800000])
     value = bits.repeat(8).to(torch.int32).view(torch.float32).view(1, 1, 64)
-    operators.attend(random(1, 1, 64), random(1, 1, 64), value, None, None, TokenPlace(row, 0, 0, 0))
+    operators.attend_token(random(1, 1, 64), random(1, 1, 64), value, None, None, TokenPlace(row, 0, 0, 0))
     stored = row.seen(0, 0, 1)[1]
     assert torch.equal(stored.view(torch.int16), value.view(1, 1, 64).bfloat16().view(torch.int16))
 

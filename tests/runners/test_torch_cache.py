@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.runners.host.memory import cache_bytes, plan_memory  # noqa: E402
-from llmcli.runners.torch.cache import PagedCache, quantize  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
+from llmcli.runners.torch.operators import empty_cache, quantize  # noqa: E402
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -96,8 +96,8 @@ def test_a_row_holds_as_many_bytes_as_planned(tmp_path: Path) -> None:
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
     config = model.config
     for cache_type in ("float32", "bfloat16", "int8"):
-        cache = PagedCache(config, 3, cache_type)
-        held = sum(array.numel() * array.element_size() for array in cache._arrays())
+        cache = empty_cache(config, 3, cache_type)
+        held = sum(array.numel() * array.element_size() for array in cache.arrays)
         for num_tokens in (33, 48):  # whole pages of 16
             assert held == cache_bytes(config, num_tokens, cache_type)
     heads = 2 * config.num_hidden_layers * config.num_key_value_heads
@@ -110,7 +110,7 @@ def test_a_row_holds_as_many_bytes_as_planned(tmp_path: Path) -> None:
 def test_bfloat16_runs_attend_in_float32(tmp_path: Path) -> None:
     """Rounding decoded values to bfloat16 would add half of their own error again."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16)
-    cache = PagedCache(open_model(folder).config, 1, "int8")
+    cache = empty_cache(open_model(folder).config, 1, "int8")
     keys, values = cache.row([0]).seen(0, 0, 5)
     assert keys.dtype == values.dtype == torch.float32
     runner = load(open_model(folder), max_seq_len=200, dtype="bfloat16", kv_cache="int8")

@@ -12,7 +12,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import Span
-from llmcli.runners.torch.llama import Llama
+from llmcli.runners.host.llama import Llama
 from llmcli.runners.torch.load import load
 
 ROOT = Path(__file__).resolve().parents[2]

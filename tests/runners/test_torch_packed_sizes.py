@@ -11,7 +11,7 @@ import torch
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch import codes_product
 from llmcli.runners.torch.packed_linear import ChannelInt8Product, WideningProduct, choose_product
-from llmcli.runners.torch.packed_weight import PackedWeight
+from llmcli.runners.torch.weights import PackedWeight
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = {"default": {"ATEN_CPU_CAPABILITY": "default"}, "avx2": {"ATEN_CPU_CAPABILITY": "avx2"}, "own": {}}

@@ -17,7 +17,7 @@ from llmcli.cli.targets import open_target
 from llmcli.measure.subject import Subject
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.resources import STORYTELLER, resource_folder
-from llmcli.runners.host.description import describe
+from llmcli.runners.host.load import describe
 from llmcli.runners.torch import precision
 from llmcli.runners.torch.load import load
 from llmcli.runners.torch.precision import resolve_dtype

@@ -72,18 +72,17 @@ class View:
         self._thinking_since: float | None = None
         self._is_dim = has_color(sys.stderr)
 
-    def start(self, event: TurnStarted) -> None:
-        """Take the size of the prompt, and name the turns dropped for it."""
-        report_dropped(event)
-        self._num_to_compute = len(event.prompt_token_ids) - event.num_kept
-
-    def show_prefill(self, event: PrefillProgress) -> None:
-        """Say on a terminal how far a long prompt has been read."""
-        if self._num_to_compute >= MIN_PREFILL_SHOWN:
+    def show(self, event: TurnStarted | PrefillProgress | Piece) -> None:
+        """Name the turns dropped for a prompt, say on a terminal how far a long one is read, show the answer."""
+        if isinstance(event, TurnStarted):
+            report_dropped(event)
+            self._num_to_compute = len(event.prompt_token_ids) - event.num_kept
+        elif isinstance(event, Piece):
+            self._show_piece(event)
+        elif self._num_to_compute >= MIN_PREFILL_SHOWN:
             self._show_status(f"reading {event.num_computed} of {self._num_to_compute} tokens")
 
-    def show(self, piece: Piece) -> None:
-        """Show a piece of reasoning or answer."""
+    def _show_piece(self, piece: Piece) -> None:
         if piece.part == "answer":
             self._end_thinking()
             self.clear_status()
@@ -142,14 +141,10 @@ class _Run:
 
     def take(self, event: ChatEvent) -> None:
         """Show an event and save what it brought."""
-        if isinstance(event, TurnStarted):
-            self.started = event
-            self._view.start(event)
-        elif isinstance(event, PrefillProgress):
-            self._view.show_prefill(event)
-        elif isinstance(event, TurnFinished):
+        if isinstance(event, TurnFinished):
             self.finished = event
         else:
+            self.started = event if isinstance(event, TurnStarted) else self.started
             self._view.show(event)
         if self._next_save <= (now := time.monotonic()) or self.finished is not None:
             self._state.keep()
@@ -245,15 +240,13 @@ class _InOrder:
 
     def take(self, event: SeveralEvent) -> None:
         """Show an event, or keep it until its answer is shown."""
-        if isinstance(event, TurnStarted):
-            self.started = event
-            self._view.start(event)
-        elif isinstance(event, PrefillProgress):
-            self._view.show_prefill(event)
-        elif isinstance(event, OfAnswer):
-            self._waiting[event.number].append(event.event)
-            while self._waiting[self._number]:
-                self._show(self._waiting[self._number].popleft())
+        if not isinstance(event, OfAnswer):
+            self.started = event if isinstance(event, TurnStarted) else self.started
+            self._view.show(event)
+            return
+        self._waiting[event.number].append(event.event)
+        while self._waiting[self._number]:
+            self._show(self._waiting[self._number].popleft())
 
     def _show(self, event: Piece | TurnFinished) -> None:
         if not self._has_begun:

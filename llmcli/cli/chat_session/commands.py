@@ -75,14 +75,13 @@ HABITS = {
 }
 
 
-def reset(state: Talk, argument: str) -> Outcome:
+def reset(state: Talk, argument: str) -> None:
     """Forget all turns; the system prompt stays."""
     state.begin(Conversation(state.chat.conversation.system))
     terminal.info("Started a new conversation")
-    return Outcome()
 
 
-def system(state: Talk, argument: str) -> Outcome:
+def system(state: Talk, argument: str) -> None:
     """Show the system prompt, set another, or remove it with `-`."""
     conversation = state.chat.conversation
     if argument:
@@ -90,7 +89,6 @@ def system(state: Talk, argument: str) -> Outcome:
         state.keep()
     shown = state.chat.conversation.system
     terminal.info("no system prompt" if shown is None else f"system prompt: {shown}")
-    return Outcome()
 
 
 def regen(state: Talk, argument: str) -> Outcome:
@@ -98,16 +96,16 @@ def regen(state: Talk, argument: str) -> Outcome:
     return Outcome(state.chat.regenerate())
 
 
-def undo(state: Talk, argument: str) -> Outcome:
+def undo(state: Talk, argument: str) -> None:
     """Remove the last turn; without the only one there is nothing to resume, as after `/reset`."""
     taken = state.chat.conversation.last
     rest = state.chat.conversation.without_last()
     terminal.info(f"Removed: {first_line(taken.user)}")
     if not rest.turns:
-        return reset(state, argument)
+        reset(state, argument)
+        return
     state.chat.conversation = rest
     state.keep()
-    return Outcome()
 
 
 def answer_several(state: ChatSession, argument: str) -> Outcome:
@@ -117,14 +115,13 @@ def answer_several(state: ChatSession, argument: str) -> Outcome:
     return Outcome(several=state.chat.answer_several(int(argument)))
 
 
-def choose(state: ChatSession, argument: str) -> Outcome:
+def choose(state: ChatSession, argument: str) -> None:
     """Choose another of several answers."""
     if not (argument.isascii() and argument.isdecimal()):
         raise UsageError("/choose needs the number of an answer, such as /choose 2")
     state.chat.choose(int(argument[:9]))
     state.keep()
     terminal.info(f"answer {int(argument)} is used")
-    return Outcome()
 
 
 def edit(state: Talk, argument: str) -> Outcome:
@@ -134,7 +131,7 @@ def edit(state: Talk, argument: str) -> Outcome:
     return Outcome(draft=f"/edit {state.chat.conversation.last.user}")
 
 
-def edit_answer(state: ChatSession, argument: str) -> Outcome:
+def edit_answer(state: ChatSession, argument: str) -> Outcome | None:
     """Replace the last answer; without a text, put the old one up for editing."""
     last = state.chat.conversation.last.answer
     if last is not None and not argument:
@@ -142,7 +139,7 @@ def edit_answer(state: ChatSession, argument: str) -> Outcome:
     state.chat.edit_answer(argument)
     state.keep()
     terminal.info("answer changed; /continue continues it")
-    return Outcome()
+    return None
 
 
 def continue_answer(state: ChatSession, argument: str) -> Outcome:
@@ -150,7 +147,7 @@ def continue_answer(state: ChatSession, argument: str) -> Outcome:
     return Outcome(state.chat.continue_answer())
 
 
-def save(state: Talk, argument: str) -> Outcome:
+def save(state: Talk, argument: str) -> None:
     """Keep the conversation under a name, or save it to a file, or to the one it came from.
 
     `--force` replaces another conversation in a file.
@@ -165,7 +162,7 @@ def save(state: Talk, argument: str) -> Outcome:
             raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
         state.keeper.keep_as(name, state.saved())
         terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
-        return Outcome()
+        return
     path = _path(name) if name else list(state.files)[-1]
     _refuse_kept(path)
     known = state.files.get(path)
@@ -177,10 +174,9 @@ def save(state: Talk, argument: str) -> Outcome:
     state.files.pop(path, None)
     state.files[path] = load_conversation(path)
     terminal.info(f"Saved to {path}")
-    return Outcome()
 
 
-def load(state: Talk, argument: str) -> Outcome:
+def load(state: Talk, argument: str) -> None:
     """Continue a copy of a saved conversation."""
     if not argument:
         raise UsageError("/load needs the name of a chat or a file, such as /load talk.json")
@@ -190,7 +186,6 @@ def load(state: Talk, argument: str) -> Outcome:
     names = saved.model, *saved.adapters
     held_with = f", made with {' + '.join(names)}" if names != (state.model, *state.adapters) else ""
     terminal.info(f"Loaded {counted(len(saved.conversation.turns), 'turn')} from {path}{held_with}")
-    return Outcome()
 
 
 def leave(state: Talk, argument: str) -> Outcome:
@@ -218,7 +213,7 @@ def _without_force(argument: str) -> tuple[str, bool]:
     return argument, False
 
 
-def history(state: Talk, argument: str) -> Outcome:
+def history(state: Talk, argument: str) -> None:
     """Show the conversation."""
     conversation = state.chat.conversation
     if conversation.system is not None:
@@ -230,7 +225,6 @@ def history(state: Talk, argument: str) -> Outcome:
             terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n", wraps=True)
     if not conversation.turns:
         terminal.show("no messages yet\n")
-    return Outcome()
 
 
 def show_end(conversation: Conversation) -> None:
@@ -243,24 +237,22 @@ def show_end(conversation: Conversation) -> None:
             terminal.info(f"{start}{text[-SHOWN_CHARACTERS:]}\n")
 
 
-def params(state: Talk, argument: str) -> Outcome:
+def params(state: Talk, argument: str) -> None:
     """Show how answers are drawn and shown."""
     rows = state.settings()
     rows["thinking"] = state.thinking
     rows["markdown"] = "on" if state.is_markdown else "off"
     _show_table(rows)
-    return Outcome()
 
 
-def stats(state: ChatSession, argument: str) -> Outcome:
+def stats(state: ChatSession, argument: str) -> None:
     """Show what the last answer cost."""
     if state.last_turn is None:
         raise UsageError("no answer yet")
     terminal.show(f"{describe(state.last_turn)}\nmodel loaded in {state.load_seconds:.2f} s\n")
-    return Outcome()
 
 
-def tokens(state: ChatSession, argument: str) -> Outcome:
+def tokens(state: ChatSession, argument: str) -> None:
     """Show how much of the context the conversation takes."""
     conversation = state.chat.conversation
     rows = {}
@@ -271,18 +263,16 @@ def tokens(state: ChatSession, argument: str) -> Outcome:
     num_tokens, context = state.chat.num_tokens(), state.chat.runner.limits.max_seq_len
     rows["all"] = f"{num_tokens} of {context} tokens ({num_tokens / context:.0%})"
     _show_table(rows)
-    return Outcome()
 
 
-def template(state: ChatSession, argument: str) -> Outcome:
+def template(state: ChatSession, argument: str) -> None:
     """Show where the chat template comes from, and the conversation as it renders it."""
     terminal.show(f"{state.chat.template.origin}\n")
     if state.chat.conversation.turns:
         terminal.show(f"{state.chat.prompt().text}\n")
-    return Outcome()
 
 
-def copy_code(state: Talk, argument: str) -> Outcome:
+def copy_code(state: Talk, argument: str) -> None:
     """Copy the last code block to the terminal's clipboard, or print it if there is none.
 
     Source: xterm control sequences, OSC 52.
@@ -290,12 +280,11 @@ def copy_code(state: Talk, argument: str) -> Outcome:
     code = _last_code(state)
     if not sys.stderr.isatty() or os.environ.get("TERM", "") in BARE_TERMINALS:
         terminal.show(code)
-        return Outcome()
+        return
     terminal.show(f"\x1b]52;c;{base64.b64encode(code.encode()).decode()}\x07", is_drawn=True)
     terminal.info(
         f"copied {counted(len(code.splitlines()), 'line')}, if your terminal lets programs write to the clipboard"
     )
-    return Outcome()
 
 
 def _last_code(state: Talk) -> str:
@@ -311,7 +300,7 @@ def _show_table(rows: dict[str, str]) -> None:
     terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))
 
 
-def probs(state: ChatSession, argument: str) -> Outcome:
+def probs(state: ChatSession, argument: str) -> None:
     """Show the last answer tinted by probability, and its least likely tokens with the likeliest ones instead.
 
     The model runs over the answer once more; the probabilities are its own, before any sampling parameter.
@@ -341,7 +330,6 @@ def probs(state: ChatSession, argument: str) -> Outcome:
         terminal.show(f"{number:>{widths[0]}}  {piece}{space}  {probability:>{widths[2]}}  {shown}\n")
     if len(least) < len(known):
         terminal.info(f"the {len(least)} least likely of {len(known)} tokens; /probs N lists more")
-    return Outcome()
 
 
 def _show_tinted(state: ChatSession, probabilities: list[float]) -> None:
@@ -356,23 +344,23 @@ def _show_tinted(state: ChatSession, probabilities: list[float]) -> None:
     terminal.show(f"{visible(decoder.flush())}\n\n", is_drawn=True)
 
 
-def set_value(state: Talk, argument: str) -> Outcome:
+def set_value(state: Talk, argument: str) -> None:
     """Change one setting for the answers from now on. Raises: UsageError for an unknown name or a value out of range"""
     name, _, value = argument.partition(" ")
     name, value = name.replace("-", "_").lower(), value.strip()
     if name not in SETTINGS:
         raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(SETTINGS)}, and a value")
     if name in SPECS:
-        state.set_number(name, check_param(name, _number(name, value)))
+        state.change(name, check_param(name, _number(name, value)))
     elif name == "seed":
-        state.set_seed(_integer(name, value))
+        state.change(name, _integer(name, value))
     elif name == "max_new_tokens":
         limit = None if value == "none" else _integer(name, value)
         if limit is not None and limit < 1:
             raise UsageError(f"max_new_tokens is {limit}, expected 1 or more, or none")
-        state.set_max_new_tokens(limit)
+        state.change(name, limit)
     elif name == "overflow":
-        state.set_overflow(overflow_policy("overflow", value))
+        state.change(name, overflow_policy("overflow", value))
     elif name == "thinking":
         state.thinking = thinking_view("thinking", value)
     else:
@@ -380,28 +368,23 @@ def set_value(state: Talk, argument: str) -> Outcome:
             raise UsageError(f"markdown is {value!r}, expected on or off")
         state.is_markdown = value == "on"
     terminal.info(f"{name} is {value}")
-    return Outcome()
 
 
 def _number(name: str, text: str) -> int | float:
-    try:
+    with suppress(ValueError):
         return int(text)
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        raise UsageError(f"{name} is {text!r}, expected {SPECS[name].expected}") from None
+    raise UsageError(f"{name} is {text!r}, expected {SPECS[name].expected}")
 
 
 def _integer(name: str, text: str) -> int:
-    try:
+    with suppress(ValueError):
         return int(text)
-    except ValueError:
-        raise UsageError(f"{name} is {text!r}, expected an integer") from None
+    raise UsageError(f"{name} is {text!r}, expected an integer")
 
 
-def show_help(state: Talk, argument: str) -> Outcome:
+def show_help(state: Talk, argument: str) -> None:
     """List the commands and the keys."""
     rows = {f"/{command.name} {command.arguments}".rstrip(): command.help for command in commands_of(state)}
     rows |= {
@@ -411,7 +394,6 @@ def show_help(state: Talk, argument: str) -> Outcome:
         "a space first": "Sends a message that begins with a slash.",
     }
     _show_table(rows)
-    return Outcome()
 
 
 COMMANDS = (
@@ -459,7 +441,7 @@ def run_command(state: Talk, text: str) -> Outcome:
                 raise UsageError(
                     f"/{name} needs a model that runs here; this chat is with a server; /help lists what it has"
                 )
-            return command.run(state, argument)
+            return command.run(state, argument) or Outcome()
     near = near_names(name, [command.name for command in commands_of(state)])
     meant = HABITS.get(name) or (near[0] if near else None)
     hint = f"did you mean /{meant}? /help lists all" if meant else "/help lists them"

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
+from llmcli.cli.tables import aligned_lines
 from llmcli.cli.terminal import columns_of, fact_lines, terminal
 from llmcli.engine.conversation import SavedConversation, load_conversation
 from llmcli.errors import LLMCliError, UsageError
@@ -143,15 +144,14 @@ def show_list(folder: Path, *, as_json: bool) -> None:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Columns below a heading; on a narrow terminal, separate lines for each chat."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
+    lines = aligned_lines(rows, "<" * len(rows[0]))
     if not sys.stdout.isatty() or max(map(cell_len, lines)) <= columns_of(sys.stdout):
         return "".join(f"{line}\n" for line in lines)
     records = []
     for number, name, when, turns, model, begins in rows[1:]:
         count = f"{turns} turn{'' if turns == '1' else 's'}"
         records += [(number, name), ("", f"{when}, {count}, {model}"), ("", begins)]
-    return fact_lines(records, widths[0] + 2, sys.stdout)
+    return fact_lines(records, max(len(row[0]) for row in rows) + 2, sys.stdout)
 
 
 def _chat_json(chat: KeptChat) -> dict[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.chat_session.state import Overflow, Talk
+from llmcli.cli.chat_session.state import Talk
 from llmcli.engine.chat_events import ChatEvent, ReasoningSplitter, TurnFinished, TurnStarted, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.events import FinishReason, Timings
@@ -125,20 +125,12 @@ class RemoteTalk(Talk):
         asked = {name: str(value) for name, value in self.chat.asked.items()}
         return {**asked, "others": "the server's"}
 
-    def set_number(self, name: str, value: int | float) -> None:
+    def change(self, name: str, value: Any) -> None:
         """As for `Talk`."""
-        self.chat.asked[name] = value
-
-    def set_seed(self, seed: int) -> None:
-        """As for `Talk`."""
-        self.chat.asked["seed"] = seed
-
-    def set_max_new_tokens(self, limit: int | None) -> None:
-        """As for `Talk`."""
-        self.chat.asked.pop("max_tokens", None)
-        if limit is not None:
-            self.chat.asked["max_tokens"] = limit
-
-    def set_overflow(self, overflow: Overflow) -> None:
-        """Raises: UsageError"""
-        raise UsageError("a server decides what happens when the context is full; overflow cannot be set here")
+        if name == "overflow":
+            raise UsageError("a server decides what happens when the context is full; overflow cannot be set here")
+        if name == "max_new_tokens":
+            name = "max_tokens"
+            self.chat.asked.pop(name, None)
+        if value is not None:
+            self.chat.asked[name] = value

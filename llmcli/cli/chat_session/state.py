@@ -14,7 +14,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import ChatEvent, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import Conversation, SavedConversation
 from llmcli.errors import LLMCliError, UsageError
-from llmcli.sampling.params import ResolvedSampling
+from llmcli.sampling.params import SPECS, ResolvedSampling
 
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.keeping import Keeper
@@ -41,7 +41,7 @@ class Command:
     name: str
     arguments: str
     help: str
-    run: Callable[[Any, str], Outcome]
+    run: Callable[[Any, str], Outcome | None]
     needs_model: bool = False
 
 
@@ -111,20 +111,11 @@ class Talk(ABC):
         """The settings of answers by name, as text."""
 
     @abstractmethod
-    def set_number(self, name: str, value: int | float) -> None:
-        """Draw the answers from now on with another value of a sampling parameter."""
+    def change(self, name: str, value: Any) -> None:
+        """Change a setting for the answers from now on: a sampling parameter, seed, max_new_tokens or overflow.
 
-    @abstractmethod
-    def set_seed(self, seed: int) -> None:
-        """Draw the answers from now on with another seed."""
-
-    @abstractmethod
-    def set_max_new_tokens(self, limit: int | None) -> None:
-        """End answers after this many tokens from now on."""
-
-    @abstractmethod
-    def set_overflow(self, overflow: Overflow) -> None:
-        """Set what happens when the context is full. Raises: UsageError where a server decides that"""
+        Raises: UsageError where a server decides it
+        """
 
     def saved(self) -> SavedConversation:
         """The conversation as it is written to a file."""
@@ -181,21 +172,15 @@ class ChatSession(Talk):
         rows["overflow"] = settings.overflow
         return rows
 
-    def set_number(self, name: str, value: int | float) -> None:
+    def change(self, name: str, value: Any) -> None:
         """As for `Talk`."""
-        self._set_sampling(_with_source(self.sampling, name, value), self.seed)
-
-    def set_seed(self, seed: int) -> None:
-        """As for `Talk`."""
-        self._set_sampling(self.sampling, seed)
-
-    def set_max_new_tokens(self, limit: int | None) -> None:
-        """As for `Talk`."""
-        self.chat.settings = replace(self.chat.settings, max_new_tokens=limit)
-
-    def set_overflow(self, overflow: Overflow) -> None:
-        """As for `Talk`."""
-        self.chat.settings = replace(self.chat.settings, overflow=overflow)
+        if name in SPECS:
+            self._set_sampling(_with_source(self.sampling, name, value), self.seed)
+        elif name == "seed":
+            self._set_sampling(self.sampling, value)
+        else:
+            changed = {name: value}
+            self.chat.settings = replace(self.chat.settings, **changed)
 
     def _set_sampling(self, sampling: ResolvedSampling, seed: int) -> None:
         prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=self.turn_end_token_ids)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmcli.cli.tables import aligned_lines
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
 from llmcli.sampling.params import ResolvedSampling
@@ -106,6 +107,7 @@ class TextOutput:
         """Everything has been written."""
 
 
+@dataclass(frozen=True)
 class CutNotice:
     """An `Output` of one line on stderr.
 
@@ -113,10 +115,9 @@ class CutNotice:
     `longest` is the largest context of the model.
     """
 
-    def __init__(self, default: int | None, context: int, longest: int):
-        self._default = default
-        self._context = context
-        self._longest = longest
+    default: int | None
+    context: int
+    longest: int
 
     def show(self, event: Event) -> None:
         """Do nothing: texts are not cut before they end."""
@@ -124,11 +125,11 @@ class CutNotice:
     def finish(self, finished: Sequence[Finished]) -> None:
         """Name the limits, each once."""
         reasons = {one.finish_reason for one in finished}
-        if "length" in reasons and self._default is not None:
-            terminal.info(f"stopped at {self._default} new tokens; --max-new-tokens N for more")
+        if "length" in reasons and self.default is not None:
+            terminal.info(f"stopped at {self.default} new tokens; --max-new-tokens N for more")
         if "context" in reasons:
-            remedy = "; --context N for more" if self._context < self._longest else ", the model's largest"
-            terminal.info(f"stopped: the context of {self._context} tokens is full{remedy}")
+            remedy = "; --context N for more" if self.context < self.longest else ", the model's largest"
+            terminal.info(f"stopped: the context of {self.context} tokens is full{remedy}")
 
 
 class StartOutput:
@@ -168,11 +169,7 @@ def start_table(timeline: Timeline) -> list[str]:
     rows.append(("other", "", f"{other:.3f} s", f"{other / end:.1%}", ""))
     rows.append(("start to first token", "", f"{end:.3f} s", "100.0%", ""))
     rows.insert(0, ("part", "begins", "takes", "share", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [
-        f"{name:<{widths[0]}}  {begins:>{widths[1]}}  {takes:>{widths[2]}}  {share:>{widths[3]}}  {bar}".rstrip()
-        for name, begins, takes, share, bar in rows
-    ]
+    lines = aligned_lines(rows, "<>>><")
     if any(part.is_beside for part in shown):
         lines.append("beside: done by another thread meanwhile, not in the sum")
     largest = max(counted, key=lambda part: part.seconds)
@@ -255,9 +252,8 @@ class StatsOutput:
         for name, value, source in facts.sampling.rows():
             rows[name] = f"{value} ({source})"
         rows["seed"] = str(facts.seed)
-        width = max(map(len, rows))
-        for name, text in rows.items():
-            terminal.show(f"{name:<{width}}  {text}\n")
+        for line in aligned_lines(list(rows.items()), "<<"):
+            terminal.show(f"{line}\n")
 
     def _energy(self, num_tokens: int) -> dict[str, str]:
         """A row for decoding; none without a meter."""

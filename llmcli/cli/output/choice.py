@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
-from llmcli.cli.completion import complete_words
 from llmcli.cli.options import output_option
 from llmcli.cli.output.base import JsonLinesOutput, JsonOutput, Output, RunFacts, StartOutput, StatsOutput, TextOutput
 from llmcli.cli.output.page import FindRoads, HtmlOutput
@@ -84,54 +83,30 @@ class OutputOptions:
     Raises: UsageError for flags that exclude each other, or a page that cannot be written.
     """
 
-    json: Annotated[bool, output_option("--json", help="Print one JSON object instead of text.")] = False
-    jsonl: Annotated[bool, output_option("--jsonl", help="Print one JSON object for each token.", hidden=True)] = False
-    logprobs: Annotated[
-        int | None,
-        output_option(
-            min=0,
-            max=100,
-            metavar="K",
-            help="With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
-            hidden=True,
-        ),
-    ] = None
-    color: Annotated[
-        str | None,
-        output_option(
-            metavar="prob", help="Color each token by its probability.", autocompletion=complete_words("prob")
-        ),
-    ] = None
-    why: Annotated[bool, output_option("--why", help="Show what each sampling step removed, for each token.")] = False
-    html: Annotated[
-        Path | None,
-        output_option(readable=False, metavar="FILE", help="Save probabilities and sampling steps as an HTML page."),
-    ] = None
-    receipt: Annotated[
-        Path | None,
-        output_option(readable=False, metavar="FILE", help="Save all that the text depends on, for `llmcli replay`."),
-    ] = None
-    force: Annotated[
-        bool, output_option("--force", help="Replace an older page of --html or receipt of --receipt.", hidden=True)
-    ] = False
-    roads: Annotated[
-        int | None,
-        output_option(
-            min=1,
-            max=100,
-            metavar="N",
-            help="Show on the --html page where the N likeliest tokens that were not drawn would have led.",
-        ),
-    ] = None
-    stats: Annotated[
-        str | None,
-        output_option(
-            "--stats",
-            metavar="[start]",
-            help="Print times, rates and settings; with start: how long each part of the start took.",
-            autocompletion=complete_words("start"),
-        ),
-    ] = None
+    json: bool = output_option(False, "Print one JSON object instead of text.")
+    jsonl: bool = output_option(False, "Print one JSON object for each token.", hidden=True)
+    logprobs: int | None = output_option(
+        None,
+        "With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
+        min=0,
+        max=100,
+        metavar="K",
+        hidden=True,
+    )
+    color: str | None = output_option(None, "Color each token by its probability.", metavar="prob", words=("prob",))
+    why: bool = output_option(False, "Show what each sampling step removed, for each token.")
+    html: Path | None = output_option(None, "Save probabilities and sampling steps as an HTML page.")
+    receipt: Path | None = output_option(None, "Save all that the text depends on, for `llmcli replay`.")
+    force: bool = output_option(False, "Replace an older page of --html or receipt of --receipt.", hidden=True)
+    roads: int | None = output_option(
+        None, "Show on the --html page where the N likeliest tokens that were not drawn would have led.", min=1, max=100
+    )
+    stats: str | None = output_option(
+        None,
+        "Print times, rates and settings; with start: how long each part of the start took.",
+        metavar="[start]",
+        words=("start",),
+    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""

@@ -1,1 +1,1 @@
-"""Cases of the engine's kernels, one module a kernel; those of rms_norm are next to its problem."""
+"""Cases of the engine's kernels: small and odd ones, which every card must get right, and a typical one."""

@@ -1,4 +1,4 @@
-"""Attention of a prompt's tokens over the cache."""
+"""Attention of a prompt's tokens over the cache: on any card; with wgmma, 16-bit caches and heads of 128."""
 
 import copy
 from collections.abc import Iterator
@@ -6,17 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
-from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM as WGMMA_HEAD_DIM
+from llmcli.kernels.attention_prefill import (
+    WGMMA_HEAD_DIM,
+    WGMMA_SPEC,
+    PromptInputs,
+    attention_prefill,
+    attention_prefill_cost,
+)
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.stage_wide import ImageRows, image_bytes
+from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
 from llmcli.lab.attention import (
     DTYPES,
     FLOOR,
     ROUNDED,
     Estimate,
     attend,
+    cache_in,
     cache_name,
     cos_sin_table,
     exact,
@@ -102,7 +108,6 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
         inputs[f"{name}s"] = second_layer(pages.elements)
         if pages.scales is not None:
             inputs[f"{name}_scales"] = second_layer(pages.scales)
-    cached = [name for name in inputs if name not in ("qkv", "pages")]
     if case.cos_sin is not None:
         inputs["cos_sin"] = case.cos_sin
     num_rows, out = first_token + case.num_tokens, Output((case.num_tokens, layout.q_size))
@@ -121,17 +126,16 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
 
     def solve(device: Device, arrays: Arrays) -> None:
         image = ImageRows(arrays["out"].view(np.uint8), first_token, unit_inputs)
-        attention_prefill(
-            device,
+        prompt = PromptInputs(
             qkv=arrays["qkv"][:, : layout.width],
             layout=layout,
+            cache=cache_in(arrays),
             pages=arrays["pages"],
             start=case.start,
             window=case.window,
             cos_sin=arrays.get("cos_sin"),
-            out=image if unit_inputs else arrays["out"],
-            **{name: arrays[name][1] for name in cached},
         )
+        attention_prefill(device, prompt, image if unit_inputs else arrays["out"])
 
     return Problem(
         stem,
@@ -166,8 +170,30 @@ def _checks() -> Iterator[Problem]:
         yield problem_of(Case(QkvLayout(8, 2, 64), dtype, 50, 100, window=65))
 
 
-def _typical() -> Problem:
-    return problem_of(Case(QkvLayout(32, 8, 64), DTYPES[1], 0, 512))
+ATTENTION_PREFILL = KernelCases(
+    "attention_prefill", _checks, lambda: problem_of(Case(QkvLayout(32, 8, 64), FP16, 0, 512))
+)
 
 
-CASES = KernelCases("attention_prefill", _checks, _typical)
+def _layout(num_attention_heads: int, num_key_value_heads: int) -> QkvLayout:
+    return QkvLayout(num_attention_heads, num_key_value_heads, WGMMA_HEAD_DIM)
+
+
+def _wgmma_checks() -> Iterator[Problem]:
+    for dtype in (FP16, np.dtype(np.uint16)):
+        for start, num_tokens in ((0, 1), (3, 12), (20, 44), (30, 70), (62, 33), (100, 129)):
+            yield problem_of(Case(_layout(3, 3), dtype, start, num_tokens), WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(8, 2), dtype, 50, 200, window=65), WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(16, 16), dtype, 20, 600), WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(6, 2), dtype, 37, 90, rotates=True), WGMMA_SPEC.stem)
+    for unit_inputs in UNIT_INPUTS:
+        image: dict[str, int] = {"unit_inputs": unit_inputs}
+        yield problem_of(Case(_layout(16, 4), FP16, 0, 600, rotates=True), WGMMA_SPEC.stem, **image)
+        small = Case(_layout(2, 1), FP16, 5, 40, rotates=True)
+        yield problem_of(small, WGMMA_SPEC.stem, first_token=107, **image)
+        yield problem_of(Case(_layout(6, 6), FP16, 0, 12, rotates=True), WGMMA_SPEC.stem, **image)
+
+
+ATTENTION_PREFILL_WGMMA = KernelCases(
+    WGMMA_SPEC.stem, _wgmma_checks, lambda: problem_of(Case(_layout(32, 8), FP16, 0, 512), WGMMA_SPEC.stem)
+)

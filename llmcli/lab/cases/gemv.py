@@ -11,7 +11,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import Epilogue, gemv, gemv_cost, plan_passes
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
-from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import widened
 
 FORMATS: list[dict[str, Any]] = [
@@ -42,8 +42,8 @@ FORMATS: list[dict[str, Any]] = [
 # within 2 ulp of a quotient, and the others integers.
 _SPLIT_ERROR = {"float16": 2.0**-22, "fp8": 2.0**-22, "bfloat16": 2.0**-18}
 _SPAN_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39, "fp8": 2.0**-39}
-U = 2.0**-24
 EPS = 1e-5
+U = ROUNDING  # under this name for gemm_codes and gemm_halves
 
 
 @dataclass
@@ -68,15 +68,15 @@ class Case:
         magnitude = np.abs(normed) @ np.abs(weights).T * inverse
         num_terms = x.shape[1]
         # The sum, a rounding of x * w and of each scale, then x's own; the mean of the squares counts half.
-        bound = (np.sqrt(num_terms) + 4) * U * magnitude
+        bound = (np.sqrt(num_terms) + 4) * ROUNDING * magnitude
         bound += _SPLIT_ERROR.get(self.stored.weight_type, 0) * magnitude
         bound += (
             _SPAN_ERROR.get(self.stored.weight_type, 0) * inverse * self._largest_of_spans(normed) @ np.abs(weights).T
         )
-        bound += (4 + np.sqrt(num_terms) / 2 * (self.norm_weight is not None)) * U * np.abs(y)
+        bound += (4 + np.sqrt(num_terms) / 2 * (self.norm_weight is not None)) * ROUNDING * np.abs(y)
         if self.bias is not None:
             y = y + self.bias.astype(np.float64)[: y.shape[1]]
-            bound += 2 * U * np.abs(y)
+            bound += 2 * ROUNDING * np.abs(y)
         return y, bound
 
     def _largest_of_spans(self, x: np.ndarray) -> np.ndarray:
@@ -111,7 +111,7 @@ def swiglu_of_tiles(y: np.ndarray, bound: np.ndarray, num_columns: int) -> tuple
     gate_bound, up_bound = (bounds[:, :, i].reshape(len(y), -1)[:, :num_columns] for i in (0, 1))
     silu = gate / (1 + np.exp(-gate))
     # The slope of silu is at most 1.1; its own exponential and quotient take 4 roundings.
-    error = 1.1 * gate_bound * (np.abs(up) + up_bound) + np.abs(silu) * up_bound + 8 * U * np.abs(silu * up)
+    error = 1.1 * gate_bound * (np.abs(up) + up_bound) + np.abs(silu) * up_bound + 8 * ROUNDING * np.abs(silu * up)
     return silu * up, error
 
 
@@ -128,7 +128,7 @@ def problem_of(case: Case, epilogue: Epilogue = "store", num_outputs: int | None
         if epilogue == "add":
             assert case.before is not None
             y = case.before + y
-            bound = bound + 2 * U * np.abs(y)
+            bound = bound + 2 * ROUNDING * np.abs(y)
         elif epilogue == "swiglu":
             y, bound = swiglu_of_tiles(y, bound, out_shape[1])
         return {"out": Expected(y, bound)}
@@ -193,8 +193,4 @@ def _checks() -> Iterator[Problem]:
     yield problem_of(_case(FORMATS[1], 64, 11008, 8))
 
 
-def _typical() -> Problem:
-    return problem_of(_case(FORMATS[1], 4096, 4096, 1))
-
-
-CASES = KernelCases("gemv", _checks, _typical)
+GEMV = KernelCases("gemv", _checks, lambda: problem_of(_case(FORMATS[1], 4096, 4096, 1)))

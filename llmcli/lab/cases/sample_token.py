@@ -1,6 +1,6 @@
 """The sampler chain, from logits to the next token. The reference is the CPU's chain, whose draws have keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +8,10 @@ import numpy as np
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, RowLayout, sample_token, sample_token_cost
-from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, Solver
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.packed_sampler import pack_sampler
-from llmcli.sampling.candidates import TokenMask, pack_mask
+from llmcli.sampling.candidates import History, TokenMask, pack_mask
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.params import Sampler
 
@@ -57,20 +57,10 @@ def case(
             if row < 0:
                 continue
             place = lane - (lane > _UNUSED_LANE)
-            try:
-                tokens = history[row, :NUM_PROMPT_TOKENS]
-                choice = choose(inputs["logits"][lane], tokens, samplers[place], mask=masks[place])
-            except CheckpointError:
-                results[row, 0, _STEP] = _STEP << 32 | IS_PROBLEM | _problem_of(inputs["logits"][lane])
-                continue
-            except UsageError:
-                results[row, 0, _STEP] = _STEP << 32 | IS_PROBLEM | _NOT_IN_MASK
-                continue
-            results[row, 0, _STEP] = _STEP << 32 | choice.token_id
-            if choice.mirostat_mu is not None:
-                results[row, 1, _STEP] = np.float64(choice.mirostat_mu).view(np.uint64)
-                bound[row, 1, _STEP] = _MU_NEIGHBOURS
-            if num_free:
+            tokens = history[row, :NUM_PROMPT_TOKENS]
+            choice = _choose(inputs["logits"][lane], tokens, samplers[place], masks[place])
+            _report(results, bound, row, 0, choice)
+            if isinstance(choice, Choice) and num_free:
                 values["positions"][lane] += 1
                 values["token_ids"][row] = values["history"][row, NUM_PROMPT_TOKENS] = choice.token_id
         return {**{name: Expected(array, 0.0) for name, array in values.items()}, "results": Expected(results, bound)}
@@ -79,20 +69,7 @@ def case(
         names = ("logits", "rows", "positions", "token_ids", "history", "state", "results")
         sample_token(device, **{name: arrays[name] for name in names})
 
-    return Problem(
-        "sample_token",
-        {"num_lanes": num_rows, "vocab_size": vocab_size},
-        inputs=inputs,
-        outputs={
-            **{name: Output(array.shape, array.dtype, initial=f"{name}_before") for name, array in changed.items()},
-            "results": Output((num_rows, 2, NUM_RESULTS), np.uint64, holds_zeros=True),
-        },
-        scratch={"state": Output(state.shape, np.uint8, initial="state_before")},
-        reference=reference,
-        cost=sample_token_cost(len(samplers), vocab_size),
-        solvers={ENGINE: solve},
-        label=label,
-    )
+    return _problem(inputs, changed, reference, solve, label)
 
 
 def _rows(
@@ -152,16 +129,9 @@ def drafts_case(
         for number, (row, chain) in enumerate(zip(rows, chains, strict=True)):
             lanes = range(number * num_choices, (number + 1) * num_choices)
             for place, (lane, choice) in enumerate(zip(lanes, chain, strict=False)):
-                step = _STEP + place
-                if not isinstance(choice, Choice):
-                    results[row, 0, step] = step << 32 | IS_PROBLEM | choice
-                    break
-                results[row, 0, step] = step << 32 | choice.token_id
-                if choice.mirostat_mu is not None:
-                    results[row, 1, step] = np.float64(choice.mirostat_mu).view(np.uint64)
-                    bound[row, 1, step] = _MU_NEIGHBOURS * (place + 1)
-                if place == num_free:
-                    break  # the row is full
+                _report(results, bound, row, place, choice)
+                if not isinstance(choice, Choice) or place == num_free:
+                    break  # a problem, or the row is full
                 values["positions"][lane] += 1
                 values["token_ids"][row] = values["history"][row, NUM_PROMPT_TOKENS + place] = choice.token_id
                 if place + 1 == num_choices or drafts[number, place + 1] != choice.token_id:
@@ -179,31 +149,67 @@ def drafts_case(
             draft = arrays["drafts"][following] if has_draft else None
             sample_token(device, **of_lane, **shared, next_row=next_row, draft=draft)
 
+    return _problem(inputs, changed, reference, solve, label)
+
+
+def _problem(
+    inputs: dict[str, np.ndarray],
+    changed: dict[str, np.ndarray],
+    reference: Callable[[], dict[str, Expected]],
+    solve: Solver,
+    label: str,
+) -> Problem:
+    """`changed` are the arrays that the kernel changes, before it does; the state is written, too, but is its own."""
+    vocab_size, num_rows = inputs["logits"].shape[1], len(inputs["state_before"])
+    rows = inputs["rows" if "rows" in inputs else "rows_before"]
     return Problem(
         "sample_token",
-        {"num_lanes": len(samplers) * num_choices, "vocab_size": vocab_size},
+        {"num_lanes": len(rows), "vocab_size": vocab_size},
         inputs=inputs,
         outputs={
             **{name: Output(array.shape, array.dtype, initial=f"{name}_before") for name, array in changed.items()},
             "results": Output((num_rows, 2, NUM_RESULTS), np.uint64, holds_zeros=True),
         },
-        scratch={"state": Output(state.shape, np.uint8, initial="state_before")},
+        scratch={"state": Output(inputs["state_before"].shape, np.uint8, initial="state_before")},
         reference=reference,
-        cost=sample_token_cost(len(samplers) * num_choices, vocab_size),
+        cost=sample_token_cost(int((rows >= 0).sum()), vocab_size),
         solvers={ENGINE: solve},
         label=label,
     )
+
+
+def _report(results: np.ndarray, bound: np.ndarray, row: int, place: int, choice: Choice | int) -> None:
+    """Write what the kernel reports of a row's choice, or the number of its problem, `place` steps after the first."""
+    step = _STEP + place
+    if not isinstance(choice, Choice):
+        results[row, 0, step] = step << 32 | IS_PROBLEM | choice
+        return
+    results[row, 0, step] = step << 32 | choice.token_id
+    if choice.mirostat_mu is not None:
+        results[row, 1, step] = np.float64(choice.mirostat_mu).view(np.uint64)
+        bound[row, 1, step] = _MU_NEIGHBOURS * (place + 1)
+
+
+def _choose(logits: np.ndarray, tokens: History, sampler: Sampler, mask: TokenMask | None = None) -> Choice | int:
+    """The CPU's choice, or the kernel's number for what leaves no token to choose."""
+    try:
+        return choose(logits, tokens, sampler, mask=mask)
+    except UsageError:
+        return _NOT_IN_MASK
+    except CheckpointError:
+        if np.isnan(logits).any():
+            return 1
+        return 2 if np.isposinf(logits).any() else 3  # infinity, or only minus infinity
 
 
 def _choose_on(sampler: Sampler, logits: np.ndarray, prompt: np.ndarray, num_free: int) -> list[Choice | int]:
     """Choice after choice from a prompt on, up to a problem, returned as its number, or until the history is full."""
     tokens, chain = prompt.tolist(), list[Choice | int]()
     for of_token in logits[: num_free + 1]:
-        try:
-            choice = choose(of_token, tokens, sampler)
-        except CheckpointError:
-            return [*chain, _problem_of(of_token)]
+        choice = _choose(of_token, tokens, sampler)
         chain.append(choice)
+        if not isinstance(choice, Choice):
+            return chain
         tokens.append(choice.token_id)
         sampler = replace(sampler, mirostat_mu=choice.mirostat_mu)
     return chain
@@ -251,13 +257,6 @@ def draft_problems_case(vocab_size: int) -> Problem:
     return drafts_case(samplers, logits, [3] * len(samplers), label="no token behind drafts")
 
 
-def _problem_of(logits: np.ndarray) -> int:
-    """The kernel's number for NaN, for infinity, and for only minus infinity."""
-    if np.isnan(logits).any():
-        return 1
-    return 2 if np.isposinf(logits).any() else 3
-
-
 def _checks() -> Iterator[Problem]:
     for vocab_size in (1, 33, 2500, 32_000):
         for seed in range(3):
@@ -281,4 +280,4 @@ def _typical() -> Problem:
     return case([make_sampler(CHAINS["usual"], 1)], make_logits(1, 128_256, 1), num_free=1000)
 
 
-CASES = KernelCases("sample_token", _checks, _typical)
+SAMPLE_TOKEN = KernelCases("sample_token", _checks, _typical)

@@ -5,12 +5,11 @@ import math
 import numpy as np
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import swiglu
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.swiglu import swiglu
 from llmcli.kernels.tiles import HALF_ROWS
-from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
 
-_ROUNDING = 2.0**-24
 _TANH_FACTOR, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -21,12 +20,37 @@ def make_gelu(num_values: int) -> Problem:
     """
     x = _gates(num_values)
     return Problem(
-        "gelu",
-        {"num_values": num_values},
         inputs={"x": x},
         outputs={"out": Output(x.shape)},
         reference=lambda: {"out": _gelu(x.astype(np.float64))},
         cost=KernelCost(4 * num_values, 4 * num_values, 8 * num_values),
+    )
+
+
+def make_bias_gelu(num_rows: int, num_columns: int) -> Problem:
+    """out = y / 2 * (1 + tanh(sqrt(2 / pi) * (y + 0.044715 * y^3))), y = x + bias.
+
+    Shapes: x, out [num_rows, num_columns]; bias [num_columns]; all float32; y and t as x, scratch
+    """
+    generator = np.random.default_rng([num_rows, num_columns])
+    x = 2 * generator.standard_normal((num_rows, num_columns), dtype=np.float32)
+    bias = generator.standard_normal(num_columns, dtype=np.float32)
+
+    def reference() -> dict[str, Expected]:
+        y = x.astype(np.float64) + bias
+        values = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        # Rounding y moves the result by up to 1.13 roundings of y. 1 + tanh has an absolute error: 2 roundings of tanh
+        # itself, up to 4 of its argument (9 of it, times its slope), one of the sum; half of them count, for |y|. Then
+        # two products.
+        return {"out": Expected(values, ROUNDING * (5 * np.abs(y) + 2 * np.abs(values)))}
+
+    count = num_rows * num_columns
+    return Problem(
+        inputs={"x": x, "bias": bias},
+        outputs={"out": Output(x.shape)},
+        reference=reference,
+        cost=KernelCost(read_bytes=4 * (count + num_columns), written_bytes=4 * count, flops=10 * count),
+        scratch={"y": Output(x.shape), "t": Output(x.shape)},
     )
 
 
@@ -37,8 +61,6 @@ def make_silu(num_values: int) -> Problem:
     """
     x = _gates(num_values)
     return Problem(
-        "silu",
-        {"num_values": num_values},
         inputs={"x": x},
         outputs={"out": Output(x.shape)},
         reference=lambda: {"out": _silu_times(x.astype(np.float64), 1.0)},
@@ -57,19 +79,22 @@ def make_swiglu(num_rows: int, num_columns: int) -> Problem:
     gate = _gates(num_rows, num_columns)
     up = np.random.default_rng([1, num_rows, num_columns]).standard_normal(gate.shape, np.float32)
     count = gate.size
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        given = {name: arrays[name] for name in ("row_scale", "out", "out_scale")}
+        swiglu(device, gate_up=arrays["gate_up_tiles"], **given)
+
     return Problem(
-        "swiglu",
-        {"num_rows": num_rows, "num_columns": num_columns},
         inputs={
             "gate_up": np.concatenate([gate, up], axis=1),
-            "gate_up_tiles": _tiles(gate, up),
+            "gate_up_tiles": interleave(gate, up),
             "row_scale": np.ones(num_rows, np.float32),
         },
         outputs={"out": Output(gate.shape)},
         reference=lambda: {"out": _silu_times(gate.astype(np.float64), up.astype(np.float64))},
         cost=KernelCost(8 * count, 4 * count, 5 * count),
         scratch={"activated": Output(gate.shape), "out_scale": Output((num_rows,))},
-        solvers={ENGINE: _solve_swiglu},
+        solvers={ENGINE: solve},
     )
 
 
@@ -87,12 +112,12 @@ def _gelu(x: np.ndarray) -> Expected:
     by_tanh = np.abs(x / 2) * (7 * np.abs(argument) * (1 - tanh**2) + 5)
     # As x / (1 + exp(-2 * argument)) instead.
     by_exp = np.abs(values) * _logistic_roundings(2 * argument, argument_roundings=7)
-    return Expected(values, _ROUNDING * np.maximum(by_tanh, by_exp))
+    return Expected(values, ROUNDING * np.maximum(by_tanh, by_exp))
 
 
 def _silu_times(gate: np.ndarray, factor: np.ndarray | float) -> Expected:
     values = gate / (1 + np.exp(-gate)) * factor
-    return Expected(values, _ROUNDING * _logistic_roundings(gate) * np.abs(values))
+    return Expected(values, ROUNDING * _logistic_roundings(gate) * np.abs(values))
 
 
 def _logistic_roundings(x: np.ndarray, argument_roundings: int = 0) -> np.ndarray:
@@ -102,24 +127,18 @@ def _logistic_roundings(x: np.ndarray, argument_roundings: int = 0) -> np.ndarra
     return np.asarray(of_exponential * share + 7)
 
 
-def _tiles(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def interleave(gate: np.ndarray, up: np.ndarray, padding: float = 0.0) -> np.ndarray:
+    """Eight columns of gate, eight of up, and so on, as tiles have them; `padding` fills the last tile."""
     num_rows, num_columns = gate.shape
     padded = -(-num_columns // HALF_ROWS) * HALF_ROWS
-    halves = np.zeros((2, num_rows, padded), np.float32)
+    halves = np.full((2, num_rows, padded), padding, np.float32)
     halves[0, :, :num_columns], halves[1, :, :num_columns] = gate, up
     return halves.reshape(2, num_rows, -1, HALF_ROWS).transpose(1, 2, 0, 3).reshape(num_rows, 2 * padded)
 
 
-def _solve_swiglu(device: Device, arrays: Arrays) -> None:
-    swiglu(
-        device,
-        gate_up=arrays["gate_up_tiles"],
-        row_scale=arrays["row_scale"],
-        out=arrays["out"],
-        out_scale=arrays["out_scale"],
-    )
-
-
-GELU = ProblemKind("gelu", "GELU by tanh of single values", make_gelu)
-SILU = ProblemKind("silu", "SiLU of single values", make_silu)
-SWIGLU = ProblemKind("swiglu", "silu(gate) * up of rows", make_swiglu)
+KINDS = (
+    ProblemKind("gelu", "GELU by tanh of single values", make_gelu),
+    ProblemKind("bias_gelu", "GELU of rows after a bias", make_bias_gelu),
+    ProblemKind("silu", "SiLU of single values", make_silu),
+    ProblemKind("swiglu", "silu(gate) * up of rows", make_swiglu),
+)

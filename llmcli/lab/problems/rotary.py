@@ -5,13 +5,12 @@ from functools import partial
 import numpy as np
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary, rotary_cost
-from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
 
 _MAX_SEQ_LEN = 4096
 _THETA = 10_000.0
-_ROUNDING = 2.0**-24
 
 
 def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_heads: int, head_dim: int) -> Problem:
@@ -46,17 +45,10 @@ def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_hea
             cosine, sine = np.cos(angles[one])[:, np.newaxis], np.sin(angles[one])[:, np.newaxis]
             heads[..., first], heads[..., second] = a * cosine - b * sine, b * cosine + a * sine
             # Sine and cosine have 2 ulp, like sincosf; a product, a sum, and all terms of second order.
-            bounds[..., first] = bounds[..., second] = 5 * _ROUNDING * (np.abs(a) + np.abs(b))
+            bounds[..., first] = bounds[..., second] = 5 * ROUNDING * (np.abs(a) + np.abs(b))
         return {"data": Expected(values, bound)}
 
     return Problem(
-        f"rotary_{form}",
-        {
-            "num_tokens": num_tokens,
-            "num_attention_heads": num_attention_heads,
-            "num_key_value_heads": num_key_value_heads,
-            "head_dim": head_dim,
-        },
         inputs={
             "before": before,
             "positions": positions if num_parts == 2 else positions[0],
@@ -87,8 +79,8 @@ def _solve(layout: QkvLayout, device: Device, arrays: Arrays) -> None:
     rotary(device, x=heads, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
 
 
-ROTARY_HALF = ProblemKind("rotary_half", "rotary embedding, pairs half a head apart", partial(make, "half"))
-ROTARY_ADJACENT = ProblemKind("rotary_adjacent", "rotary embedding, pairs side by side", partial(make, "adjacent"))
-ROTARY_TWO_PARTS = ProblemKind(
-    "rotary_two_parts", "rotary embedding in each half of a head", partial(make, "two_parts")
+KINDS = (
+    ProblemKind("rotary_half", "rotary embedding, pairs half a head apart", partial(make, "half")),
+    ProblemKind("rotary_adjacent", "rotary embedding, pairs side by side", partial(make, "adjacent")),
+    ProblemKind("rotary_two_parts", "rotary embedding in each half of a head", partial(make, "two_parts")),
 )

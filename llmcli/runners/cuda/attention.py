@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
-from llmcli.kernels.attention_prefill import attention_prefill, rotates_queries, writes_images
+from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill, rotates_queries, writes_images
 from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
-from llmcli.kernels.head_norm import head_norm
-from llmcli.kernels.rotary import rotary
+from llmcli.kernels.elementwise import add_parts, rotary
+from llmcli.kernels.norms import head_norm
+from llmcli.kernels.qkv import LayerCache
 from llmcli.kernels.stage_wide import ImageRows
 from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.kv_cache import LayerCache
 from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.cuda.weight_layout import LayerWeights, qkv_layout
 from llmcli.runners.cuda.workspace import MANY_LANES, Workspace
@@ -70,24 +70,12 @@ class Attention:
         """
         if left is not None:
             add_parts(self._device, parts=left, out=activations.qkv)
-        traits, workspace = self._config.traits, self._workspace
-        common = {
-            "layout": self._layout,
-            "k_norm": layer.weights.k_norm,
-            "eps": self._config.rms_norm_eps,
-            "cos_sin": self._cos_sin_of(layer),
-            "page_table": lanes.page_table,
-            **layer.cache,
-        }
+        workspace = self._workspace
+        inputs = self._inputs(layer, lanes, activations)
         if lanes.num_spans is not None and workspace.span_counters is not None:
             attention_span(
                 self._device,
-                **common,
-                qkv=activations.qkv,
-                rows=lanes.rows,
-                positions=lanes.positions,
-                q_norm=layer.weights.q_norm,
-                window=traits.sliding_windows[layer.index],
+                inputs,
                 num_spans=lanes.num_spans,
                 partials=workspace.partials,
                 counters=workspace.span_counters,
@@ -101,15 +89,11 @@ class Attention:
             partials, counters = workspace.row_partials, workspace.row_counters
         for begin in range(0, activations.count, at_once):
             some = slice(begin, min(begin + at_once, activations.count))
-            places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
             if lanes.num_spans is not None:
-                append_tokens(self._device, **common, **places)
+                append_tokens(self._device, inputs.of(some))
             attend(
                 self._device,
-                **common,
-                **places,
-                q_norm=layer.weights.q_norm,
-                window=traits.sliding_windows[layer.index],
+                inputs.of(some),
                 is_cached=lanes.num_spans is not None,
                 partials=partials,
                 counters=counters,
@@ -158,43 +142,43 @@ class Attention:
 
         On some cards and caches attention rotates the queries.
         """
-        device, layout = self._device, self._layout
-        weights, eps, cos_sin = layer.weights, self._config.rms_norm_eps, self._cos_sin_of(layer)
-        append_tokens(
-            device,
-            qkv=activations.qkv,
-            layout=layout,
-            k_norm=weights.k_norm,
-            eps=eps,
-            cos_sin=cos_sin,
-            rows=chunk.rows,
-            positions=chunk.positions,
-            page_table=chunk.page_table,
-            **layer.cache,
-            parts=left,
-        )
-        queries = activations.qkv_columns(0, layout.q_size)
+        weights, cos_sin = layer.weights, self._cos_sin_of(layer)
+        append_tokens(self._device, self._inputs(layer, chunk, activations), parts=left)
+        queries = activations.qkv_columns(0, self._layout.q_size)
         if weights.q_norm is not None:
-            head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
+            head_norm(self._device, x=queries, weight=weights.q_norm, eps=self._config.rms_norm_eps)
         if cos_sin is not None and not self._rotates_queries:
-            rotary(device, x=queries, positions=chunk.positions, cos_sin=cos_sin)
+            rotary(self._device, x=queries, positions=chunk.positions, cos_sin=cos_sin)
 
     def _of_part(
         self, layer: Layer, qkv: Any, pages: Any, start: int, to: Activations, first: int, as_image: bool
     ) -> None:
         """Attend from consecutive tokens of a row, from position `start` on. Outputs begin at token `first` of `to`."""
-        attention_prefill(
-            self._device,
+        inputs = PromptInputs(
             qkv=qkv,
             layout=self._layout,
-            **layer.cache,
+            cache=layer.cache,
             pages=pages,
             start=start,
             window=self._config.traits.sliding_windows[layer.index],
             cos_sin=self._cos_sin_of(layer) if self._rotates_queries else None,
-            out=ImageRows(to.image, first, layer.weights.o.layout.unit_inputs)
-            if as_image
-            else to.mixed[first : first + len(qkv)],
+        )
+        image = ImageRows(to.image, first, layer.weights.o.layout.unit_inputs) if as_image else None
+        attention_prefill(self._device, inputs, image or to.mixed[first : first + len(qkv)])
+
+    def _inputs(self, layer: Layer, places: Lanes | Chunk, activations: Activations) -> LaneInputs:
+        return LaneInputs(
+            qkv=activations.qkv,
+            layout=self._layout,
+            q_norm=layer.weights.q_norm,
+            k_norm=layer.weights.k_norm,
+            eps=self._config.rms_norm_eps,
+            cos_sin=self._cos_sin_of(layer),
+            rows=places.rows,
+            positions=places.positions,
+            page_table=places.page_table,
+            cache=layer.cache,
+            window=self._config.traits.sliding_windows[layer.index],
         )
 
     def _cos_sin_of(self, layer: Layer) -> Any | None:

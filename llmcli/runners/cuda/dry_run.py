@@ -12,10 +12,9 @@ import numpy as np
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import DryCublas
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import Launch, Launcher
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
-from llmcli.kernels.spec import Cost
 from llmcli.kernels.stage_halves import TOKENS
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS
 from llmcli.kernels.wide_plan import NARROW_TOKENS
@@ -41,7 +40,7 @@ class Started:
     count: int = 1
 
 
-class DryRun:
+class DryRun(Launcher):
     """Replaces a `Device` and the matrix library. It notes launches instead of making them.
 
     With `in_order` every launch has a note of its own, in the order in which a card starts them.
@@ -58,20 +57,9 @@ class DryRun:
         self._started: list[Started] = []
         self._in_order = in_order
 
-    def launch(
-        self,
-        stem: str,
-        name: str,
-        *,
-        grid: tuple[int, ...],
-        block: int | tuple[int, ...],
-        arguments: tuple[Any, ...],
-        shared_bytes: int = 0,
-        overlaps: bool = False,
-        cost: Cost | None = None,
-    ) -> None:
+    def make(self, launch: Launch) -> None:
         """Note a launch."""
-        self._started.append(Started(Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)))
+        self._started.append(Started(launch))
 
     def start(self, product: Any, addresses: Sequence[int]) -> None:
         """Note a product of the matrix library."""

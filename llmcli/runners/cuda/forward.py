@@ -12,16 +12,10 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.device import Device
-from llmcli.kernels.embedding import embedding
-from llmcli.kernels.gather_columns import gather_columns
+from llmcli.kernels.elementwise import add_parts, embedding, gather_columns, swiglu
+from llmcli.kernels.norms import residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
-from llmcli.kernels.residual_add import residual_add
-from llmcli.kernels.rms_norm import rms_norm
-from llmcli.kernels.round_rows import round_rows
-from llmcli.kernels.scale_bias import scale_bias
-from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import copy, fetch
@@ -316,7 +310,7 @@ class Forward:
         layers: list[Layer] = []
         kinds: dict[Hashable, int] = {}
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
-            arrays = (*weights.arrays, *cache.values())
+            arrays = (*weights.arrays, *cache.arrays)
             matrices = [(part.layout, part.activation_dtype, part.begin) for part in weights.projections]
             launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
             kind = kinds.setdefault(launched, len(kinds))

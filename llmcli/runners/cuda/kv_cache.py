@@ -1,23 +1,11 @@
 """`KvCache`: where the keys and values of every layer lie on the card."""
 
-from typing import Any, TypedDict
+from typing import Any
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import LayerCache
 from llmcli.runners.cuda.arena import copy_blocks
 from llmcli.runners.cuda.workspace import Cache
-
-
-class LayerCache(TypedDict):
-    """One layer's arrays, named as the kernels' launchers do.
-
-    Shapes: keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]; key_scales, value_scales float32
-            [num_pages, num_key_value_heads, PAGE_TOKENS] with codes, else None
-    """
-
-    keys: Any
-    values: Any
-    key_scales: Any
-    value_scales: Any
 
 
 class KvCache:

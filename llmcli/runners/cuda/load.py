@@ -14,7 +14,7 @@ from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
-from llmcli.kernels.gather_columns import gather_columns
+from llmcli.kernels.elementwise import gather_columns
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Arithmetic, Limits

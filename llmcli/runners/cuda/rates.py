@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike
 from llmcli.errors import InsufficientMemoryError
 from llmcli.kernels.cublas import Cublas, IntegerCublas
 from llmcli.kernels.device import Device, device_errors
+from llmcli.kernels.norms import residual_add
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
-from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.tiles import ALIGNMENT
 from llmcli.runners.cuda.arena import allocate, free_bytes, send
 from llmcli.runners.cuda.pricing import Rates

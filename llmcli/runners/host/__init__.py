@@ -1,1 +1,1 @@
-"""What the runners of the CPU share: the device over a model, its memory, its predicted speed."""
+"""What runs on the CPU with any library: the forward pass, its device and KV cache, memory, predicted speed."""

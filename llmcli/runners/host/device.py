@@ -1,7 +1,4 @@
-"""`HostDevice`: a model on the CPU, span by span. It computes a step inside `run`.
-
-A `HostModel` computes the model, with torch or numpy.
-"""
+"""`HostDevice`: a model on the CPU, span by span. It computes a step inside `run`."""
 
 from __future__ import annotations
 
@@ -9,15 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import MAX_SPAN, AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
+from llmcli.runners.host.llama import Hidden, Llama
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.params import Sampler
@@ -31,41 +26,6 @@ PREFILL_CHUNK = 256
 WIDENED_SPAN = 512
 _CHUNKS = ((64, 16), (256, 64))
 _WIDENED_CHUNKS = ((256, 128),)
-
-Hidden = npt.NDArray[np.float32]  # [num_tokens, hidden_size]
-
-
-class HostModel(Protocol):
-    """The weights and the KV cache of a model, and what computes with them."""
-
-    @property
-    def config(self) -> LlamaConfig:
-        """The shape of the model."""
-
-    def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
-        """Run the tokens of one row from `position` on, and write their keys and values into its pages.
-
-        Each part has the bits of a call of its own, and sees what earlier parts have written.
-        Shapes: result [num_tokens, hidden_size], the last hidden states of all parts
-        """
-
-    def hidden_states(
-        self,
-        parts: Sequence[Sequence[int]],
-        position: int,
-        pages: Sequence[int],
-        inputs: HiddenStates | None,
-    ) -> HiddenStates:
-        """Do what `forward` does; return the embeddings of all parts and the output of every layer.
-
-        With `inputs`, each layer gets their entry for the layer before; see `Runner.hidden_states`.
-        """
-
-    def logits(self, hidden: Hidden) -> AllLogits:
-        """Scores of every vocabulary entry. Shapes: result [num_tokens, vocab_size]"""
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy the keys and values of a page."""
 
 
 @dataclass
@@ -92,7 +52,7 @@ class HostDevice:
 
     def __init__(
         self,
-        model: HostModel,
+        model: Llama,
         limits: Limits,
         *,
         cache_type: str,
@@ -260,7 +220,7 @@ class _Result:
 class HostStep:
     """A step that has been computed."""
 
-    def __init__(self, model: HostModel, results: Sequence[_Result], prompt_seconds: float):
+    def __init__(self, model: Llama, results: Sequence[_Result], prompt_seconds: float):
         self._model = model
         self._results = results
         self._prompt_seconds = prompt_seconds
@@ -297,7 +257,7 @@ def limits_of(num_rows: int, max_seq_len: int, *, weight_bytes: int, cache_bytes
     )
 
 
-def project(model: HostModel, hidden: Sequence[Hidden]) -> AllLogits:
+def project(model: Llama, hidden: Sequence[Hidden]) -> AllLogits:
     """Scores of every vocabulary entry, part by part; parts of one token have the bits of single steps.
 
     Shapes: result [num_tokens, vocab_size]

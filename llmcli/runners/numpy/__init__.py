@@ -1,1 +1,5 @@
-"""The numpy runner: LLaMA in float32 for small models, which are done before torch is imported. No torch."""
+"""The forward pass's operators in numpy: small models in float32. No torch.
+
+Importing torch costs a start some two seconds of the processor. A model of fewer than `SMALL_PARAMETERS` parameters,
+such as the storyteller, has answered before that.
+"""

@@ -1,1 +1,1 @@
-"""The torch runner: LLaMA in plain torch on the CPU, the reference for every other runner. The only room with torch."""
+"""The forward pass's operators in torch: the reference for every other runner. The only room with torch."""

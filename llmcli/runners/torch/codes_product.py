@@ -14,8 +14,7 @@ from torch import Tensor
 
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.cpp_library import open_library
-from llmcli.runners.torch.huge_pages import empty_weight
-from llmcli.runners.torch.packed_weight import PackedWeight
+from llmcli.runners.torch.weights import PackedWeight, empty_weight
 
 STEM = "codes_product"
 
@@ -44,7 +43,7 @@ class _Matrix(ctypes.Structure):
 
 def is_available(on_compile: OnCompile = say_nothing) -> bool:
     """Whether products of this form can run here; compiles them if needed."""
-    return _open(on_compile) is not None
+    return library(on_compile) is not None
 
 
 def instructions() -> str | None:
@@ -63,9 +62,9 @@ class CodesProduct:
     """x @ weight.T for a weight that stays packed; its rows are padded with zeros to whole strips."""
 
     def __init__(self, weight: PackedWeight):
-        library = _open()
-        assert library is not None
-        self._multiply = library.multiply_codes
+        functions = library()
+        assert functions is not None
+        self._multiply = functions.multiply_codes
         self._output_size, self._input_size = weight.shape
         chunk_inputs = _chunk_inputs(weight)
         num_chunks = -(-self._input_size // chunk_inputs)
@@ -95,16 +94,12 @@ class CodesProduct:
             self._scales.shape[1],
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+    def __call__(self, x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+        """See `Linear`. All parts are multiplied together, which reads the weights once and changes no bit."""
         x = x.float().contiguous()
         y = torch.empty(len(x), self._matrix.num_rows)
         self._multiply(self._matrix, x.data_ptr(), len(x), y.data_ptr(), torch.get_num_threads())
         return y[:, : self._output_size]
-
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply to each part. All are multiplied together, which reads the weights once and changes no bit."""
-        return [self(xs[0])] if len(xs) == 1 else list(torch.split(self(torch.cat(tuple(xs))), [len(x) for x in xs]))
 
     @staticmethod
     def takes(weight: PackedWeight) -> bool:
@@ -115,17 +110,17 @@ class CodesProduct:
 _opened: dict[str, ctypes.CDLL | None] = {}  # by set of instructions
 
 
-def _open(on_compile: OnCompile = say_nothing) -> Any:
+def library(on_compile: OnCompile = say_nothing) -> Any:
+    """The functions of all sources, for this processor; None if they cannot run here. Compiles them if needed."""
     wanted = instructions()
     if wanted is None:
         return None
     if wanted not in _opened:
-        library = open_library(wanted, on_compile)
-        if library is not None:
+        _opened[wanted] = opened = open_library(wanted, on_compile)
+        if opened is not None:
             pointer, number = ctypes.c_void_p, ctypes.c_int
-            library.multiply_codes.argtypes = (ctypes.POINTER(_Matrix), pointer, number, pointer, number)
-            library.multiply_codes.restype = None
-        _opened[wanted] = library
+            opened.multiply_codes.argtypes = (ctypes.POINTER(_Matrix), pointer, number, pointer, number)
+            opened.multiply_codes.restype = None
     return _opened[wanted]
 
 

@@ -8,16 +8,17 @@ are multiplied by widened blocks.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.runners.host.llama import Linear
 from llmcli.runners.torch import int4_tiles
 from llmcli.runners.torch.codes_product import CodesProduct
-from llmcli.runners.torch.packed_weight import PackedWeight
+from llmcli.runners.torch.operators import by_part
 from llmcli.runners.torch.precision import multiplies_bfloat16
+from llmcli.runners.torch.weights import PackedWeight
 
 # Weights widened at a time: a block stays in the cache while it is used.
 BLOCK_ELEMENTS = 2**18
@@ -41,13 +42,6 @@ WIDENED_INT8_ELEMENTS = 2**20
 MAX_OPERATOR_WEIGHTS = 2**31 - 1
 
 
-class Product(Protocol):
-    """x @ weight.T for one packed weight, in any form."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-
-
 class WideningProduct:
     """Any weight, in the given precision: widens a block of rows, multiplies it, takes the next."""
 
@@ -56,8 +50,12 @@ class WideningProduct:
         self._dtype = dtype
         self._rows = max(1, BLOCK_ELEMENTS // weight.shape[1])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+    def __call__(self, x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+        """See `Linear`."""
+        return by_part(self.multiply, x, sizes)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Apply to one part."""
         x = x.to(self._dtype)
         blocks = (slice(begin, begin + self._rows) for begin in range(0, self._weight.shape[0], self._rows))
         parts = [F.linear(x, self._weight.widened(rows).to(self._dtype)).float() for rows in blocks]
@@ -76,8 +74,11 @@ class ChannelInt8Product:
         self._q = q.view(torch.int8)
         self._scales = weight.scales[:, 0].to(torch.bfloat16)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+    def __call__(self, x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+        """See `Linear`."""
+        return by_part(self._multiply_part, x, sizes)
+
+    def _multiply_part(self, x: Tensor) -> Tensor:
         x = x.to(torch.bfloat16)
         if self._padding:
             x = F.pad(x, (0, self._padding))
@@ -121,16 +122,14 @@ class Int4Product:
         self._scales = torch.stack((scales.T, zeros.T), dim=-1).to(torch.bfloat16).contiguous()
         self._can_widen = int4_tiles.has_whole_tiles(self._packed)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        return self.each([x])[0]
-
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply to each part by itself; weights are widened once for all long ones."""
-        xs = [x.to(torch.bfloat16) for x in xs]
-        long = [x for x in xs if self._is_long(x)]
+    def __call__(self, x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+        """See `Linear`; weights are widened once for all long parts."""
+        x = x.to(torch.bfloat16)
+        xs = [x] if len(sizes) < 2 else [part.clone() for part in torch.split(x, list(sizes))]
+        long = [part for part in xs if self._is_long(part)]
         of_long = iter(int4_tiles.multiply(long, self._packed, self._scales, self._group_size, self._num_bits))
-        return [next(of_long) if self._is_long(x) else self._multiply_short(x) for x in xs]
+        ys = [next(of_long) if self._is_long(part) else self._multiply_short(part) for part in xs]
+        return ys[0] if len(ys) == 1 else torch.cat(ys)
 
     def _is_long(self, x: Tensor) -> bool:
         return len(x) >= WIDENED_INT4_TOKENS[self._num_bits] and self._can_widen and multiplies_bfloat16()
@@ -148,24 +147,44 @@ class Int4Product:
 
 
 class PackedLinear:
-    """y = x @ weight.T + bias for a packed weight."""
+    """y = x @ weight.T + bias for a packed weight. Where its columns are in another order, so are the inputs."""
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype):
         self._product = choose_product(weight, dtype)
+        self._order = weight.input_order
         self._bias = None if bias is None else bias.float()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        return self.each([x])[0]
-
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply to each part by itself."""
-        product = self._product
-        ys = product.each(xs) if isinstance(product, Int4Product | CodesProduct) else [product(x) for x in xs]
-        return ys if self._bias is None else [y + self._bias for y in ys]
+    def __call__(self, x: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+        """See `Linear`."""
+        y: Tensor = self._product(x if self._order is None else x.index_select(1, self._order), sizes)
+        return y if self._bias is None else y + self._bias
 
 
-def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
+class JoinedLinear:
+    """Packed layers of one form with the same input: rows of one matrix, each with the bits of its own matrix."""
+
+    def __init__(self, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None]):
+        self._sizes = [weight.shape[0] for weight in weights]
+        self._linear = PackedLinear(_joined(weights), None, torch.bfloat16)
+        self._biases = [None if bias is None else bias.float() for bias in biases]
+
+    def __call__(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """The result of each layer."""
+        of_layers = torch.split(self._linear(x, sizes), self._sizes, dim=1)
+        return [y if bias is None else y + bias for y, bias in zip(of_layers, self._biases, strict=True)]
+
+    @staticmethod
+    def takes(weights: Sequence[PackedWeight], dtype: torch.dtype) -> bool:
+        """Whether the weights have one form and our own product, which sums each row by itself."""
+        first = weights[0]
+        forms = {
+            (weight.scheme, weight.shape[1], weight.scales.dtype, weight.zero_points is None) for weight in weights
+        }
+        is_ordered = any(weight.input_order is not None for weight in weights)
+        return len(forms) == 1 and not is_ordered and dtype == torch.bfloat16 and CodesProduct.takes(first)
+
+
+def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Linear:
     """The fastest form that computes in `dtype`."""
     if dtype == torch.bfloat16 and CodesProduct.takes(weight):
         return CodesProduct(weight)
@@ -175,3 +194,16 @@ def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
         if Int4Product.takes(weight):
             return Int4Product(weight)
     return WideningProduct(weight, dtype)
+
+
+def _joined(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """Their rows, one after the other."""
+    first = weights[0]
+    zero_points = [weight.zero_points for weight in weights if weight.zero_points is not None]
+    return PackedWeight(
+        first.scheme,
+        (sum(weight.shape[0] for weight in weights), first.shape[1]),
+        torch.cat([weight.codes for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat(zero_points) if zero_points else None,
+    )

@@ -1,0 +1,199 @@
+"""Launchers of kernels that look up, move, rotate, gate or add elements."""
+
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
+from llmcli.kernels.launches import Launcher
+from llmcli.kernels.qkv import HEAD_DIM_STEP
+from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form, row_stride
+from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS
+
+_BLOCK, _STEPS = 256, 4  # threads of a block, and columns of a thread of gather_columns
+_ROTARY_BLOCK = 128
+
+EMBEDDING_SPEC = KernelSpec(
+    "embedding",
+    "rows of a table, widened",
+    tuple(f"embedding<{c}, {v}>" for c in C_TYPES.values() for v in (VECTOR, 1)),
+)
+
+
+def embedding(device: Launcher, *, table: Array, token_ids: Array, rows: Array | None = None, out: Array) -> None:
+    """Write the vectors of tokens to `out`. Ids are checked by the caller; one not in the table gives a row of NaN.
+
+    With `rows` the id of token t is token_ids[rows[t]], which the caller checks too, and row -1 gives zeros.
+    This launch must not overlap: it starts when all work before it has ended. Later kernels read rows, positions and
+    cached tokens before they wait, and the step before wrote these (kernels/common/launch.cuh).
+    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32, or of any size with rows
+            [num_tokens] int32; out [num_tokens, hidden_size] float32
+    Raises: ValueError for arrays that do not fit
+    """
+    check("embedding", "table", table, dtype=tuple(C_TYPES), shape=(None, None))
+    vocab_size, hidden_size = table.shape
+    check("embedding", "token_ids", token_ids, dtype=np.int32, shape=(None,), aligned=4)
+    if rows is not None:
+        check("embedding", "rows", rows, dtype=np.int32, shape=(None,), aligned=4)
+    (num_tokens,) = token_ids.shape if rows is None else rows.shape
+    check("embedding", "out", out, dtype=np.float32, shape=(num_tokens, hidden_size))
+    vector = VECTOR if hidden_size % VECTOR == 0 else 1
+    device.launch(
+        "embedding",
+        f"embedding<{c_type(table)}, {vector}>",
+        grid=(num_tokens,),
+        block=_BLOCK,
+        arguments=(table, token_ids, rows, out, np.int32(vocab_size), np.int32(hidden_size)),
+        cost=lambda: embedding_cost(num_tokens=num_tokens, hidden_size=hidden_size, itemsize=table.dtype.itemsize),
+    )
+
+
+def embedding_cost(*, num_tokens: int, hidden_size: int, itemsize: int) -> KernelCost:
+    """Cost of one call; `itemsize` is that of the table."""
+    count = num_tokens * hidden_size
+    return KernelCost(itemsize * count + 4 * num_tokens, 4 * count, 0, itemsize * count)
+
+
+_GATHERED_DTYPES = (np.dtype(np.float32), np.dtype(np.float16))
+_NAMES = tuple(f"gather_columns<{C_TYPES[dtype]}>" for dtype in _GATHERED_DTYPES)
+
+GATHER_COLUMNS_SPEC = KernelSpec("gather_columns", "rows with their columns in another order", _NAMES)
+
+
+def gather_columns(device: Launcher, *, x: Any, order: Any, out: Any) -> None:
+    """Write column order[i] of x to column i of `out`. May start before the previous kernel has ended.
+
+    Shapes: x [num_rows, num_columns] float32 or float16, rows any stride apart; order int32 [num_columns], columns of
+            x; out [num_rows, num_columns] in x's type
+    Raises: ValueError for arrays that do not fit
+    """
+    itemsize = x.dtype.itemsize
+    check("gather_columns", "x", x, dtype=_GATHERED_DTYPES, shape=(None, None), row_stride=True, aligned=itemsize)
+    num_rows, num_columns = x.shape
+    check("gather_columns", "order", order, dtype=np.int32, shape=(num_columns,), aligned=4)
+    check("gather_columns", "out", out, dtype=x.dtype, shape=x.shape, aligned=itemsize)
+    device.launch(
+        "gather_columns",
+        f"gather_columns<{c_type(x)}>",
+        grid=(num_rows, -(-num_columns // (_BLOCK * _STEPS))),
+        block=_BLOCK,
+        arguments=(x, order, out, np.int32(num_columns), np.int32(row_stride(x))),
+        overlaps=True,
+        cost=lambda: gather_columns_cost(num_rows=num_rows, num_columns=num_columns, itemsize=itemsize),
+    )
+
+
+def gather_columns_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
+    """Cost of one call; `itemsize` is that of x."""
+    num_bytes, order_bytes = num_rows * num_columns * itemsize, 4 * num_columns
+    return KernelCost(num_bytes + order_bytes, num_bytes, 0, order_bytes)
+
+
+ROTARY_SPEC = KernelSpec(
+    "rotary", "rotary embedding in place", tuple(f"rotary<{size}>" for size in (8, 64, 80, 128, 256))
+)
+
+
+def rotary(device: Launcher, *, x: Array, positions: Array, cos_sin: Array) -> None:
+    """Rotate heads in place, in Hugging Face's half-split form.
+
+    Shapes: x [n, num_heads * head_dim] float32, in-out, rows may be further apart; positions [n] int32;
+            cos_sin [max_seq_len, head_dim / 2, 2] float32
+    Raises: ValueError
+    """
+    check("rotary", "cos_sin", cos_sin, dtype=np.float32, shape=(None, None, 2))
+    head_dim = 2 * cos_sin.shape[1]
+    if head_dim % HEAD_DIM_STEP or not head_dim:
+        raise ValueError(f"rotary: head_dim is {head_dim}, expected a multiple of {HEAD_DIM_STEP}")
+    check("rotary", "x", x, dtype=np.float32, shape=(None, None), row_stride=True)
+    num_tokens, width = x.shape
+    if width % head_dim:
+        raise ValueError(f"rotary: {width} columns are not whole heads of {head_dim}")
+    stride = row_stride(x)
+    if stride % 4:
+        raise ValueError(f"rotary: rows of x are {stride} columns apart, expected a multiple of 4")
+    check("rotary", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
+    device.launch(
+        "rotary",
+        f"rotary<{head_dim}>",
+        grid=(num_tokens, -(-width // 8 // _ROTARY_BLOCK)),
+        block=_ROTARY_BLOCK,
+        arguments=(x, np.int32(stride), np.int32(width // head_dim), positions, cos_sin),
+        cost=lambda: rotary_cost(num_tokens, width),
+    )
+
+
+def rotary_cost(num_tokens: int, width: int) -> KernelCost:
+    """What one call moves and computes; `width` columns of all heads."""
+    elements = num_tokens * width
+    return KernelCost(4 * elements, 4 * elements, 3 * elements)
+
+
+SWIGLU_SPEC = KernelSpec(
+    "swiglu",
+    "silu(gate) * up of rows, rounded to the type of the matrix product",
+    tuple(f"swiglu<{c}, {form.parameters}>" for c in C_TYPES.values() for form in PACKED_FORMS + SCALAR_FORMS),
+)
+
+
+def swiglu(device: Launcher, *, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> None:
+    """Write silu(gate) * up / out_scale to `out`, where gate and up are those columns of `gate_up` times `row_scale`.
+
+    Shapes: gate_up [num_rows, 16 * ceil(intermediate_size / 8) or more] float32, 8 columns of gate and 8 of up in
+    turn; row_scale, out_scale [num_rows] float32; out [num_rows, intermediate_size], any storage type
+    Raises: ValueError for arrays that do not fit
+    """
+    check("swiglu", "out", out, dtype=tuple(C_TYPES), shape=(None, None))
+    num_rows, num_columns = out.shape
+    check("swiglu", "gate_up", gate_up, dtype=np.float32, shape=(num_rows, None), row_stride=True)
+    needed = TILE_ROWS * -(-num_columns // HALF_ROWS)
+    if gate_up.shape[1] < needed:
+        raise ValueError(f"swiglu: gate_up has {gate_up.shape[1]} columns, {num_columns} outputs need {needed}")
+    for name, scale in (("row_scale", row_scale), ("out_scale", out_scale)):
+        check("swiglu", name, scale, dtype=np.float32, shape=(num_rows,), aligned=4)
+    stride = row_stride(gate_up)
+    form = row_form(num_columns, num_columns % VECTOR == 0 and stride % VECTOR == 0)
+    device.launch(
+        "swiglu",
+        f"swiglu<{c_type(out)}, {form.parameters}>",
+        grid=form.grid(num_rows),
+        block=form.block,
+        arguments=(gate_up, row_scale, out, out_scale, np.int32(num_rows), np.int32(num_columns), np.int32(stride)),
+        cost=lambda: swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
+    )
+
+
+def swiglu_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
+    """Cost of one call; `itemsize` is that of the output. An exponential and a division count as one operation each."""
+    count = num_rows * num_columns
+    return KernelCost(8 * count + 4 * num_rows, itemsize * count + 4 * num_rows, 7 * count)
+
+
+ADD_PARTS_SPEC = KernelSpec("add_parts", "out += each part of a product, in order", ("add_parts<4>", "add_parts<1>"))
+
+
+def add_parts(device: Launcher, *, parts: Array, out: Array) -> None:
+    """Add each of `parts` to `out`, one after the other.
+
+    Shapes: parts float32 [num_parts, num_rows, num_columns]; out float32 [num_rows, num_columns]
+    Raises: ValueError for arrays that do not fit
+    """
+    check("add_parts", "out", out, dtype=np.float32, shape=(None, None))
+    check("add_parts", "parts", parts, dtype=np.float32, shape=(None, *out.shape))
+    num_parts, size = parts.shape[0], out.shape[0] * out.shape[1]
+    vector = VECTOR if size % VECTOR == 0 else 1
+    device.launch(
+        "add_parts",
+        f"add_parts<{vector}>",
+        grid=(-(-size // (_BLOCK * vector)),),
+        block=_BLOCK,
+        arguments=(parts, out, np.int32(num_parts), np.int32(size)),
+        overlaps=True,
+        cost=lambda: add_parts_cost(num_parts=num_parts, size=size),
+    )
+
+
+def add_parts_cost(*, num_parts: int, size: int) -> KernelCost:
+    """What one call moves and computes."""
+    return KernelCost(4 * size * (num_parts + 1), 4 * size, num_parts * size)

@@ -1,0 +1,325 @@
+"""Attention of new tokens over the cache, a few to each row; before it, queries turned and new tokens appended."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
+from llmcli.kernels.attention_decode import (
+    PARTIAL_EXTRA,
+    attention_decode,
+    attention_decode_cost,
+    grid_heads,
+    max_splits,
+)
+from llmcli.kernels.attention_rows import RowsPlan, attention_rows
+from llmcli.kernels.attention_span import attention_span, attention_span_cost
+from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.device import Device
+from llmcli.kernels.elementwise import rotary, rotary_cost
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.attention import (
+    DTYPES,
+    NewTokens,
+    append,
+    cache_name,
+    cache_of,
+    cache_outputs,
+    cos_sin_table,
+    exact,
+    expected_cache,
+    in_cache,
+    inputs_of,
+    lane_inputs,
+    new_tokens,
+    rotate,
+    spans_of,
+    with_unused_lanes,
+)
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+
+_LLAMA, _LARGE = QkvLayout(8, 2, 64), QkvLayout(32, 8, 128)
+
+# rotary: turns queries by their positions, in place. Source: arXiv 2104.09864, in Hugging Face's half-split form.
+
+_MAX_SEQ_LEN = 512
+_GAP = 4  # columns after each row
+
+
+def rotary_case(layout: QkvLayout, positions: np.ndarray) -> Problem:
+    """Rows with a zero row, an outlier, and columns that stay: keys, values, padding, and those after a row."""
+    generator = np.random.default_rng(layout.head_dim)
+    before = generator.normal(size=(len(positions), layout.width + _GAP)).astype(np.float32)
+    before[2:3] = 0.0
+    before[3:4, 1] = 1e4
+    table = cos_sin_table(_MAX_SEQ_LEN, layout.head_dim)
+
+    def reference() -> dict[str, Expected]:
+        values = before.astype(np.float64)
+        bound = np.zeros_like(values)
+        queries = before[:, : layout.q_size]
+        turned = rotate(exact(queries.reshape(len(positions), -1, layout.head_dim)), table, positions)
+        values[:, : layout.q_size] = turned.value.reshape(queries.shape)
+        bound[:, : layout.q_size] = turned.error.reshape(queries.shape)
+        return {"qkv": Expected(values, bound)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        queries = arrays["qkv"][:, : layout.q_size]
+        rotary(device, x=queries, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
+
+    return Problem(
+        "rotary",
+        {
+            "num_tokens": len(positions),
+            "num_attention_heads": layout.num_attention_heads,
+            "num_key_value_heads": layout.num_key_value_heads,
+            "head_dim": layout.head_dim,
+        },
+        inputs={"before": before, "positions": positions, "cos_sin": table},
+        outputs={"qkv": Output(before.shape, initial="before")},
+        reference=reference,
+        cost=rotary_cost(len(positions), layout.q_size),
+        solvers={ENGINE: solve},
+    )
+
+
+def odd_positions() -> np.ndarray:
+    """First and last positions, in no order, one of them twice."""
+    return np.array([0, 1, 2, 3, 511, 77, 511], np.int32)
+
+
+def _rotary_checks() -> Iterator[Problem]:
+    for head_dim in (8, 40, 64, 80, 96, 128, 256):
+        for num_heads, num_key_value_heads in ((1, 1), (7, 1), (32, 8)):
+            yield rotary_case(QkvLayout(num_heads, num_key_value_heads, head_dim), odd_positions())
+
+
+ROTARY = KernelCases("rotary", _rotary_checks, lambda: rotary_case(_LARGE, np.arange(512, dtype=np.int32)))
+
+
+# append_tokens: norms and rotates new keys, and appends them and new values to the cache.
+
+
+def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
+    """Append these tokens after adding some parts to them; the cache's other contents stay."""
+    layout, dtype = tokens.layout, tokens.keys.dtype
+    first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
+    given = {**inputs_of(tokens), **before}
+    if num_parts:
+        generator = np.random.default_rng(num_parts)
+        given["parts"] = generator.standard_normal((num_parts, *first.shape)).astype(np.float32)
+        total = first.copy()
+        for part in given["parts"]:
+            total += part
+        tokens = replace(tokens, qkv=total)
+        given["qkv_before"] = given.pop("qkv")[:, : layout.width]
+        outputs["qkv"] = Output(first.shape, initial="qkv_before")
+
+    def reference() -> dict[str, Expected]:
+        expected = expected_cache(tokens, append(tokens))
+        if num_parts:
+            sums, used = first.copy(), tokens.rows >= 0
+            sums[used, : layout.q_size] = tokens.qkv[used, : layout.q_size]
+            expected["qkv"] = Expected(sums.astype(np.float64), np.zeros(sums.shape))
+        return expected
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        append_tokens(device, lane_inputs(tokens, arrays), parts=arrays.get("parts"))
+
+    return Problem(
+        "append_tokens",
+        {
+            "num_lanes": len(tokens.rows),
+            "num_key_value_heads": layout.num_key_value_heads,
+            "head_dim": layout.head_dim,
+        },
+        inputs=given,
+        outputs=outputs,
+        reference=reference,
+        cost=append_tokens_cost(len(tokens.used()), layout, dtype.itemsize, num_parts),
+        solvers={ENGINE: solve},
+        label=cache_name(dtype),
+    )
+
+
+def _append_checks() -> Iterator[Problem]:
+    for dtype in DTYPES:
+        for head_dim in (8, 24, 64, 80, 128, 256):
+            layout = QkvLayout(9, 3, head_dim)
+            yield append_case(new_tokens(layout, dtype, [0, 15, 16, 100], norms=True, magnitude=3.0))
+        for norms, rotates in ((False, True), (True, False), (False, False)):
+            yield append_case(new_tokens(_LLAMA, dtype, [3, 70, 0], norms=norms, rotary=rotates))
+        unused = with_unused_lanes(new_tokens(_LLAMA, dtype, [3, 70], norms=True))
+        yield from (append_case(unused, num_parts) for num_parts in (0, 3))
+        for num_parts in (1, 4, 7):
+            yield append_case(new_tokens(QkvLayout(9, 3, 24), dtype, [0, 15, 16, 100], norms=True), num_parts)
+        yield append_case(new_tokens(QkvLayout(9, 3, 24), dtype, [16], norms=True), 3)
+
+
+APPEND_TOKENS = KernelCases(
+    "append_tokens", _append_checks, lambda: append_case(new_tokens(_LARGE, DTYPES[1], [512] * 8))
+)
+
+
+# attention_decode: norm, rotary, cache and attention of one new token in each lane. attention_rows does the same for
+# many lanes, spread over a few blocks and over a whole card; attention_span where several lanes belong to one row.
+
+
+def decode_case(tokens: NewTokens) -> Problem:
+    """Attend from these tokens by attention_decode."""
+    layout, num_heads = tokens.layout, tokens.layout.num_attention_heads
+    return _attention_case(
+        "attention_decode",
+        tokens,
+        partial(attention_decode, is_cached=tokens.is_cached),
+        counters=(len(tokens.rows), grid_heads(layout, tokens.keys.dtype.itemsize)),
+        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
+    )
+
+
+def rows_case(tokens: NewTokens, num_blocks: int) -> Problem:
+    """Attend from these tokens by attention_rows, on at most that many blocks."""
+    plan = RowsPlan(TYPICAL_CARD, tokens.layout, tokens.keys.dtype.itemsize)
+    return _attention_case(
+        "attention_rows",
+        tokens,
+        partial(attention_rows, is_cached=tokens.is_cached),
+        counters=(num_blocks,),
+        partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
+    )
+
+
+def span_case(tokens: NewTokens, num_spans: int) -> Problem:
+    """Attend from these tokens, those of `num_spans` rows, by attention_span."""
+    layout, num_heads = tokens.layout, tokens.layout.num_attention_heads
+    problem = _attention_case(
+        "attention_span",
+        tokens,
+        partial(attention_span, num_spans=num_spans),
+        counters=(len(tokens.rows), num_heads),
+        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
+    )
+    return replace(problem, cost=attention_span_cost(_seen(tokens), layout, tokens.keys.dtype.itemsize))
+
+
+def _seen(tokens: NewTokens) -> list[tuple[int, int]]:
+    """The row of each used lane, and how many tokens it sees."""
+    return [(row, min(position + 1, tokens.window or position + 1)) for _, row, position in tokens.used()]
+
+
+def _attention_case(
+    stem: str,
+    tokens: NewTokens,
+    launcher: Callable[..., None],
+    *,
+    counters: tuple[int, ...],
+    partials: tuple[int, ...],
+) -> Problem:
+    """Counters, of this shape, must be zeros again; outputs of unused lanes stay NaN."""
+    layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
+    before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
+
+    def reference() -> dict[str, Expected]:
+        after, query = append(tokens), tokens.query()
+        values = np.full((num_lanes, layout.q_size), np.nan)
+        bound = np.zeros(values.shape)
+        for lane, row, _ in tokens.used():
+            out = tokens.attention(lane, query, after.keys[row,], after.values[row,], after.key_error[row])
+            values[lane], bound[lane] = out.value[0], out.error[0]
+        expected = {"out": Expected(values, bound), "counters": Expected(np.zeros(counters), 0.0)}
+        return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        memory = {name: arrays[name] for name in ("partials", "counters", "out")}
+        launcher(device, lane_inputs(tokens, arrays), **memory)
+
+    seen = [num_seen for _, num_seen in _seen(tokens)]
+    return Problem(
+        stem,
+        {
+            "num_lanes": num_lanes,
+            "num_tokens": max(seen),
+            "num_attention_heads": layout.num_attention_heads,
+            "num_key_value_heads": layout.num_key_value_heads,
+            "head_dim": layout.head_dim,
+            "num_splits": tokens.num_splits,
+        },
+        inputs={**inputs_of(tokens), **before},
+        outputs={
+            "out": Output((num_lanes, layout.q_size)),
+            "counters": Output(counters, np.uint32, holds_zeros=True),
+            **appended,
+        },
+        scratch={"partials": Output(partials)},
+        reference=reference,
+        cost=attention_decode_cost(seen, layout, dtype.itemsize),
+        solvers={ENGINE: solve},
+        label=cache_name(dtype) + (f", window {tokens.window}" if tokens.window else ""),
+    )
+
+
+def _decode_checks() -> Iterator[Problem]:
+    for dtype in DTYPES:
+        for head_dim in (8, 24, 64, 80, 128, 256):
+            yield decode_case(new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True))
+        for group_size, num_key_value_heads in ((1, 3), (7, 1), (9, 1), (16, 2)):
+            layout = QkvLayout(group_size * num_key_value_heads, num_key_value_heads, 64)
+            yield decode_case(new_tokens(layout, dtype, [130, 5], rotary=False))
+        for num_splits in (1, 5):
+            yield decode_case(new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits))
+        yield decode_case(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23))
+        yield decode_case(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)))
+        yield decode_case(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])))
+
+
+def _rows_checks() -> Iterator[Problem]:
+    for dtype in DTYPES[1:]:
+        for head_dim in (8, 24, 64, 80, 128):
+            yield rows_case(new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True), 7)
+        for group_size, num_key_value_heads in ((1, 3), (7, 1)):
+            layout = QkvLayout(group_size * num_key_value_heads, num_key_value_heads, 64)
+            yield rows_case(new_tokens(layout, dtype, [130, 5], rotary=False), 3)
+        for num_splits, num_blocks in ((1, 5), (5, 1), (5, 40)):
+            tokens = new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits)
+            yield rows_case(tokens, num_blocks)
+        yield rows_case(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23), 5)
+        yield rows_case(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)), 5)
+        yield rows_case(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])), 5)
+
+
+def _span_checks() -> Iterator[Problem]:
+    for dtype in DTYPES[1:]:
+        for head_dim in (8, 24, 80, 128):
+            tokens = new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 37], norms=True, max_seq_len=50)
+            yield span_case(spans_of(tokens, [8, 3]), 2)
+        for group_size in (1, 7):
+            tokens = new_tokens(QkvLayout(group_size, 1, 64), dtype, [125], rotary=False, max_seq_len=140)
+            yield span_case(spans_of(tokens, [8]), 1)
+        for num_splits, start in ((1, 200), (5, 636), (2, 508)):  # after 511 two splits grow
+            tokens = new_tokens(_LLAMA, dtype, [start], num_splits=num_splits, max_seq_len=start + 8)
+            yield span_case(spans_of(tokens, [8]), 1)
+        tokens = new_tokens(_LLAMA, dtype, [22, 200], window=23, max_seq_len=208)
+        yield span_case(spans_of(tokens, [2, 6]), 2)
+        tokens = new_tokens(_LLAMA, dtype, [140], norms=True, max_seq_len=150)
+        yield span_case(with_unused_lanes(spans_of(tokens, [5])), 1)
+
+
+def _typical_tokens(seq_len: int, positions: list[int]) -> NewTokens:
+    """Tokens of a large layer on a typical card, in halves."""
+    num_splits = max_splits(TYPICAL_CARD.num_multiprocessors, _LARGE, DTYPES[1].itemsize, seq_len)
+    return new_tokens(_LARGE, DTYPES[1], positions, num_splits=num_splits, max_seq_len=seq_len)
+
+
+def _typical_rows() -> Problem:
+    positions = np.random.default_rng(0).integers(128, 192, 64).tolist()
+    num_blocks = RowsPlan(TYPICAL_CARD, _LARGE, DTYPES[1].itemsize).num_blocks
+    return rows_case(_typical_tokens(192, positions), num_blocks)
+
+
+ATTENTION_DECODE = KernelCases("attention_decode", _decode_checks, lambda: decode_case(_typical_tokens(2048, [2047])))
+ATTENTION_ROWS = KernelCases("attention_rows", _rows_checks, _typical_rows)
+ATTENTION_SPAN = KernelCases(
+    "attention_span", _span_checks, lambda: span_case(spans_of(_typical_tokens(2048, [2040]), [8]), 1)
+)
