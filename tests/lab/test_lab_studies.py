@@ -203,7 +203,9 @@ def test_a_study_keeps_to_the_rules(name: str) -> None:
     assert "printf" not in text
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=pytest.mark.long) if arch != "sm_90" else arch for arch in ARCHS]
+)
 @pytest.mark.parametrize("name", study_names())
 def test_its_kernels_compile(name: str, arch: str, nvrtc: None) -> None:
     study, source = load_study(name)
@@ -238,17 +240,25 @@ def test_its_reference_is_exact_and_tells_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", study_names())
-def test_an_excerpt_is_a_whole_file(name: str, nvrtc: None) -> None:
-    """What --show prints can be compiled, and tried again."""
+def test_an_excerpt_is_a_whole_file(name: str) -> None:
+    """What --show prints can be tried again."""
     study, source = load_study(name)
     for rung in study.rungs:
         text = excerpt(rung, source)
         again = parse_rung(text, "again.cu")
         assert (again.name, again.text, again.calls) == (rung.name, rung.text, rung.calls)
-        kernels = kernel_names(rung)
-        assert set(kernel_parameters(text)) == {kernel.partition("<")[0] for kernel in kernels}
-        if kernels:
-            compile_kernels(flatten_text(text, "again.cu"), "again", kernels, "sm_90")
+        assert set(kernel_parameters(text)) == {kernel.partition("<")[0] for kernel in kernel_names(rung)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if place % 8 else name for place, name in enumerate(study_names())],
+)
+def test_an_excerpt_can_be_compiled(name: str, nvrtc: None) -> None:
+    study, source = load_study(name)
+    for rung in study.rungs:
+        if kernels := kernel_names(rung):
+            compile_kernels(flatten_text(excerpt(rung, source), "again.cu"), "again", kernels, "sm_90")
 
 
 @pytest.mark.cuda
