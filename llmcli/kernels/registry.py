@@ -1,4 +1,4 @@
-"""Every kernel by its stem: what the tests compile and the documentation lists."""
+"""Every kernel by its stem, in alphabetical order: what the tests compile and the documentation lists."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -6,9 +6,7 @@ from pkgutil import iter_modules
 from llmcli import kernels
 from llmcli.kernels.spec import KernelSpec
 
-KERNELS: dict[str, KernelSpec] = {
-    value.stem: value
-    for module in iter_modules(kernels.__path__)
-    for value in vars(import_module(f"llmcli.kernels.{module.name}")).values()
-    if isinstance(value, KernelSpec)
-}
+_MODULES = [import_module(f"llmcli.kernels.{module.name}") for module in iter_modules(kernels.__path__)]
+_FOUND = [value for module in _MODULES for value in vars(module).values() if isinstance(value, KernelSpec)]
+
+KERNELS: dict[str, KernelSpec] = {spec.stem: spec for spec in sorted(_FOUND, key=lambda spec: spec.stem)}
