@@ -43,7 +43,7 @@ import psutil
 
 from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
-from llmcli.cli.held_texts import Schemas
+from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve import ServeOptions, open_served_model

@@ -16,7 +16,7 @@ from llmcli.errors import UsageError
 from llmcli.openai_body import drop_idle, read_messages
 from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
-from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_format
+from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
 
 # Reads JSON Lines as a stream of bounded lines, so that a file of gigabytes takes the memory of one line.
 #
@@ -94,7 +94,7 @@ class Line:
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     form: Form = "native"
-    held_to: HeldTo | None = None
+    constraint: Constraint | None = None
 
 
 def text_of(key: str, value: Any) -> str:
@@ -177,7 +177,7 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
         sampling={name: check_param(name, body[f"body.{name}"]) for name in SPECS if f"body.{name}" in body},
         logit_bias=_logit_bias(body.get("body.logit_bias", {})),
         form=form,
-        held_to=held_to_of_format("body.response_format", body.get("body.response_format")),
+        constraint=constraint_of_format("body.response_format", body.get("body.response_format")),
     )
 
 
@@ -195,7 +195,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise UsageError(f"body.logit_bias is {error}") from None
 
 
-KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *HELD_KEYS, *SPECS)
+KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *CONSTRAINT_KEYS, *SPECS)
 NUM_SHOWN_PROBLEMS = 10
 
 
@@ -278,7 +278,7 @@ def _native(values: dict[str, Any], number: int) -> Line:
         else None,
         stop=stop_of("stop", values["stop"]) if "stop" in values else (),
         sampling={name: check_param(name, values[name]) for name in SPECS if name in values},
-        held_to=held_to_of(values),
+        constraint=constraint_of(values),
     )
 
 

@@ -20,7 +20,7 @@ from llmcli.batch.record import Record, refuse_other_settings, save_record
 from llmcli.batch.run import Progress, RowsOverTime, Usage, estimate_seconds, run_batch
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import BatchOptions, Job, Task, open_job
-from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions
+from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
 from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress

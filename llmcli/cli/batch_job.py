@@ -27,7 +27,7 @@ from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
-from llmcli.cli.held_texts import Schemas
+from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.options import (
     AUTO,
     chat_template_option,
@@ -46,7 +46,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
-from llmcli.schema.held_to import HeldTo
+from llmcli.schema.constraint import Constraint
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
@@ -176,19 +176,19 @@ class Prompts:
         can_end = not self.request.flags.ignore_eos and self._session.can_end(prompt)
         limit = self._session.limit_new_tokens(requested, len(prompt.token_ids), self.run.context, can_end=can_end)
         packed = array("I", prompt.token_ids)
-        grammar = self.grammar if line.held_to is None else self._grammar(line.held_to)
-        line = replace(line, prompt=None, messages=None, held_to=None)
+        grammar = self.grammar if line.constraint is None else self._grammar(line.constraint)
+        line = replace(line, prompt=None, messages=None, constraint=None)
         task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
         if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
             request = self.request_of(replace(task, grammar=None), 0)
             self._schemas.prepare(grammar, request.sampler)
         return task
 
-    def _grammar(self, held_to: HeldTo) -> Grammar:
+    def _grammar(self, constraint: Constraint) -> Grammar:
         """A line's grammar; equal ones are read once. Raises: UsageError"""
-        key = held_to.kind, json.dumps(held_to.value)
+        key = constraint.kind, json.dumps(constraint.value)
         if key not in self._grammars:
-            self._grammars[key] = lazy.grammar_of(held_to)
+            self._grammars[key] = lazy.grammar_of(constraint)
         return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:

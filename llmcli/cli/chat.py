@@ -20,7 +20,7 @@ from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line,
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
 from llmcli.cli.command import given_options, option
-from llmcli.cli.held_texts import SchemaOptions, Schemas
+from llmcli.cli.constrained_texts import SchemaOptions, Schemas
 from llmcli.cli.options import (
     KEY_VARIABLE,
     MessageOptions,

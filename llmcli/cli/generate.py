@@ -13,7 +13,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
-from llmcli.cli.held_texts import CompletenessNotice, SchemaOptions, Schemas
+from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions, Schemas
 from llmcli.cli.options import (
     MessageOptions,
     RunOptions,

@@ -16,9 +16,9 @@ import typer
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
+from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
-from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     AdapterChoice,
     MessageOptions,

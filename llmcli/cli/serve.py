@@ -23,7 +23,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import option
-from llmcli.cli.held_texts import KEPT_SCHEMAS, Schemas
+from llmcli.cli.constrained_texts import KEPT_SCHEMAS, Schemas
 from llmcli.cli.options import (
     AUTO,
     KEY_VARIABLE,
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from llmcli.engine.request import Request
     from llmcli.engine.scheduler import Scheduler
     from llmcli.runners.base import Runner
+    from llmcli.schema.constraint import Constraint
     from llmcli.schema.grammar import Grammar, GrammarProcess
-    from llmcli.schema.held_to import HeldTo
     from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
     from llmcli.serve.server import Server
     from llmcli.tokenizer.base import Tokenizer
@@ -196,13 +196,13 @@ class SessionModel:
         scores_prompt = body.echo and body.logprobs is not None and len(encoded.token_ids) > 1
         return replace(self._request(body, "prompt", encoded), scores_prompt=scores_prompt)
 
-    def grammar(self, held_to: HeldTo) -> Grammar:
+    def grammar(self, constraint: Constraint) -> Grammar:
         """The grammar of texts. Raises: UsageError, TokenizerError"""
-        key = held_to.kind, held_to.key, json.dumps(held_to.value)
+        key = constraint.kind, constraint.key, json.dumps(constraint.value)
         if key not in self._grammars:
             while len(self._grammars) >= KEPT_SCHEMAS:
                 del self._grammars[next(iter(self._grammars))]
-            self._grammars[key] = self._grammar_process.grammar(held_to)
+            self._grammars[key] = self._grammar_process.grammar(constraint)
         return self._grammars[key]
 
     def encode(self, prompt: str | Messages) -> Sequence[int]:

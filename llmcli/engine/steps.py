@@ -18,7 +18,7 @@ from llmcli.errors import LLMCliError
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, PAGE_TOKENS, Chosen, Logits, Masks, Runner, Span
 
 if TYPE_CHECKING:
-    from llmcli.schema.schema import HeldText
+    from llmcli.schema.schema import ConstrainedText
 
 
 # `Fill`: the tokens that must run in a row before it can choose.
@@ -147,7 +147,7 @@ class StepMasks:
     """Masks for the spans of one step. Rows with a schema of their own need one each."""
 
     def __init__(self) -> None:
-        self._wanted: list[tuple[HeldText, ReadAhead, Sequence[int]]] = []
+        self._wanted: list[tuple[ConstrainedText, ReadAhead, Sequence[int]]] = []
         self._made: Sequence[NDArray[np.uint32] | LLMCliError] = ()
 
     def of(self, sample: Sample, read_ahead: ReadAhead = tuple, drafts: Sequence[int] = ()) -> Masks | None:
@@ -155,9 +155,9 @@ class StepMasks:
 
         `read_ahead` returns the tokens that the sample has not taken yet, None if a choice has failed.
         """
-        if sample.held_text is None:
+        if sample.constrained_text is None:
             return None
-        self._wanted.append((sample.held_text, read_ahead, drafts))
+        self._wanted.append((sample.constrained_text, read_ahead, drafts))
         index = len(self._wanted) - 1
         return lambda: self._masks(index)
 
@@ -240,17 +240,17 @@ def _shares_steps(owner: Text | Score | Shared) -> TypeGuard[Text]:
     return owner.shared is None or len(owner.sample.token_ids) > 0
 
 
-# `HeldGuesses`: where a schema leaves only one way to continue, its characters are the drafts.
+# `ConstrainedGuesses`: where a schema leaves only one way to continue, its characters are the drafts.
 
 _FORCED = -1  # the kind of these guesses; the model may write the same characters in other tokens
 
 
-class HeldGuesses:
+class ConstrainedGuesses:
     """The guesses for a text with a schema: what the schema forces, otherwise those of another source."""
 
-    def __init__(self, guesses: Guesses, held_text: HeldText):
+    def __init__(self, guesses: Guesses, constrained_text: ConstrainedText):
         self._guesses = guesses
-        self._held_text = held_text
+        self._constrained_text = constrained_text
         self._forced: tuple[int, ...] = ()
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -259,7 +259,7 @@ class HeldGuesses:
 
     def kind(self) -> int | None:
         """See `Guesses.kind`."""
-        self._forced = self._held_text.forced_tokens()
+        self._forced = self._constrained_text.forced_tokens()
         return _FORCED if self._forced else self._guesses.kind()
 
     def guess(self, count: int) -> tuple[int, ...]:
@@ -291,7 +291,7 @@ def _next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: 
         logits = text.shared.logits
     elif is_read and drafting is not None:
         drafts = sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
-    if sample.held_text is None:
+    if sample.constrained_text is None:
         return Span(text.row, (), "last", logits, drafts)
     return Span(text.row, (), "last", logits, drafts, masks.of(sample, text.read_ahead, drafts))
 
@@ -339,12 +339,12 @@ def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: 
 
 def _text_drafts(text: Text, drafting: Drafting) -> TextDrafts | None:
     if text.drafts is None:
-        held_text, sampler = text.sample.held_text, text.sample.sampler
+        constrained_text, sampler = text.sample.constrained_text, text.sample.sampler
         prompt = text.sample.request.prompt_token_ids
-        if held_text is None:
+        if constrained_text is None:
             text.drafts = drafting.begin(prompt, sampler)
         else:
-            text.drafts = drafting.begin(prompt, sampler, lambda guesses: HeldGuesses(guesses, held_text))
+            text.drafts = drafting.begin(prompt, sampler, lambda guesses: ConstrainedGuesses(guesses, constrained_text))
     return text.drafts
 
 

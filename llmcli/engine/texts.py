@@ -90,7 +90,7 @@ class Sample:
     """A sample of a request, with the tokens given by the request. It knows nothing of rows and steps.
 
     Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have;
-    held_text: its state in its schema, None without one
+    constrained_text: its state in its schema, None without one
     """
 
     def __init__(self, number: int, request: Request, index: int, tokenizer: Tokenizer, max_seq_len: int):
@@ -107,7 +107,7 @@ class Sample:
             # A text with a schema ends only where the schema allows it.
             forced_eos_position=None if request.schema else len(request.prompt_token_ids) + self.max_tokens - 1,
         )
-        self.held_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
+        self.constrained_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = "length" if limit == 0 else None
@@ -128,8 +128,8 @@ class Sample:
         self._last_token_time = time.perf_counter()
         self._first_token_time = self._first_token_time or self._last_token_time
         self.token_ids.append(token_id)
-        if self.held_text is not None:
-            self.held_text.push(token_id)
+        if self.constrained_text is not None:
+            self.constrained_text.push(token_id)
         if mirostat_mu is not None:
             self.sampler = replace(self.sampler, mirostat_mu=mirostat_mu)
         is_end = token_id in self.sampler.eos_token_ids
@@ -148,7 +148,7 @@ class Sample:
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """The first drafts, as far as the text can take them."""
-        return drafts if self.held_text is None else drafts[: self.held_text.num_fitting(drafts)]
+        return drafts if self.constrained_text is None else drafts[: self.constrained_text.num_fitting(drafts)]
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
         """A function that inspects the choice made from these logits; None if the request wants no alternatives."""
@@ -156,7 +156,7 @@ class Sample:
         if count is None:
             return None
         history, sampler = [*self.request.prompt_token_ids, *self.token_ids], self.sampler
-        mask = None if self.held_text is None else self.held_text.mask()
+        mask = None if self.constrained_text is None else self.constrained_text.mask()
         return lambda token_id: inspect_choice(logits, history, sampler, token_id, count, mask)
 
     def finish(self, reason: FinishReason) -> Finished:
@@ -167,7 +167,9 @@ class Sample:
         self.finish_reason = reason
         tail = ""
         if reason != "stop":
-            text, is_stopped = self._stop_strings.push("" if self.held_text is not None else self._decoder.flush())
+            text, is_stopped = self._stop_strings.push(
+                "" if self.constrained_text is not None else self._decoder.flush()
+            )
             tail = text if is_stopped else text + self._stop_strings.flush()
             self.text += tail
         num_chosen = len(self.token_ids) - len(self.request.said)
@@ -179,8 +181,8 @@ class Sample:
             decode_seconds=self._last_token_time - self._first_token_time,
         )
         is_complete = None
-        if self.held_text is not None:
-            is_complete = reason != "stop" and self.held_text.is_complete
+        if self.constrained_text is not None:
+            is_complete = reason != "stop" and self.constrained_text.is_complete
         return Finished(self.index, tail, self.text, tuple(self.token_ids), reason, timings, self.number, is_complete)
 
 

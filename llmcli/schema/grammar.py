@@ -17,7 +17,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from llmcli.errors import UsageError
 from llmcli.reading import object_of_unique_keys, parse_json
-from llmcli.schema.held_to import HeldTo
+from llmcli.schema.constraint import Constraint
 from llmcli.schema.json_schema import CheckedSchema
 from llmcli.schema.library import Limits, Matcher, Tokens, byte_tokens
 from llmcli.schema.regex import check_regex
@@ -290,16 +290,16 @@ def lark_grammar(name: str, text: str) -> Grammar:
     return _checked(name, text + _NO_FORCING)
 
 
-def grammar_of(held_to: HeldTo) -> Grammar:
+def grammar_of(constraint: Constraint) -> Grammar:
     """The grammar of a batch line or a request, named by its key. Raises: as the function of its kind"""
-    name, value = held_to.key, held_to.value
-    if held_to.kind == "schema":
+    name, value = constraint.key, constraint.value
+    if constraint.kind == "schema":
         return json_schema_grammar(name, json.dumps(value))
-    if held_to.kind == "regex":
+    if constraint.kind == "regex":
         return regex_grammar(name, value)
-    if held_to.kind == "choice":
+    if constraint.kind == "choice":
         return choice_grammar(name, value)
-    if held_to.kind == "grammar":
+    if constraint.kind == "grammar":
         return lark_grammar(name, value)
     return any_json_grammar(name)
 
@@ -352,12 +352,12 @@ class GrammarProcess:
             "llmcli.schema.grammar_sandbox", "llguidance", "the schema", "give a simpler schema"
         )
 
-    def grammar(self, held_to: HeldTo) -> Grammar:
+    def grammar(self, constraint: Constraint) -> Grammar:
         """Read the grammar.
 
         Raises: as `grammar_of`; TokenizerError if it takes too much time or memory
         """
-        answer = self._process.ask(asdict(held_to), LIMIT_SECONDS)
+        answer = self._process.ask(asdict(constraint), LIMIT_SECONDS)
         if isinstance(answer, str):
             raise UsageError(answer)
         return Grammar(answer["name"], answer["lark"], tuple(answer["notes"]))

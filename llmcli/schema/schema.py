@@ -1,4 +1,4 @@
-"""`Schema`: a grammar in the tokens of a model's `Vocabulary`; `HeldText`: one text's state in it."""
+"""`Schema`: a grammar in the tokens of a model's `Vocabulary`; `ConstrainedText`: one text's state in it."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ class Schema:
         rest._matcher, rest._spelled = held._matcher, held.spelled()
         return rest
 
-    def begin(self, *, at_start: bool) -> HeldText:
+    def begin(self, *, at_start: bool) -> ConstrainedText:
         """An empty text. `at_start` means that nothing visible comes before it."""
-        return HeldText(self.grammar.name, self._matcher, self._spelled, self.vocabulary, at_start=at_start)
+        return ConstrainedText(self.grammar.name, self._matcher, self._spelled, self.vocabulary, at_start=at_start)
 
 
 # A text, tokens that it has not taken yet (None if a choice has failed), and drafts after them.
-Wanted = tuple["HeldText", Sequence[int] | None, Sequence[int]]
+Wanted = tuple["ConstrainedText", Sequence[int] | None, Sequence[int]]
 
 
-class HeldText:
+class ConstrainedText:
     """One text, token by token."""
 
     def __init__(self, name: str, matcher: Matcher, spelled: Matcher, vocabulary: Vocabulary, *, at_start: bool):
@@ -219,7 +219,7 @@ class HeldText:
     def masks_of_all(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
         """The result of `masks` for each text, or its error. Masks after tokens without drafts are made together."""
         vocabulary = wanted[0][0]._vocabulary
-        together: dict[int, HeldText] = {}
+        together: dict[int, ConstrainedText] = {}
         for index, (held, chosen, drafts) in enumerate(wanted):
             if chosen and not drafts and held._vocabulary is vocabulary and held._goes_on(chosen):
                 with suppress(UsageError):  # the text alone raises it
@@ -324,14 +324,16 @@ class HeldText:
         )
 
 
-def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -> NDArray[np.uint32] | UsageError:
+def _made(
+    held: ConstrainedText, chosen: Sequence[int] | None, drafts: Sequence[int]
+) -> NDArray[np.uint32] | UsageError:
     try:
         return held.masks(chosen, drafts)
     except UsageError as error:
         return error
 
 
-def _masks_together(texts: Sequence[HeldText], vocabulary: Vocabulary) -> list[NDArray[np.uint32] | UsageError]:
+def _masks_together(texts: Sequence[ConstrainedText], vocabulary: Vocabulary) -> list[NDArray[np.uint32] | UsageError]:
     """The mask of each text at its matcher's state, or the error. Shapes: each [1, words]"""
     found = np.empty((len(texts), vocabulary.tokens.num_words), np.uint32)
     Matcher.fill_masks([held._matcher for held in texts], found)

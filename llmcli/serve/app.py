@@ -66,8 +66,8 @@ def texts_routes(service: Service) -> list[Route]:
         echoes: Sequence[Echo] = (),
     ) -> TextsResponse:
         grammar = None
-        if body.held_to is not None:
-            grammar = await unless_gone(service.read_schema(client_of(http), body.held_to), http.receive)
+        if body.constraint is not None:
+            grammar = await unless_gone(service.read_schema(client_of(http), body.constraint), http.receive)
         model = service.model
         requests = [replace(request, client=client_of(http)) for request in requests]
         answer = kind(

@@ -28,7 +28,7 @@ from llmcli.errors import UsageError
 from llmcli.openai_body import BodyError, drop_idle, read_messages, unknown_key
 from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
-from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_format
+from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
 from llmcli.serve.refusal import Refusal
 
 MAX_SAMPLES = 128
@@ -139,22 +139,22 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
-    def _check_held_to(self) -> TextsBody:
-        _ = self.held_to
+    def _check_constraint(self) -> TextsBody:
+        _ = self.constraint
         if not self.stream and (self.includes_usage or self.counts_in_pieces):
             raise Refusal(400, 'stream_options needs "stream": true', param="stream_options")
         return self
 
     @property
-    def held_to(self) -> HeldTo | None:
+    def constraint(self) -> Constraint | None:
         """The schema, expression, choices or grammar of the texts. Raises: Refusal for two of them or a bad one"""
         given: dict[str, Any] = {
-            key: value for key in HELD_KEYS if (value := getattr(self, _FIELDS.get(key, key))) is not None
+            key: value for key in CONSTRAINT_KEYS if (value := getattr(self, _FIELDS.get(key, key))) is not None
         }
         with _refused("response_format"):
-            by_format = held_to_of_format("response_format", self.response_format)
+            by_format = constraint_of_format("response_format", self.response_format)
         with _refused(next(iter(given), "")):
-            by_key = held_to_of(given)
+            by_key = constraint_of(given)
         if by_format is not None and by_key is not None:
             message = f"response_format and {by_key.key} cannot be combined"
             raise Refusal(400, message, param="response_format")

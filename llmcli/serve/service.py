@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope
 
 from llmcli.engine.request import Request
 from llmcli.errors import TokenizerError, UsageError
-from llmcli.schema.held_to import HeldTo
+from llmcli.schema.constraint import Constraint
 from llmcli.serve.bodies import ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.body_reader import BodyReader
 from llmcli.serve.desk import Desk
@@ -64,7 +64,7 @@ class ServedModel(Protocol):
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue one of a body's prompts. Token ids are used as they are."""
 
-    def grammar(self, held_to: HeldTo) -> Grammar:
+    def grammar(self, constraint: Constraint) -> Grammar:
         """The grammar of texts, for the engine. For a separate thread: a schema may take seconds."""
 
     def encode(self, prompt: str | Messages) -> Sequence[int]:
@@ -309,15 +309,15 @@ class Service:
     schema_reader: FairThread = field(default_factory=lambda: FairThread("schemas"))
     bodies: HeldBodies = field(default_factory=HeldBodies)
 
-    async def read_schema(self, client: Hashable, held_to: HeldTo) -> Grammar:
+    async def read_schema(self, client: Hashable, constraint: Constraint) -> Grammar:
         """The grammar of texts, for the engine.
 
         Raises: Refusal for what cannot be followed exactly
         """
         try:
-            return await self.schema_reader.run(client, lambda: self.model.grammar(held_to))
+            return await self.schema_reader.run(client, lambda: self.model.grammar(constraint))
         except (UsageError, TokenizerError) as error:
-            raise Refusal(400, str(error), param=held_to.key.partition(".")[0]) from error
+            raise Refusal(400, str(error), param=constraint.key.partition(".")[0]) from error
 
     def close(self) -> None:
         """End the threads without waiting for their work."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmcli.batch.input import KEYS, Line, LineReader, Problems, parse_line, read_input
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS
-from llmcli.schema.held_to import HELD_KEYS, HeldTo
+from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint
 
 
 def parse(value: Any, number: int = 1) -> Line | None:
@@ -27,7 +27,7 @@ def test_every_key_is_taken() -> None:
         "stop": ["x", "y"],
         **{name: spec.default for name, spec in SPECS.items()},
     }
-    assert {*values, "messages", *HELD_KEYS} == set(KEYS)
+    assert {*values, "messages", *CONSTRAINT_KEYS} == set(KEYS)
     sampling = {name: spec.default for name, spec in SPECS.items()}
     assert parse(values) == Line(1, "a", "Grüße\0\x1b\u2028", None, 2**64 - 1, 3, ("x", "y"), sampling)
 
@@ -40,11 +40,11 @@ def test_what_a_line_is_held_to() -> None:
         "choice": ["a", "b"],
         "grammar": "start: A",
     }
-    assert values.keys() == set(HELD_KEYS)
+    assert values.keys() == set(CONSTRAINT_KEYS)
     for key, value in values.items():
         line = parse({"prompt": "a", key: value})
         assert line is not None
-        assert line.held_to == HeldTo(key, key, value)  # type: ignore[arg-type]
+        assert line.constraint == Constraint(key, key, value)  # type: ignore[arg-type]
     assert parse({"prompt": "a", "json_output": False}) == Line(1, 1, "a")
     assert parse({"prompt": "a", "json_output": False, "regex": "b"}) == parse({"prompt": "a", "regex": "b"})
 

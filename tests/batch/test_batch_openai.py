@@ -8,7 +8,7 @@ import pytest
 
 from llmcli.batch.input import BODY_KEYS, Line, parse_line
 from llmcli.errors import UsageError
-from llmcli.schema.held_to import HeldTo
+from llmcli.schema.constraint import Constraint
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
@@ -40,7 +40,7 @@ def test_every_key_is_taken() -> None:
     assert body.keys() | {"max_completion_tokens"} >= {"prompt", *BODY_KEYS}
     sampling = {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "presence_penalty": -1.0, "frequency_penalty": 2.0}
     expected = Line(5, "r1", "Hi", None, 3, 9, ("x",), sampling, {12: -100.0, 7: 1.5}, "completion")
-    expected = replace(expected, held_to=HeldTo("schema", "body.response_format", {"type": "object"}))
+    expected = replace(expected, constraint=Constraint("schema", "body.response_format", {"type": "object"}))
     assert line(body) == expected
 
 
@@ -52,10 +52,10 @@ def test_a_chat() -> None:
 def test_a_response_format() -> None:
     schema = {"type": "array"}
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
-    assert line({"prompt": "Hi", "response_format": wanted}).held_to == HeldTo(
+    assert line({"prompt": "Hi", "response_format": wanted}).constraint == Constraint(
         "schema", "body.response_format.json_schema.schema", schema
     )
-    assert line({"prompt": "Hi", "response_format": {"type": "text"}}).held_to is None
+    assert line({"prompt": "Hi", "response_format": {"type": "text"}}).constraint is None
     for value, problem in (
         ("json_object", "expected an object of type text, json_object or json_schema"),
         ({"type": "xml"}, "expected an object of type text, json_object or json_schema"),

@@ -26,7 +26,7 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.library import Limits, Matcher
-from llmcli.schema.schema import HeldText, Schema, Vocabulary
+from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
@@ -173,10 +173,10 @@ def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monk
     whole = model.texts(model.load(), model.request())[0]
     after = whole.token_ids[:9]
 
-    def fault(held: HeldText, **_: bool) -> UsageError | None:
+    def fault(held: ConstrainedText, **_: bool) -> UsageError | None:
         return UsageError("too complex") if tuple(held._taken[:9]) == after else None
 
-    monkeypatch.setattr(HeldText, "_fault", fault)
+    monkeypatch.setattr(ConstrainedText, "_fault", fault)
     scheduler = Scheduler(model.load(2), model.tokenizer)
     free = model.request(schema=None, max_new_tokens=40)
     numbers = [scheduler.submit(request) for request in (model.request(), free)]

@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 
 from llmcli.sampling.candidates import unpack_mask
-from llmcli.schema.schema import HeldText, Schema, Vocabulary
+from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 
 EOS_ID, OTHER_EOS_ID, SPECIAL_ID = 256, 257, 258
@@ -76,7 +76,7 @@ def awkward_vocabulary(*, strips_leading_space: bool = False) -> Vocabulary:
     return Vocabulary(tokenizer, [EOS_ID, OTHER_EOS_ID], VOCAB_SIZE)
 
 
-def allowed_ids(held: HeldText) -> np.ndarray:
+def allowed_ids(held: ConstrainedText) -> np.ndarray:
     """The ids that may come next."""
     return np.flatnonzero(unpack_mask(held.mask()))
 
@@ -143,14 +143,14 @@ def extend(
     return shortest_end(held_behind(schema, begun, at_start), pieces, schema.grammar.lark) if searches else None
 
 
-def held_behind(schema: Schema, begun: Walk, at_start: bool) -> HeldText:
+def held_behind(schema: Schema, begun: Walk, at_start: bool) -> ConstrainedText:
     held = schema.begin(at_start=at_start)
     for token_id in begun.token_ids:
         held.push(token_id)
     return held
 
 
-def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | None:
+def shortest_end(held: ConstrainedText, pieces: list[bytes], content: str) -> bytes | None:
     """As `extend`: all ways of the characters that the grammar names, the shortest first.
 
     Ways whose last five characters are the same count as one if the same may follow.

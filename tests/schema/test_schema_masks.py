@@ -21,7 +21,7 @@ from llmcli.errors import UsageError
 from llmcli.sampling.candidates import mask_words, unpack_mask
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.library import Limits, Matcher
-from llmcli.schema.schema import HeldText, Schema, Vocabulary
+from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 
 LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
 GRAMMARS = [
@@ -145,7 +145,7 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
     schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
     texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
 
-    def plain(token_ids: list[int]) -> HeldText:
+    def plain(token_ids: list[int]) -> ConstrainedText:
         held = schema.begin(at_start=False)
         for token_id in token_ids:
             held.push(token_id)
@@ -167,7 +167,7 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
             for before, chosen in zip(told, ahead, strict=True)
         ]
         if generator.random() < 0.6:
-            masks = HeldText.masks_of_all(list(zip(texts, ahead, drafts, strict=True)))
+            masks = ConstrainedText.masks_of_all(list(zip(texts, ahead, drafts, strict=True)))
         else:
             masks = [held.masks(*wanted) for held, *wanted in zip(texts, ahead, drafts, strict=True)]
         for made, before, chosen, guessed in zip(masks, told, ahead, drafts, strict=True):
@@ -205,7 +205,7 @@ def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(lost._matcher, "_fill", lambda *_: lost._matcher.consume(0))
     monkeypatch.setattr(lost, "_fill_anew", lambda _: None)
     monkeypatch.setattr(again._matcher, "_fill", lambda *_, worn=again._matcher: worn.consume(0))
-    made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last, again)])
+    made = ConstrainedText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last, again)])
     shown = [str(one) if isinstance(one, UsageError) else one.tolist() for one in made]
     assert shown[:2] == [[[0b010]], "no text fits --choice: this text is not complete, and nothing may follow it"]
     assert str(shown[2]).startswith("--choice is too complex for the rest of this text (")
@@ -232,7 +232,7 @@ def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask(mo
     for _ in range(before):
         ahead.push(x)
     other.push(x)
-    good, bad, told = HeldText.masks_of_all([(other, [x], ()), (ahead, [x], ()), (held, [x], ())])
+    good, bad, told = ConstrainedText.masks_of_all([(other, [x], ()), (ahead, [x], ()), (held, [x], ())])
     assert not isinstance(good, UsageError)
     assert str(bad) == str(told)
     assert ahead.is_complete  # the token was not passed to it

@@ -8,8 +8,8 @@ import pytest
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
 from llmcli.schema import grammar as grammar_process
+from llmcli.schema.constraint import Constraint
 from llmcli.schema.grammar import Grammar, GrammarProcess, grammar_of
-from llmcli.schema.held_to import HeldTo
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +17,10 @@ def process() -> GrammarProcess:
     return GrammarProcess()
 
 
-def read(how: Callable[[HeldTo], Grammar], held_to: HeldTo) -> Grammar | str:
+def read(how: Callable[[Constraint], Grammar], constraint: Constraint) -> Grammar | str:
     """The grammar, or the reason for none."""
     try:
-        return how(held_to)
+        return how(constraint)
     except UsageError as error:
         return str(error)
 
@@ -40,8 +40,8 @@ def read(how: Callable[[HeldTo], Grammar], held_to: HeldTo) -> Grammar | str:
     ],
 )
 def test_it_reads_what_is_read_here(process: GrammarProcess, kind: Any, value: Any) -> None:
-    held_to = HeldTo(kind, f"the {kind}", value)
-    assert read(process.grammar, held_to) == read(grammar_of, held_to)
+    constraint = Constraint(kind, f"the {kind}", value)
+    assert read(process.grammar, constraint) == read(grammar_of, constraint)
 
 
 def test_what_has_no_end_is_refused_and_others_are_read(
@@ -52,12 +52,12 @@ def test_what_has_no_end_is_refused_and_others_are_read(
     monkeypatch.setattr(grammar_process, "LIMIT_SECONDS", 0.5)
     start_time = time.monotonic()
     with pytest.raises(TokenizerError, match=r"the schema failed: it does not end within 0.5 s; give a simpler"):
-        process.grammar(HeldTo("schema", "schema", schema))
+        process.grammar(Constraint("schema", "schema", schema))
     assert time.monotonic() - start_time < 5
     monkeypatch.undo()
-    assert process.grammar(HeldTo("regex", "regex", "a")).name == "regex"
+    assert process.grammar(Constraint("regex", "regex", "a")).name == "regex"
 
 
 def test_a_text_that_is_no_unicode_is_refused(process: GrammarProcess) -> None:
     with pytest.raises(LLMCliError, match=r"^choice: .*hex escape"):
-        process.grammar(HeldTo("choice", "choice", ["\ud800"]))
+        process.grammar(Constraint("choice", "choice", ["\ud800"]))

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from llmcli.engine.events import Event, Finished, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, UsageError
-from llmcli.schema.held_to import HeldTo
+from llmcli.schema.constraint import Constraint
 from llmcli.serve.desk import Desk, Texts
 from llmcli.serve.link import EngineState, FrontEnd
 from llmcli.serve.refusal import Refusal
@@ -142,7 +142,7 @@ class SlowSchemas:
         self.may_end = threading.Event()
         self.num_read = 0
 
-    def grammar(self, held_to: HeldTo) -> None:
+    def grammar(self, constraint: Constraint) -> None:
         self.num_read += 1
         self.may_end.wait(30)
         raise UsageError("no schema")
@@ -157,7 +157,7 @@ def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -
             async def ask() -> None:
                 with desk.waiting(1, "n"):
                     async with service.limits.timed():
-                        await service.read_schema("a client", HeldTo("regex", "regex", "a"))
+                        await service.read_schema("a client", Constraint("regex", "regex", "a"))
 
             asked = [asyncio.create_task(ask()) for _ in range(3)]
             first, second, third = await asyncio.gather(*asked, return_exceptions=True)
@@ -187,7 +187,7 @@ def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> Non
 
             async def ask() -> None:
                 with desk.waiting(1, "n"):
-                    await unless_gone(service.read_schema("a client", HeldTo("regex", "regex", "a")), receive)
+                    await unless_gone(service.read_schema("a client", Constraint("regex", "regex", "a")), receive)
 
             asked = [asyncio.create_task(ask()) for _ in range(2)]
             while not model.num_read:

@@ -16,7 +16,7 @@ from llmcli.cli.chat_session.answer import NoWriter, TextWriter, View, Writer, r
 from llmcli.cli.chat_session.commands import commands_of, is_command, run_command
 from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block, unwrap
 from llmcli.cli.chat_session.state import ChatSession, Outcome, Talk, TurnRecord
-from llmcli.cli.held_texts import remedy_of
+from llmcli.cli.constrained_texts import remedy_of
 from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained

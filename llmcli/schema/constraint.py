@@ -1,4 +1,4 @@
-"""`HeldTo`: what a batch line or a request asks texts to match, by our keys or by OpenAI's.
+"""`Constraint`: what a batch line or a request asks texts to match, by our keys or by OpenAI's.
 
 Imports no llguidance: most texts have no such request.
 """
@@ -10,29 +10,29 @@ from typing import Any, Literal
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
 
-HeldKind = Literal["schema", "json_output", "regex", "choice", "grammar"]
+ConstraintKind = Literal["schema", "json_output", "regex", "choice", "grammar"]
 
 # Our keys, named as the options, and the type of each.
-_EXPECTED: Mapping[HeldKind, str] = {
+_EXPECTED: Mapping[ConstraintKind, str] = {
     "schema": "a JSON Schema, an object",
     "json_output": "true or false",
     "regex": "a string",
     "choice": "a list of strings",
     "grammar": "a string",
 }
-HELD_KEYS = tuple(_EXPECTED)
+CONSTRAINT_KEYS = tuple(_EXPECTED)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTo:
+class Constraint:
     """The kind, and the `value` in the form of that kind's option, given under the key `key`."""
 
-    kind: HeldKind
+    kind: ConstraintKind
     key: str
     value: Any
 
 
-def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
+def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
     """Read our keys among `values`.
 
     Raises: UsageError for two of them, and for a value of another type.
@@ -51,11 +51,11 @@ def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
         }.get(kind, isinstance(value, str))
         if not is_right:
             raise UsageError(f"{kind} is {shown(value)}, expected {_EXPECTED[kind]}")
-        return HeldTo(kind, kind, value)
+        return Constraint(kind, kind, value)
     return None
 
 
-def held_to_of_format(key: str, value: Any) -> HeldTo | None:
+def constraint_of_format(key: str, value: Any) -> Constraint | None:
     """Read OpenAI's response_format, given under `key`; None counts as a key that is not given.
 
     A schema is followed exactly whether it is `strict` or not.
@@ -67,7 +67,7 @@ def held_to_of_format(key: str, value: Any) -> HeldTo | None:
         raise UsageError(f"{key} is {shown(value)}, expected an object of type text, json_object or json_schema")
     if value["type"] != "json_schema":
         refuse_unknown(value, ("type",), f"{key}.")
-        return HeldTo("schema", key, {"type": "object"}) if value["type"] == "json_object" else None
+        return Constraint("schema", key, {"type": "object"}) if value["type"] == "json_object" else None
     refuse_unknown(value, ("type", "json_schema"), f"{key}.")
     named = value.get("json_schema")
     if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
@@ -80,4 +80,4 @@ def held_to_of_format(key: str, value: Any) -> HeldTo | None:
     ):
         if not isinstance(named.get(name), kind | None):
             raise UsageError(f"{key}.json_schema.{name} is {shown(named[name])}, expected {expected}")
-    return HeldTo("schema", f"{key}.json_schema.schema", named["schema"])
+    return Constraint("schema", f"{key}.json_schema.schema", named["schema"])

@@ -108,9 +108,9 @@ def test_a_grammar_is_held(client: Any) -> None:
 
 def test_a_key_that_asks_for_nothing_goes_with_a_format() -> None:
     body = {"prompt": "Hi", "response_format": {"type": "json_object"}, "json_output": False}
-    held_to = parse_body(CompletionBody, json.dumps(body).encode()).held_to
-    assert held_to is not None
-    assert held_to.key == "response_format"
+    constraint = parse_body(CompletionBody, json.dumps(body).encode()).constraint
+    assert constraint is not None
+    assert constraint.key == "response_format"
 
 
 @pytest.mark.parametrize(
