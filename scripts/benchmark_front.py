@@ -24,7 +24,7 @@ from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.serve.front import FrontWork, ServerOptions
 from llmcli.serve.server import Server
-from llmcli.serve.service import Limits
+from llmcli.serve.service import ClientLimits
 from scripts.benchmark_serve import processor_seconds_of_front
 
 BODY = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 500, "stream": True}
@@ -117,7 +117,7 @@ def measure(num_clients: int, num_steps: int) -> list[float]:
     open_model = partial(open_served_model, request, None, None, None, None)
     listener, _ = ServeOptions(port=0).listen(has_key=False)
     steps = Steps(listener.getsockname()[1], num_clients, num_steps)
-    options = ServerOptions(max_waiting=num_clients, limits=Limits(2**20, None), grace_seconds=1.0)
+    options = ServerOptions(max_waiting=num_clients, limits=ClientLimits(2**20, None), grace_seconds=1.0)
     with Server(listener, FrontWork(open_model, options)) as server:
         server.run(
             steps,

@@ -55,7 +55,7 @@ from llmcli.serve.bodies import CompletionBody
 from llmcli.serve.front import FrontWork, ServerOptions
 from llmcli.serve.link import Hold
 from llmcli.serve.server import Server
-from llmcli.serve.service import Limits, ServedModel
+from llmcli.serve.service import ClientLimits, ServedModel
 from scripts.core_halves import core_halves
 from scripts.steady_device import SteadyDevice
 
@@ -170,7 +170,7 @@ class Bench:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         clients = threading.Thread(target=run_clients)
-        options = ServerOptions(max_waiting=len(bodies), limits=Limits(2**23, None), grace_seconds=1.0)
+        options = ServerOptions(max_waiting=len(bodies), limits=ClientLimits(2**23, None), grace_seconds=1.0)
         with Server(listener, FrontWork(self.open_model, options)) as server:
             server.run(
                 scheduler,

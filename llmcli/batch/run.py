@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 
 
-class Usage(Protocol):
+class BatchUsage(Protocol):
     """The scheduler's counts. `row_steps` adds up the rows in use over all steps."""
 
     prompt_tokens_computed: int
@@ -30,7 +30,7 @@ class Usage(Protocol):
     preemptions: int
 
 
-class Scheduler(Protocol):
+class BatchScheduler(Protocol):
     """The part of the engine's scheduler that a batch uses."""
 
     @property
@@ -42,7 +42,7 @@ class Scheduler(Protocol):
         """Whether nothing waits or runs."""
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> BatchUsage:
         """The work so far."""
 
     def submit(self, request: Request) -> int:
@@ -62,7 +62,7 @@ class Progress:
 
 
 def run_batch(
-    scheduler: Scheduler,
+    scheduler: BatchScheduler,
     tasks: Iterable[Task],
     request_of: Callable[[Task], Request],
     take: Callable[[Task, Finished | Failed], None],

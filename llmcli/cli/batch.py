@@ -17,9 +17,9 @@ import typer
 from llmcli.batch.input import Line, LineId
 from llmcli.batch.output import InOrder, Journal
 from llmcli.batch.record import Record, refuse_other_settings, save_record
-from llmcli.batch.run import Progress, RowsOverTime, Usage, estimate_seconds, run_batch
+from llmcli.batch.run import BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
 from llmcli.cli import lazy
-from llmcli.cli.batch_job import BatchOptions, Job, Task, open_job
+from llmcli.cli.batch_job import BatchJob, BatchOptions, Task, open_job
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
 from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
@@ -72,7 +72,7 @@ def _openai_json(line: Line, event: Finished | Failed, num_prompt_tokens: int, m
     return {**common, "response": {"status_code": 200, "body": body}, "error": None}
 
 
-def show_check(job: Job) -> None:
+def show_check(job: BatchJob) -> None:
     """Print counts, memory and time of the remaining prompts on standard output.
 
     Raises: InsufficientMemoryError if the model does not fit.
@@ -95,7 +95,7 @@ def show_check(job: Job) -> None:
     terminal.write(fact_lines(facts.items(), 15, sys.stdout))
 
 
-def _plan(job: Job) -> TargetPlan:
+def _plan(job: BatchJob) -> TargetPlan:
     """The memory and the speed of the rows that the run will have."""
     run = job.prompts.run
     subject = lazy.Subject(run.session.name, run.session.model, None)
@@ -107,7 +107,9 @@ def _plan(job: Job) -> TargetPlan:
     return planned if planned.num_rows <= limit else target.plan(subject, context=run.context, num_rows=limit)
 
 
-def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, loaded: LoadedRunner, run_seconds: float) -> None:
+def show_stats(
+    progress: Progress, usage: BatchUsage, rows: RowsOverTime, loaded: LoadedRunner, run_seconds: float
+) -> None:
     """Print what the run took, on stderr."""
     mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
     facts = {
@@ -125,7 +127,7 @@ def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, loaded: Loa
         terminal.show(f"{name:<15}{text}\n")
 
 
-def run_job(job: Job, *, require_complete: bool = False) -> None:
+def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
     """Run the remaining prompts.
 
     Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
@@ -191,20 +193,20 @@ def _say_how_many(num_prompts: int, num_rows: int) -> None:
     terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
 
 
-def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
+def _count_kept(job: BatchJob, completeness: CompletenessNotice) -> None:
     """Count the texts of an earlier run."""
     done = job.written.done
     kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
     completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
 
 
-def _finish_again(job: Job) -> None:
+def _finish_again(job: BatchJob) -> None:
     with _Sink(job) as sink:
         sink.finish()
     terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
 
 
-def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:
+def _end(job: BatchJob, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:
     """Raises: FailedLinesError if prompts failed; UnfinishedTextError, see `run_job`"""
     if progress.num_failed:
         where = "the output" if job.output is None else str(job.output)
@@ -216,7 +218,7 @@ def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, requ
         completeness.require_complete()
 
 
-def _settle_record(job: Job, runner: str) -> None:
+def _settle_record(job: BatchJob, runner: str) -> None:
     """Write down the settings before the first line, or check that existing lines come from this device.
 
     Raises: UsageError for another device, OutputError.
@@ -236,7 +238,7 @@ class _Sink:
     What is held back is written at the end, even if the run ends early.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: BatchJob):
         self._job = job
         self._journal = None if job.output is None else Journal(job.output, job.written)
         is_ordered = job.prompts.options.ordered

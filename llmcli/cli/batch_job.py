@@ -217,7 +217,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """A batch whose input is checked: every prompt, those still to run, and all that their texts depend on.
 
     `output` None is standard output. Without lines in the output `record` has no runner yet.
@@ -240,7 +240,7 @@ class Job:
 @contextmanager
 def open_job(
     options: BatchOptions, request: RunRequest, name: str | None, max_new_tokens: int | None, grammar: Grammar | None
-) -> Iterator[Job]:
+) -> Iterator[BatchJob]:
     """Check everything that can be checked without the weights, and lock the output until the end.
 
     Raises: LLMCliError and its subclasses
@@ -341,14 +341,14 @@ def _refuse(problems: Problems, name: str) -> NoReturn:
     )
 
 
-def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) -> Job:
+def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) -> BatchJob:
     """The job, with what the output holds already.
 
     Raises: UsageError for an output that was made with other settings, or by something else.
     """
     settings = _settings(prompts, digest)
     if output is None or not holds_something(output):
-        return Job(output, prompts, tasks, tasks, Record(settings, prompts.run.seed, ""), Written())
+        return BatchJob(output, prompts, tasks, tasks, Record(settings, prompts.run.seed, ""), Written())
     record = load_record(output)
     refuse_other_settings(
         output,
@@ -364,7 +364,7 @@ def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) 
     if written.failed:
         terminal.info(f"Retrying {len(written.failed)} failed prompts")
     prompts = replace(prompts, run=replace(prompts.run, seed=record.seed))
-    return Job(output, prompts, tasks, todo, record, written)
+    return BatchJob(output, prompts, tasks, todo, record, written)
 
 
 def _settings(prompts: Prompts, digest: str) -> dict[str, object]:

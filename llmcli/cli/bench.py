@@ -376,7 +376,7 @@ def _measure(
     comparison = None
     if kernels:
         files = {one.stem: str(one.path) for one in kernels}
-        comparison = lazy.Comparison(files, opened_card(options).engine_kernels)
+        comparison = lazy.KernelComparison(files, opened_card(options).engine_kernels)
     with subject_files(subject, measuring.scratch, keep=measuring.keep) as model:
         start = time.perf_counter()
         with progress(f"loading {subject.full_name}") as on_progress:

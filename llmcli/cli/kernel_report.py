@@ -17,7 +17,7 @@ from llmcli.cli.units import size
 if TYPE_CHECKING:
     from llmcli.kernels.spec import KernelSpec
     from llmcli.lab.compare import Finding, Measured
-    from llmcli.lab.roofline import Ceilings, StepTimes
+    from llmcli.lab.roofline import Ceilings, TimedStep
     from llmcli.lab.study import Study
     from llmcli.lab.walk import Call, KernelUse, Walk
 
@@ -205,7 +205,7 @@ def list_json(
     }
 
 
-def bench_text(title: str, steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]) -> str:
+def bench_text(title: str, steps: Sequence[TimedStep], ceilings: Ceilings, names: Collection[str]) -> str:
     """A table for each step; of the kernels `names` only, if there are any."""
     parts = [f"{visible(title)}\n{ceilings_text(ceilings)}\n"]
     for step in steps:
@@ -223,7 +223,7 @@ def ceilings_text(ceilings: Ceilings) -> str:
 
 
 def bench_json(
-    model: str, device: str, arch: str, steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]
+    model: str, device: str, arch: str, steps: Sequence[TimedStep], ceilings: Ceilings, names: Collection[str]
 ) -> dict[str, object]:
     """The report as an object, in seconds and bytes."""
     return {
@@ -244,14 +244,14 @@ def bench_json(
     }
 
 
-def bench_csv(steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]) -> str:
+def bench_csv(steps: Sequence[TimedStep], ceilings: Ceilings, names: Collection[str]) -> str:
     """One line for each call."""
     columns = ("step", "kernel", "name", "matrix", "launches", "bytes", "operations")
     calls = ({"step": step.walk.title, **call} for step in steps for call in _timed_calls(step, ceilings, names))
     return csv_text((*columns, "median_seconds", "fastest_seconds", "ceiling_share"), calls)
 
 
-def _timed_calls(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> Iterator[dict[str, object]]:
+def _timed_calls(step: TimedStep, ceilings: Ceilings, names: Collection[str]) -> Iterator[dict[str, object]]:
     for call, times in zip(step.walk.calls, step.calls, strict=True):
         if _is_chosen(call, names):
             share = ceilings.least_seconds(call) / times.median
@@ -280,7 +280,7 @@ def _use_table(walk: Walk) -> str:
     return format_table(header, rows) + _names_text(walk.calls)
 
 
-def _time_table(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> str:
+def _time_table(step: TimedStep, ceilings: Ceilings, names: Collection[str]) -> str:
     header = (
         *("KERNEL", "MATRIX", "LAUNCHES", "BYTES", "OPERATIONS"),
         *("US", "GB/s", "GFLOP/s", "OF CEILING", "OF THE STEP"),
@@ -327,7 +327,7 @@ def _names_text(calls: Sequence[Call], shown: Sequence[Call] | None = None) -> s
     return _named_lines((shorts[name], name) for name in names if shorts[name] != name)
 
 
-def _whole_text(step: StepTimes) -> str:
+def _whole_text(step: TimedStep) -> str:
     return (
         f"the whole step takes {step.whole.median * 1e6:,.1f} us; "
         f"its launches, each timed beside its like, add up to {step.alone_seconds * 1e6:,.1f} us"

@@ -24,7 +24,7 @@ from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.kernels.device import Device
-    from llmcli.lab.roofline import Ceilings, StepTimes
+    from llmcli.lab.roofline import Ceilings, TimedStep
     from llmcli.lab.walk import Lengths
     from llmcli.measure.subject import Subject
 
@@ -122,7 +122,7 @@ def open_card() -> Device:
 
 def measure_subject_kernels(
     subject: Subject, lengths: Lengths, scratch: Path | None
-) -> tuple[Device, Ceilings, Sequence[StepTimes]]:
+) -> tuple[Device, Ceilings, Sequence[TimedStep]]:
     """The card, its ceilings, and the times of a step of decoding and of a prompt.
 
     Raises: DeviceError without a card; LLMCliError and its subclasses

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
-    from llmcli.measure.bench import RATES, SPARE_TOKENS, BenchOptions, Comparison, measure_change
+    from llmcli.measure.bench import RATES, SPARE_TOKENS, BenchOptions, KernelComparison, measure_change
     from llmcli.measure.doctor import examine
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, diff, evaluate, verdict
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
     from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
     from llmcli.serve.server import LogWriter, Server
-    from llmcli.serve.service import Limits
+    from llmcli.serve.service import ClientLimits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template
     from llmcli.tokenizer.load import load_tokenizer

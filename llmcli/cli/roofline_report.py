@@ -15,7 +15,7 @@ from llmcli.cli.tables import format_table
 from llmcli.cli.terminal import visible
 
 if TYPE_CHECKING:
-    from llmcli.lab.roofline import Ceilings, Gap, Point, StepTimes
+    from llmcli.lab.roofline import Ceilings, Gap, Point, TimedStep
 
 WIDTH, HEIGHT = 60, 20  # of the whole plot
 _LABEL_WIDTH = 8
@@ -89,7 +89,7 @@ def _rate(per_second: float) -> str:
 
 
 def roofline_text(
-    title: str, ceilings: Ceilings, steps: Sequence[StepTimes], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
+    title: str, ceilings: Ceilings, steps: Sequence[TimedStep], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
 ) -> str:
     """Ceilings, a table for each step, the plot of all, and a sentence for each step."""
     parts = [f"{visible(title)}\n{ceilings_text(ceilings)}\n"]
@@ -129,7 +129,7 @@ def placed_marks(placed: Sequence[Sequence[Point]]) -> tuple[list[Mark], list[st
 
 
 def roofline_json(
-    title: str, ceilings: Ceilings, steps: Sequence[StepTimes], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
+    title: str, ceilings: Ceilings, steps: Sequence[TimedStep], placed: Sequence[Sequence[Point]], gaps: Sequence[Gap]
 ) -> dict[str, object]:
     """The report as an object; rates in bytes and operations a second."""
     return {

@@ -333,7 +333,7 @@ def serve(
             ),
             lazy.ServerOptions(
                 max_waiting=server.max_queue,
-                limits=lazy.Limits(server.max_body_bytes, server.timeout),
+                limits=lazy.ClientLimits(server.max_body_bytes, server.timeout),
                 grace_seconds=server.grace,
                 api_key=key,
                 hosts=(*lazy.LOOPBACK_NAMES, server.host.lower()) if is_local else (),

@@ -37,7 +37,7 @@ _WORDS = re.compile(r'(?:--\S+ )?(?:"[^"]*"|[^\s-]\S*)|\S+')
 
 
 @dataclass(frozen=True)
-class Step:
+class TourStep:
     """One step: what it shows, and its command as typed.
 
     `needs` is a built-in model, or what an earlier step writes; `without` says why the step is skipped if it is
@@ -55,11 +55,11 @@ class Step:
         return not self.needs or built_in_model(self.needs) is not None or (folder / self.needs).exists()
 
 
-def plan_tour(*, with_color: bool) -> tuple[Step, ...]:
+def plan_tour(*, with_color: bool) -> tuple[TourStep, ...]:
     """The steps in their order."""
     return (
-        Step("Write", "The model continues your words. The same seed gives the same story again.", _STORY),
-        Step(
+        TourStep("Write", "The model continues your words. The same seed gives the same story again.", _STORY),
+        TourStep(
             "See the probabilities",
             "How sure was the model? Likely tokens stay plain; the others are colored. "
             "The line above the text explains the colors."
@@ -68,13 +68,13 @@ def plan_tour(*, with_color: bool) -> tuple[Step, ...]:
             "Here they stay plain, but the next step shows the probabilities as numbers.",
             f"{_STORY} --max-new-tokens 60 --color prob",
         ),
-        Step(
+        TourStep(
             "Ask why this word",
             "The sampler removes the unlikely tokens, then draws one of the rest. "
             "The table shows both steps for each token.",
             f"{_STORY} --max-new-tokens 4 --why",
         ),
-        Step(
+        TourStep(
             "Quantize",
             f"{STORYTELLER_BF16} is the same model with 16 bits per weight. "
             "This command writes a smaller copy, with 4 bits per weight in most layers.",
@@ -82,7 +82,7 @@ def plan_tour(*, with_color: bool) -> tuple[Step, ...]:
             needs=STORYTELLER_BF16,
             without=f"Left out: {STORYTELLER_BF16} is not part of this installation.",
         ),
-        Step(
+        TourStep(
             "See what it cost",
             "The 16-bit model writes, and the 4-bit model reads along. "
             "[a>b] means that it would have written b instead of a. The last line sums up.",
@@ -90,7 +90,7 @@ def plan_tour(*, with_color: bool) -> tuple[Step, ...]:
             needs=_INT4,
             without="Left out: it needs the model that step 4 writes.",
         ),
-        Step(
+        TourStep(
             "Keep the page",
             "You can also ask for a story. This command saves it as a page for your browser, "
             "which shows what else could have stood at each token.",
@@ -164,7 +164,7 @@ def _walk(folder: Path, is_asking: bool, *, with_color: bool) -> tuple[int, int]
     return 0, 0
 
 
-def _run(step: Step, folder: Path, *, with_color: bool) -> int:
+def _run(step: TourStep, folder: Path, *, with_color: bool) -> int:
     """Run a step's command in the folder and return its exit code.
 
     It finds the package that this process runs.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from llmcli.engine.chat_events import (
     CLOSING,
     OPENING,
+    AnswerPiece,
     ChatEvent,
     OfAnswer,
-    Piece,
     ReasoningSplitter,
     SeveralEvent,
     TurnFinished,
@@ -142,13 +142,13 @@ class RunningAnswer:
         self.prefill_tokens = 0
         self._tokenizer = tokenizer
 
-    def push(self, token: Token) -> list[Piece]:
+    def push(self, token: Token) -> list[AnswerPiece]:
         """Take the next token; return what is certain."""
         self.token_ids.append(token.token_id)
         self.new_text += token.text
         return self.splitter.push(token.text)
 
-    def finish(self, finished: Finished) -> tuple[list[Piece], TurnFinished]:
+    def finish(self, finished: Finished) -> tuple[list[AnswerPiece], TurnFinished]:
         """Take the end; return what was held back, and the answer."""
         answer = self.answer(finished.text, finished.token_ids, finished.finish_reason)
         is_cut = finished.finish_reason in UNFINISHED

@@ -14,7 +14,7 @@ Part = Literal["reasoning", "answer"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """A piece of what the model says, and the part it belongs to."""
 
     part: Part
@@ -47,10 +47,10 @@ class ReasoningSplitter:
         self._is_at_start = True  # of the reasoning
         self._may_open = starts_inside  # the model may write the opening tag even if the prompt has one
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[AnswerPiece]:
         """Take new text; return the pieces that are certain."""
         self._held += text
-        pieces: list[Piece] = []
+        pieces: list[AnswerPiece] = []
         if self._state == "undecided":
             self._decide()
         if self._state == "reasoning":
@@ -60,15 +60,15 @@ class ReasoningSplitter:
             if self._held:
                 self._state = "answer"
         if self._state == "answer" and self._held:
-            pieces.append(Piece("answer", self._take(len(self._held))))
+            pieces.append(AnswerPiece("answer", self._take(len(self._held))))
         return pieces
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[AnswerPiece]:
         """The pieces held back, at the end of the text."""
         if not self._held or self._state == "after":
             return []
         part: Part = "reasoning" if self._state == "reasoning" else "answer"
-        return [Piece(part, self._take(len(self._held)))]
+        return [AnswerPiece(part, self._take(len(self._held)))]
 
     def _decide(self) -> None:
         start = self._held.lstrip()
@@ -78,7 +78,7 @@ class ReasoningSplitter:
         elif not OPENING.startswith(start):
             self._state = "answer"
 
-    def _take_reasoning(self) -> list[Piece]:
+    def _take_reasoning(self) -> list[AnswerPiece]:
         if self._is_at_start:
             self._held = self._held.lstrip()
             if self._may_open and OPENING.startswith(self._held) and self._held != OPENING:
@@ -96,7 +96,7 @@ class ReasoningSplitter:
             lengths = range(min(len(CLOSING) - 1, len(self._held)), 0, -1)
             num_open = next((length for length in lengths if CLOSING.startswith(self._held[-length:])), 0)
             reasoning = self._take(len(self._held[: len(self._held) - num_open].rstrip()))
-        return [Piece("reasoning", reasoning)] if reasoning else []
+        return [AnswerPiece("reasoning", reasoning)] if reasoning else []
 
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
@@ -136,8 +136,8 @@ class OfAnswer:
     """An event of one of several answers to a message, numbered from 1."""
 
     number: int
-    event: Piece | TurnFinished
+    event: AnswerPiece | TurnFinished
 
 
-ChatEvent = TurnStarted | PrefillProgress | Piece | TurnFinished
+ChatEvent = TurnStarted | PrefillProgress | AnswerPiece | TurnFinished
 SeveralEvent = TurnStarted | PrefillProgress | OfAnswer

@@ -46,7 +46,7 @@ _GROUP_ROWS = 64  # of a group of four warps
 
 
 @dataclass(frozen=True)
-class Form:
+class WgmmaForm:
     """A form of the kernel with wgmma. All forms give the same bits.
 
     `consumers`: groups of warps that share keys and values; `stages`: tiles of these in shared memory; `tokens`: of a
@@ -63,8 +63,8 @@ class Form:
         return self.stages * 2 * self.tokens * WGMMA_HEAD_DIM * 2
 
 
-_SHORT_FORMS = Form(1, 1, 16), Form(1, 1, 64)
-_ALONE, _SHARED = Form(1, 3, 128), Form(2, 3, 128)
+_SHORT_FORMS = WgmmaForm(1, 1, 16), WgmmaForm(1, 1, 64)
+_ALONE, _SHARED = WgmmaForm(1, 3, 128), WgmmaForm(2, 3, 128)
 
 
 class PrefillShape(ctypes.Structure):
@@ -88,7 +88,7 @@ def kernel_name(keys: Array) -> str:
     return f"attention_prefill<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
-def wgmma_name(dtype: np.dtype[np.generic], form: Form, unit_inputs: int) -> str:
+def wgmma_name(dtype: np.dtype[np.generic], form: WgmmaForm, unit_inputs: int) -> str:
     """The name expression; `unit_inputs` are those of an image, 0 for rows of floats."""
     sizes = f"{form.consumers}, {form.stages}, {unit_inputs}, {form.tokens}"
     return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {sizes}>"
@@ -261,7 +261,7 @@ def _check_rotary(device: Launcher, cos_sin: Array, inputs: PromptInputs) -> Non
         raise ValueError(f"attention_prefill: position {inputs.end - 1} is beyond the {cos_sin.shape[0]} of cos_sin")
 
 
-def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> Form:
+def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> WgmmaForm:
     """The form for `num_rows` rows that see up to `num_tokens` tokens.
 
     Where rows see more tokens, two groups of warps share keys and values if the card has too few multiprocessors for

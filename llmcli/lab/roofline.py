@@ -32,7 +32,7 @@ _STEP_RUNS = 3 + (1 + _ROUNDS) * _STEPS_OF_A_GRAPH
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class TimedStep:
     """A timed step: as a whole, and a launch of each of the walk's calls. Units: seconds"""
 
     walk: Walk
@@ -55,7 +55,7 @@ def measure_steps(
     on_compile: OnCompile,
     on_load: OnProgress,
     on_measure: OnProgress,
-) -> tuple[StepTimes, StepTimes]:
+) -> tuple[TimedStep, TimedStep]:
     """Load a model, and time the launches of a step of decoding and of a prompt.
 
     Raises: LLMCliError and its subclasses; DeviceError if the card's launches differ from the walks'
@@ -147,7 +147,7 @@ def starts_of(walk: Walk, noted: Noted) -> list[Callable[[], None]]:
     return [partial(starter.start, addresses) for starter, addresses in noted]
 
 
-def _time(device: Device, walk: Walk, noted: Noted, lengths: Lengths, count: Callable[[], None]) -> StepTimes:
+def _time(device: Device, walk: Walk, noted: Noted, lengths: Lengths, count: Callable[[], None]) -> TimedStep:
     starts = starts_of(walk, noted)
 
     def run_all() -> None:
@@ -162,7 +162,7 @@ def _time(device: Device, walk: Walk, noted: Noted, lengths: Lengths, count: Cal
             most = (lengths.context - lengths.depth - 1 - _STEP_RUNS - 3) // (1 + _ROUNDS)
         times.append(time_launches(device, [starts[place] for place in call.places], most, _ROUNDS))
         count()
-    return StepTimes(walk, whole, tuple(times))
+    return TimedStep(walk, whole, tuple(times))
 
 
 # The roofline of a card: how fast a kernel could be by its bytes and its operations, and how close it comes.
@@ -220,7 +220,7 @@ class Gap:
     lost: Mapping[str, float]
 
 
-def place_calls(step: StepTimes, ceilings: Ceilings) -> list[Point]:
+def place_calls(step: TimedStep, ceilings: Ceilings) -> list[Point]:
     """Each call of a step on the roofline."""
     points = []
     for call, times in zip(step.walk.calls, step.calls, strict=True):
@@ -229,7 +229,7 @@ def place_calls(step: StepTimes, ceilings: Ceilings) -> list[Point]:
     return points
 
 
-def find_gap(step: StepTimes, ceilings: Ceilings) -> Gap:
+def find_gap(step: TimedStep, ceilings: Ceilings) -> Gap:
     """Where a step spends its time beyond its ceilings."""
     least, lost = 0.0, dict[str, float]()
     for call, times in zip(step.walk.calls, step.calls, strict=True):

@@ -264,7 +264,7 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class KernelComparison:
     """The user's kernels that the runner launches: their files by name. In `engine_kernels()` it launches ours."""
 
     own_kernels: Mapping[str, str]

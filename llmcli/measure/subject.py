@@ -10,7 +10,7 @@ from typing import Protocol
 from llmcli.checkpoint.model import Model, num_parameters
 from llmcli.engine.drafts import MAX_DRAFT_ROWS
 from llmcli.errors import InsufficientMemoryError
-from llmcli.measure.bench import Bench, BenchOptions, BenchReport, Comparison, EngineFigures
+from llmcli.measure.bench import Bench, BenchOptions, BenchReport, EngineFigures, KernelComparison
 from llmcli.measure.energy import EnergyMeter
 from llmcli.measure.plan import DraftPlan, MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
@@ -108,7 +108,7 @@ def measure_subject(
     options: BenchOptions,
     meter: EnergyMeter | str,
     on_progress: OnProgress,
-    comparison: Comparison | None = None,
+    comparison: KernelComparison | None = None,
 ) -> BenchReport:
     """Everything that `llmcli bench` reports. `meter` is the energy meter, or why there is none.
 

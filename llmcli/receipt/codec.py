@@ -1,8 +1,8 @@
 """Dataclasses as JSON, both ways: the annotations are the schema. Refuses values that do not fit, by their key.
 
 Supported: strings, numbers, booleans, None, `tuple`, `Mapping[str, ...]`, `Literal`, `X | None`, dataclasses, and types
-annotated with a `Range` or a `Form`. A field with a default may be missing. -inf is written as the string "-inf", since
-JSON has no infinities.
+annotated with a `Range` or a `StringForm`. A field with a default may be missing. -inf is written as the string
+"-inf", since JSON has no infinities.
 """
 
 import functools
@@ -39,7 +39,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Form:
+class StringForm:
     """Annotates `str`: a pattern that the whole string matches, and its description."""
 
     pattern: str

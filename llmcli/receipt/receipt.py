@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from llmcli.differences import Difference, find_differences, first_difference
 from llmcli.errors import UsageError
 from llmcli.reading import RECEIPT
-from llmcli.receipt.codec import Form, MalformedError, Range, from_json, to_json
+from llmcli.receipt.codec import MalformedError, Range, StringForm, from_json, to_json
 from llmcli.writing import OutputFile
 
 MAX_SAMPLES = 10_000
@@ -24,8 +24,8 @@ MAX_SAMPLES = 10_000
 Count = Annotated[int, Range(0, 2**63 - 1)]
 TokenId = Annotated[int, Range(0, 2**31 - 1)]
 Bias = float  # finite or -inf
-Name = Annotated[str, Form(r"[^\0]+", "a string, not empty and without NUL")]
-Sha256 = Annotated[str, Form("[0-9a-f]{64}", "64 hexadecimal digits")]
+Name = Annotated[str, StringForm(r"[^\0]+", "a string, not empty and without NUL")]
+Sha256 = Annotated[str, StringForm("[0-9a-f]{64}", "64 hexadecimal digits")]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class AdapterFacts:
     """A LoRA adapter: its name on the command line, its commit if it is in the hub's cache, its weight."""
 
     name: Name
-    commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
+    commit: Annotated[str, StringForm("[0-9a-f]{40}", "40 hexadecimal digits")] | None
     weight: float
 
 
@@ -53,7 +53,7 @@ class ModelFacts:
     """
 
     name: Name
-    commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
+    commit: Annotated[str, StringForm("[0-9a-f]{40}", "40 hexadecimal digits")] | None
     files: Mapping[str, FileFacts]
     adapters: tuple[AdapterFacts, ...] = ()
 
@@ -63,9 +63,9 @@ class RunnerFacts:
     """What computed the text. `description` is in words; the others ask for the same runner again."""
 
     description: str
-    device: Annotated[str, Form("cpu|cuda:[0-9]{1,3}", "cpu or cuda:N")]
-    dtype: Annotated[str, Form("auto|float32|bfloat16|float16", "auto, float32, bfloat16 or float16")]
-    kv_cache: Annotated[str, Form("auto|int8", "auto or int8")]
+    device: Annotated[str, StringForm("cpu|cuda:[0-9]{1,3}", "cpu or cuda:N")]
+    dtype: Annotated[str, StringForm("auto|float32|bfloat16|float16", "auto, float32, bfloat16 or float16")]
+    kv_cache: Annotated[str, StringForm("auto|int8", "auto or int8")]
     threads: Annotated[int, Range(1, 1024)] | None
     context: Annotated[int, Range(1, 2**31 - 1)]
 
@@ -105,7 +105,7 @@ class StoppingFacts:
     """What ended a text besides end-of-sequence tokens; `at_start` drops the space before its first word."""
 
     max_new_tokens: Annotated[int, Range(1, 2**31 - 1)] | None
-    stop_strings: tuple[Annotated[str, Form("(?s).+", "a string that is not empty")], ...]
+    stop_strings: tuple[Annotated[str, StringForm("(?s).+", "a string that is not empty")], ...]
     at_start: bool
 
 

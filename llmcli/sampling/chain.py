@@ -71,7 +71,7 @@ class Choice(NamedTuple):
     mirostat_mu: float | None
 
 
-class Step(NamedTuple):
+class ChainStep(NamedTuple):
     """One step of the chain; `apply` returns its candidates unchanged if its parameter is off."""
 
     name: str
@@ -79,31 +79,31 @@ class Step(NamedTuple):
 
 
 PENALTIES = (
-    Step("logit_bias", logit_bias),
-    Step("sequence_bias", sequence_bias),
-    Step("begin_suppress", begin_suppress),
-    Step("eos_ban", eos_ban),
-    Step("encoder_repetition_penalty", encoder_repetition_penalty),
-    Step("repetition_penalty", repetition_penalty),
-    Step("presence_penalty", presence_penalty),
-    Step("frequency_penalty", frequency_penalty),
-    Step("dry", dry),
+    ChainStep("logit_bias", logit_bias),
+    ChainStep("sequence_bias", sequence_bias),
+    ChainStep("begin_suppress", begin_suppress),
+    ChainStep("eos_ban", eos_ban),
+    ChainStep("encoder_repetition_penalty", encoder_repetition_penalty),
+    ChainStep("repetition_penalty", repetition_penalty),
+    ChainStep("presence_penalty", presence_penalty),
+    ChainStep("frequency_penalty", frequency_penalty),
+    ChainStep("dry", dry),
 )
 FILTERS = (
-    Step("temperature", temperature),
-    Step("top_n_sigma", top_n_sigma),
-    Step("top_k", top_k),
-    Step("top_p", top_p),
-    Step("min_p", min_p),
-    Step("typical_p", typical_p),
-    Step("xtc", xtc),
-    Step("mirostat", mirostat),
+    ChainStep("temperature", temperature),
+    ChainStep("top_n_sigma", top_n_sigma),
+    ChainStep("top_k", top_k),
+    ChainStep("top_p", top_p),
+    ChainStep("min_p", min_p),
+    ChainStep("typical_p", typical_p),
+    ChainStep("xtc", xtc),
+    ChainStep("mirostat", mirostat),
 )
-FORCED_EOS = Step("forced_eos", forced_eos)
+FORCED_EOS = ChainStep("forced_eos", forced_eos)
 _FILTERS_BY_NAME = {step.name: step for step in FILTERS}
 
 
-def steps_of(sampler: Sampler, position: int) -> tuple[Step, ...]:
+def steps_of(sampler: Sampler, position: int) -> tuple[ChainStep, ...]:
     """Return the steps of a choice at `position`."""
     is_forced = bool(sampler.forced_eos_token_ids) and position == sampler.forced_eos_position
     before = (FORCED_EOS,) if is_forced else PENALTIES

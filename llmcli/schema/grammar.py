@@ -19,7 +19,7 @@ from llmcli.errors import UsageError
 from llmcli.reading import object_of_unique_keys, parse_json
 from llmcli.schema.constraint import Constraint
 from llmcli.schema.json_schema import CheckedSchema
-from llmcli.schema.library import Limits, Matcher, Tokens, byte_tokens
+from llmcli.schema.library import MaskLimits, Matcher, Tokens, byte_tokens
 from llmcli.schema.regex import check_regex
 from llmcli.tokenizer.bounded_process import BoundedProcess
 from llmcli.tokenizer.pieces import TokenPieces
@@ -141,7 +141,7 @@ def check_lark(name: str, text: str) -> None:
 # texts are written with a made-up vocabulary, within a fraction of the limits for a real one.
 
 # A real vocabulary, of up to 128,000 tokens, has needed up to four times as much as the made-up one.
-_LIMITS = Limits(step_lexer_fuel=800_000, step_max_items=50_000, max_items_in_row=2_000)
+_LIMITS = MaskLimits(step_lexer_fuel=800_000, step_max_items=50_000, max_items_in_row=2_000)
 _NUM_TOKENS = 4000
 _WALKS, _STEPS = 2, 20
 _LETTERS = "etaoinshrdlucmwfgypbvkjxqz"

@@ -69,7 +69,7 @@ class _MatcherInit(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Limits:
+class MaskLimits:
     """What llguidance may spend on one mask, about 14,000 of fuel and 20,000 items a millisecond, and on one byte.
 
     These are for texts that have begun, which should continue, if slowly. grammar.py tries a grammar within less.
@@ -81,7 +81,7 @@ class Limits:
     max_items_in_row: int = 2_500
 
 
-_LIMITS = Limits()
+_LIMITS = MaskLimits()
 
 
 class Tokens:
@@ -131,7 +131,7 @@ class Matcher:
     A token that does not fit puts it into an error state for good. Attributes: has_error
     """
 
-    def __init__(self, tokens: Tokens, lark: str, limits: Limits = _LIMITS):
+    def __init__(self, tokens: Tokens, lark: str, limits: MaskLimits = _LIMITS):
         """A fault of the grammar becomes its error."""
         init = _MatcherInit()
         library = _library()

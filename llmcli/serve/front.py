@@ -24,7 +24,7 @@ from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
 from llmcli.serve.http import ACCEPTED_AT_ONCE, HttpServer
 from llmcli.serve.link import EngineState, FrontEnd
-from llmcli.serve.service import Limits, ServedModel, Service
+from llmcli.serve.service import ClientLimits, ServedModel, Service
 
 _LAST_WORD_SECONDS = 2.0  # to inform clients that the engine is lost
 _ENGINE_SECONDS = 8.0  # for the engine to end: it has a step to finish
@@ -39,7 +39,7 @@ class ServerOptions:
     """What the server allows. Without `api_key` only requests to one of `hosts` come in; empty allows any host."""
 
     max_waiting: int
-    limits: Limits
+    limits: ClientLimits
     grace_seconds: float
     api_key: str | None = None
     hosts: Collection[str] = ()

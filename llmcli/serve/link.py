@@ -22,7 +22,7 @@ from llmcli.engine.events import Event, Failed, PrefillProgress, Token
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError
-from llmcli.serve.worker import Job, Scheduler, Worker
+from llmcli.serve.worker import Job, ServerScheduler, Worker
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -111,7 +111,7 @@ class EngineState:
 class EngineEnd:
     """Runs a scheduler for the front, until the front closes the link."""
 
-    def __init__(self, connection: Connection, scheduler: Scheduler, hold: Hold):
+    def __init__(self, connection: Connection, scheduler: ServerScheduler, hold: Hold):
         """`hold` is called for requests with a grammar, in its own thread: the first schema takes seconds."""
         self._connection = connection
         self._scheduler = scheduler

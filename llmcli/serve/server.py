@@ -17,7 +17,7 @@ from llmcli.child import child_program
 from llmcli.errors import LLMCliError
 from llmcli.serve.front import SIGNALS, FrontWork
 from llmcli.serve.link import EngineEnd, Hold
-from llmcli.serve.worker import Scheduler
+from llmcli.serve.worker import ServerScheduler
 
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
 _FORCE_SECONDS = 4.0  # for the front, after a second signal
@@ -66,7 +66,7 @@ class Server:
 
     def run(
         self,
-        scheduler: Scheduler,
+        scheduler: ServerScheduler,
         hold: Hold,
         *,
         log: Callable[[str], None],

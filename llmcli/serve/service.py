@@ -241,7 +241,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """What a client may use. `timeout_seconds` is for a whole answer with all its waiting; None is no limit."""
 
     max_body_bytes: int
@@ -297,7 +297,7 @@ class Service:
 
     model: ServedModel
     desk: Desk
-    limits: Limits
+    limits: ClientLimits
     log_contents: Callable[[str, object], None] | None = None
     metrics: Metrics = field(default_factory=Metrics)
     body_reader: BodyReader = field(default_factory=BodyReader)

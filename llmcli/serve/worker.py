@@ -19,7 +19,7 @@ from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
 from llmcli.runners.base import Runner
 
 
-class Scheduler(Protocol):
+class ServerScheduler(Protocol):
     """The part of the engine's scheduler that a server uses."""
 
     runner: Runner
@@ -74,7 +74,7 @@ class Worker:
     library written in Rust is no Exception, and would leave clients without an answer.
     """
 
-    def __init__(self, scheduler: Scheduler, deliver: Deliver):
+    def __init__(self, scheduler: ServerScheduler, deliver: Deliver):
         self.fault: LLMCliError | None = None
         self._scheduler = scheduler
         self._deliver = deliver

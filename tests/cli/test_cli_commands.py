@@ -9,14 +9,14 @@ import pytest
 import typer
 
 from llmcli import cli
-from llmcli.cli.commands import COMMANDS, Command, load_command
+from llmcli.cli.commands import COMMANDS, CommandEntry, load_command
 
 MAX_PARAMETERS = 8
 MAX_LINES = 60
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_the_summary_is_the_first_sentence_of_the_help(command: Command) -> None:
+def test_the_summary_is_the_first_sentence_of_the_help(command: CommandEntry) -> None:
     loaded = load_command(command)
     text = loaded.info.help if isinstance(loaded, typer.Typer) else inspect.getdoc(loaded)
     assert text is not None
@@ -42,7 +42,7 @@ def test_help_lists_every_command(llmcli) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_help_with_two_examples(llmcli, command: Command) -> None:
+def test_every_command_has_help_with_two_examples(llmcli, command: CommandEntry) -> None:
     if command.name in ("models", "kernels"):  # their subcommands have them
         return
     text = llmcli(command.name, "--help").stdout
@@ -50,7 +50,7 @@ def test_every_command_has_help_with_two_examples(llmcli, command: Command) -> N
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_a_file_without_permission_is_refused_by_who_opens_it(command: Command) -> None:
+def test_a_file_without_permission_is_refused_by_who_opens_it(command: CommandEntry) -> None:
     """Typer itself checks whether a path may be read, and refuses with its own message."""
     loaded = load_command(command)
     functions = (

@@ -27,7 +27,7 @@ from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.spec import KernelCost
-from llmcli.lab.roofline import Ceilings, Gap, StepTimes, find_gap, place_calls
+from llmcli.lab.roofline import Ceilings, Gap, TimedStep, find_gap, place_calls
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import Call, Walk
 
@@ -40,10 +40,10 @@ def call(stem: str, name: str, matrix: str, num_bytes: int, flops: int, count: i
     return Call(Launch(stem, name, (1,), 32, ()), matrix, KernelCost(num_bytes, 0, flops), tuple(range(count)), None)
 
 
-def step(title: str, *timed: tuple[Call, float]) -> StepTimes:
+def step(title: str, *timed: tuple[Call, float]) -> TimedStep:
     calls = tuple(one for one, _ in timed)
     walk = Walk(title, tuple((one.launch.stem, one.launch.name) for one in calls), calls)
-    return StepTimes(walk, Times(100e-6, 90e-6), tuple(Times(seconds, 0.9 * seconds) for _, seconds in timed))
+    return TimedStep(walk, Times(100e-6, 90e-6), tuple(Times(seconds, 0.9 * seconds) for _, seconds in timed))
 
 
 STEPS = [

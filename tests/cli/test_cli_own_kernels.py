@@ -32,7 +32,7 @@ from llmcli.lab import verify as own_checks
 from llmcli.lab.engine import CASES
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
-from llmcli.measure.bench import BenchReport, Comparison, DecodeFigures, EngineFigures, PromptFigures, Spread
+from llmcli.measure.bench import BenchReport, DecodeFigures, EngineFigures, KernelComparison, PromptFigures, Spread
 from llmcli.receipt.receipt import load_receipt
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
@@ -254,7 +254,7 @@ def bench(llmcli: Llmcli, model: Path, card: list[str], mine: Path, monkeypatch:
     """`bench` on the simulated card with made-up figures; `card` gets the kernels that are said to run."""
 
     def measure_subject(subject: Any, target: Any, planned: Any, runner: Any, *rest: Any) -> BenchReport:
-        comparison: Comparison | None = rest[-1]
+        comparison: KernelComparison | None = rest[-1]
         if comparison is None:
             return report_of(None)
         with comparison.engine_kernels():

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from results import Result
 
-from llmcli.schema.library import Limits, Matcher
+from llmcli.schema.library import MaskLimits, Matcher
 from llmcli.tokenizer.pieces import TokenPieces
 
 SCHEMA = {
@@ -177,7 +177,7 @@ def test_a_grammar_that_gives_up_within_a_text_is_told(
     llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The written text stays, and a line says why it ends; in a batch it is the prompt's line."""
-    monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=400),))
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (MaskLimits(max_items_in_row=400),))
     text = f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n'
     (tmp_path / "x.lark").write_text(text)
     result = llmcli("generate", "Once upon a time", "--seed", 3, "--grammar", tmp_path / "x.lark")

@@ -17,7 +17,7 @@ from llmcli.cli import tour
 from llmcli.cli.main import run as run_here
 from llmcli.cli.output.page_kit import PAGE_MARK
 from llmcli.cli.output.tokens import TRUE_COLORS, level_names
-from llmcli.cli.tour import Step, plan_tour
+from llmcli.cli.tour import TourStep, plan_tour
 from llmcli.resources import STORYTELLER_BF16
 
 LLMCLI = (sys.executable, "-m", "llmcli")
@@ -253,7 +253,11 @@ def test_a_closed_pipe_ends_the_tour_quietly(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_ends_the_tour(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    steps = (Step("A", "a", "llmcli --version"), Step("B", "b", "llmcli info ./nowhere"), Step("C", "c", "llmcli"))
+    steps = (
+        TourStep("A", "a", "llmcli --version"),
+        TourStep("B", "b", "llmcli info ./nowhere"),
+        TourStep("C", "c", "llmcli"),
+    )
     monkeypatch.setattr(tour, "plan_tour", lambda with_color: steps)
     assert run_here(["tour", "--plain"]) == 3
     told = capfd.readouterr()
@@ -267,7 +271,7 @@ def test_a_step_that_fails_ends_the_tour(monkeypatch: pytest.MonkeyPatch, capfd:
 def test_a_stream_may_be_closed(tmp_path: Path, closed: str, exit_code: int) -> None:
     code = (
         "import sys; from llmcli.cli import main, tour\n"
-        "tour.plan_tour = lambda with_color: (tour.Step('A', 'a', 'llmcli presets'),)\n"
+        "tour.plan_tour = lambda with_color: (tour.TourStep('A', 'a', 'llmcli presets'),)\n"
         "sys.exit(main.main())"
     )
     command = f"{shlex.join([sys.executable, '-c', code, 'tour'])} {closed}"

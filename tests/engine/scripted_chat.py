@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from page_device import PageDevice, PageStep
 
 from llmcli.engine.chat import Chat, ChatSettings
-from llmcli.engine.chat_events import ChatEvent, Piece, TurnFinished, TurnStarted
+from llmcli.engine.chat_events import AnswerPiece, ChatEvent, TurnFinished, TurnStarted
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
@@ -131,4 +131,4 @@ def finished(events: list[ChatEvent]) -> TurnFinished:
 
 
 def text_of(events: list[ChatEvent], part: str = "answer") -> str:
-    return "".join(event.text for event in events if isinstance(event, Piece) and event.part == part)
+    return "".join(event.text for event in events if isinstance(event, AnswerPiece) and event.part == part)

@@ -25,7 +25,7 @@ from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from llmcli.schema.library import Limits, Matcher
+from llmcli.schema.library import MaskLimits, Matcher
 from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
@@ -191,7 +191,7 @@ def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monk
 
 def test_a_text_that_llguidance_gives_up_fails_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = lark_grammar("--grammar", f'start: s {"x " * 12}\ns: {"s " * 40}| x | ""\nx: "x"\n')
-    monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=400),))  # after it was tried
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (MaskLimits(max_items_in_row=400),))  # after it was tried
     endless = replace(WARM, logit_bias={EOS_ID: -50.0})
     lost = model.request(schema=Schema(grammar, model.vocabulary), sampler=endless)
     scheduler, events = Scheduler(model.load(2), model.tokenizer), list[Event]()

@@ -12,7 +12,7 @@ from right import assert_right
 from test_attention_prefill_wgmma_launch import LONG_FORMS
 
 from llmcli.kernels import attention_prefill
-from llmcli.kernels.attention_prefill import WGMMA_SPEC, Form
+from llmcli.kernels.attention_prefill import WGMMA_SPEC, WgmmaForm
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS
@@ -33,7 +33,7 @@ def wgmma_card(device: Device) -> Device:
     return device
 
 
-def force(monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
+def force(monkeypatch: pytest.MonkeyPatch, form: WgmmaForm) -> None:
     monkeypatch.setattr(attention_prefill, "choose_form", lambda *_: form)
 
 
@@ -46,7 +46,7 @@ def test_chunks(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
     dtype: np.dtype,
-    form: Form,
+    form: WgmmaForm,
     start: int,
     num_tokens: int,
 ) -> None:
@@ -60,7 +60,7 @@ def test_chunks(
 @pytest.mark.parametrize("window", [1, 2, 64, 65, 127, 128, 129, 200, 1000])
 @pytest.mark.parametrize("start", [0, 400])
 def test_windows(
-    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, form: Form, start: int, window: int
+    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, form: WgmmaForm, start: int, window: int
 ) -> None:
     force(monkeypatch, form)
     Problem(QkvLayout(2, 2, 128), dtype, start, 260, window=window).verify(wgmma_card)
@@ -74,7 +74,7 @@ def test_groups(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
     dtype: np.dtype,
-    form: Form,
+    form: WgmmaForm,
     num_heads: int,
     num_key_value_heads: int,
 ) -> None:
@@ -180,7 +180,7 @@ def test_ten_runs_are_equal(wgmma_card: Device, dtype: np.dtype) -> None:
 def test_images(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
-    form: Form,
+    form: WgmmaForm,
     unit_inputs: int,
     num_heads: int,
     num_key_value_heads: int,
@@ -201,7 +201,7 @@ def test_queries_that_it_rotates(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
     dtype: np.dtype,
-    form: Form,
+    form: WgmmaForm,
     num_heads: int,
     num_key_value_heads: int,
 ) -> None:

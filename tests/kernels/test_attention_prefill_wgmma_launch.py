@@ -9,8 +9,8 @@ from test_attention_decode_launch import host
 
 from llmcli.kernels.attention_prefill import (
     WGMMA_SPEC,
-    Form,
     PromptInputs,
+    WgmmaForm,
     attention_prefill,
     choose_form,
     rotates_queries,
@@ -19,7 +19,7 @@ from llmcli.kernels.qkv import LayerCache, QkvLayout
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
 
 F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)
-LONG_FORMS = Form(1, 3, 128), Form(2, 3, 128)
+LONG_FORMS = WgmmaForm(1, 3, 128), WgmmaForm(2, 3, 128)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ LLAMA = QkvLayout(32, 8, 128)
 @pytest.mark.parametrize(
     ("num_tokens", "form", "num_blocks"),
     [
-        (1, Form(1, 1, 16), 8),
-        (16, Form(1, 1, 16), 8),
-        (17, Form(1, 1, 64), 16),
-        (64, Form(1, 1, 64), 32),
+        (1, WgmmaForm(1, 1, 16), 8),
+        (16, WgmmaForm(1, 1, 16), 8),
+        (17, WgmmaForm(1, 1, 64), 16),
+        (64, WgmmaForm(1, 1, 64), 32),
         (65, LONG_FORMS[0], 40),
         (256, LONG_FORMS[0], 128),
         (257, LONG_FORMS[1], 72),
@@ -92,7 +92,7 @@ LLAMA = QkvLayout(32, 8, 128)
         (2048, LONG_FORMS[1], 132),
     ],
 )
-def test_blocks_fill_the_card(num_tokens: int, form: Form, num_blocks: int) -> None:
+def test_blocks_fill_the_card(num_tokens: int, form: WgmmaForm, num_blocks: int) -> None:
     launch = launch_of(Recorder(), LLAMA, F16, num_tokens)
     assert launch["stem"] == "attention_prefill_wgmma"
     assert launch["name"] == f"attention_prefill_wgmma<__half, {form.consumers}, {form.stages}, 0, {form.tokens}>"

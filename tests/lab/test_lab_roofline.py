@@ -15,7 +15,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab import roofline, trial
-from llmcli.lab.roofline import Ceilings, StepTimes, find_gap, place_calls
+from llmcli.lab.roofline import Ceilings, TimedStep, find_gap, place_calls
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, walk_model
 from llmcli.resources import STORYTELLER, resource_folder
@@ -207,7 +207,7 @@ CALLS = (
     call("embedding", 1_000_000, 0, bits=0),  # reads for 1 us, here from L2
 )
 SECONDS = (10e-6, 16e-6, 125e-6, 0.5e-6)
-STEP = StepTimes(Walk("A step", (), CALLS), Times(160e-6, 0.0), tuple(Times(one, one) for one in SECONDS))
+STEP = TimedStep(Walk("A step", (), CALLS), Times(160e-6, 0.0), tuple(Times(one, one) for one in SECONDS))
 
 
 def test_the_ceiling_is_the_slower_of_bytes_and_operations() -> None:

@@ -9,7 +9,7 @@ import pytest
 from measure.test_measure_bench import ClockedRunner, Predictor
 
 from llmcli.measure import bench
-from llmcli.measure.bench import NUM_STEPS, BenchOptions, Comparison, Spread, measure_change, run_in_turns
+from llmcli.measure.bench import NUM_STEPS, BenchOptions, KernelComparison, Spread, measure_change, run_in_turns
 from llmcli.measure.subject import measure_subject
 
 Slower = Callable[[], Any]
@@ -74,7 +74,7 @@ def test_bench_measures_every_figure_with_both(runner: ClockedRunner, engine_ker
     subject: Any = SimpleNamespace(full_name="model")
     target: Any = SimpleNamespace(read_bytes=1e6)
     options = BenchOptions((100, 50), (30,), 1, 4, 3)
-    comparison = Comparison({"rms_norm": "mine.cu"}, engine_kernels)
+    comparison = KernelComparison({"rms_norm": "mine.cu"}, engine_kernels)
     counts: list[tuple[int, int]] = []
     arguments = (subject, target, planned, runner, 1.0, options, "no meter", lambda *count: counts.append(count))
     report = measure_subject(*arguments, comparison)

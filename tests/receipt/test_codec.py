@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from llmcli.receipt.codec import Form, MalformedError, Range, from_json, to_json
+from llmcli.receipt.codec import MalformedError, Range, StringForm, from_json, to_json
 
 
 @dataclass(frozen=True)
 class Inner:
     number: Annotated[int, Range(1, 9)]
-    word: Annotated[str, Form("[a-z]+", "small letters")] | None
+    word: Annotated[str, StringForm("[a-z]+", "small letters")] | None
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,17 @@ from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.passes import Chunk, Lanes, Part
+from llmcli.runners.cuda.passes import Chunk, Lanes, PromptSlice
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.ways import Way
 
 # Each runs twice: the second time none of its layers is recorded.
 CHUNKS = [
-    *((Part(count, 20),) for count in (1, 2, 9, 64, 65, 200)),
-    (Part(65, 21),),
-    (Part(35, 20), Part(30, 0)),
-    (Part(30, 20), Part(35, 0)),
+    *((PromptSlice(count, 20),) for count in (1, 2, 9, 64, 65, 200)),
+    (PromptSlice(65, 21),),
+    (PromptSlice(35, 20), PromptSlice(30, 0)),
+    (PromptSlice(30, 20), PromptSlice(35, 0)),
 ]
 
 
@@ -158,7 +158,7 @@ def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_prod
     prepared = products()
     for count in range(128, 1025, 128):
         token_ids, rows, positions, pages = workspace.of_spans(count, 1)
-        forward.run(Chunk(token_ids, rows, positions, pages, (Part(count, 20),), "widened"))
+        forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 20),), "widened"))
         run = products()
         assert run
         assert run <= prepared
@@ -177,7 +177,7 @@ def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path)
         before = card.num_recordings
         token_ids, rows, positions, _ = workspace.of_spans(count, 1)
         pages = workspace.page_table[first_row : first_row + 1]
-        forward.run(Chunk(token_ids, rows, positions, pages, (Part(count, 0),), "widened"))
+        forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 0),), "widened"))
         return card.num_recordings - before
 
     each = 2  # a kind of layer, and what comes first

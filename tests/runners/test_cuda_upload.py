@@ -17,7 +17,7 @@ from llmcli.checkpoint.safetensors_file import TensorInfo  # noqa: E402
 from llmcli.errors import CheckpointError, InsufficientMemoryError  # noqa: E402
 from llmcli.runners.cuda import upload  # noqa: E402
 from llmcli.runners.cuda.host_weights import read_bytes  # noqa: E402
-from llmcli.runners.cuda.upload import Piece, Upload  # noqa: E402
+from llmcli.runners.cuda.upload import Upload, UploadPiece  # noqa: E402
 from llmcli.timeline import Timeline  # noqa: E402
 
 PIECE_BYTES = 1000
@@ -79,12 +79,12 @@ class Weights:
         self.arrived: list[bytes] = []
         self.num_begun = 0
 
-    def pieces(self, take: Callable[[Any], None] | None = None) -> Iterator[Piece]:
+    def pieces(self, take: Callable[[Any], None] | None = None) -> Iterator[UploadPiece]:
         for begin in range(0, self.bytes.size, PIECE_BYTES):
             self.num_begun += 1
             count = min(PIECE_BYTES, self.bytes.size - begin)
             read = partial(read_bytes, self.info, begin)
-            yield Piece(count, count, read, take or (lambda source: self.arrived.append(source.tobytes())))
+            yield UploadPiece(count, count, read, take or (lambda source: self.arrived.append(source.tobytes())))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def weights(tmp_path: Path) -> Weights:
     return Weights(tmp_path, 20)
 
 
-def start(device: CardDevice, pieces: Iterator[Piece], timeline: Timeline | None = None) -> Upload:
+def start(device: CardDevice, pieces: Iterator[UploadPiece], timeline: Timeline | None = None) -> Upload:
     slots = [np.zeros(PIECE_BYTES, np.uint8) for _ in range(NUM_SLOTS)]
     return Upload(device, pieces, slots, timeline or Timeline())  # type: ignore[arg-type]
 

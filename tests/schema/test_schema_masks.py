@@ -20,7 +20,7 @@ from made_schemas import make_regexes, make_schemas
 from llmcli.errors import UsageError
 from llmcli.sampling.candidates import mask_words, unpack_mask
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from llmcli.schema.library import Limits, Matcher
+from llmcli.schema.library import MaskLimits, Matcher
 from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 
 LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
@@ -213,7 +213,7 @@ def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.Monke
 
 
 def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Matcher.__init__, "__defaults__", (Limits(max_items_in_row=2000),))
+    monkeypatch.setattr(Matcher.__init__, "__defaults__", (MaskLimits(max_items_in_row=2000),))
     grammar = Grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
     schema = Schema(grammar, awkward_vocabulary())
     held, x = schema.begin(at_start=False), ord("x")

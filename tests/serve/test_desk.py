@@ -17,7 +17,7 @@ from llmcli.schema.constraint import Constraint
 from llmcli.serve.desk import Desk, Texts
 from llmcli.serve.link import EngineState, FrontEnd
 from llmcli.serve.refusal import Refusal
-from llmcli.serve.service import Limits, Service, unless_gone
+from llmcli.serve.service import ClientLimits, Service, unless_gone
 from llmcli.tokenizer.base import Tokenizer
 
 
@@ -152,7 +152,7 @@ def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -
     async def test() -> None:
         model = SlowSchemas()
         async with open_desk(open_scheduler(tokenizer, num_rows=1), max_waiting=1) as desk:
-            service = Service(model, desk, Limits(1000, 0.2))  # type: ignore[arg-type]
+            service = Service(model, desk, ClientLimits(1000, 0.2))  # type: ignore[arg-type]
 
             async def ask() -> None:
                 with desk.waiting(1, "n"):
@@ -183,7 +183,7 @@ def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> Non
             return {"type": "http.disconnect"}
 
         async with open_desk(open_scheduler(tokenizer, num_rows=1), max_waiting=1) as desk:
-            service = Service(model, desk, Limits(1000, None))  # type: ignore[arg-type]
+            service = Service(model, desk, ClientLimits(1000, None))  # type: ignore[arg-type]
 
             async def ask() -> None:
                 with desk.waiting(1, "n"):

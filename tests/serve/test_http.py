@@ -17,7 +17,7 @@ from llmcli.serve import http, service
 from llmcli.serve.bodies import CompletionBody
 from llmcli.serve.gate import Gate
 from llmcli.serve.http import HttpServer
-from llmcli.serve.service import Limits, Metrics, Service
+from llmcli.serve.service import ClientLimits, Metrics, Service
 
 SECONDS = 30
 LONG_ANSWER = 32 * 2**20  # more than the system takes for a reader that does not read
@@ -27,7 +27,7 @@ ASK = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Reads a body, or answers at length."""
     if scope["path"] == "/ask":
-        await Service(None, None, Limits(1000, None)).read(CompletionBody, Request(scope, receive))  # type: ignore[arg-type]
+        await Service(None, None, ClientLimits(1000, None)).read(CompletionBody, Request(scope, receive))  # type: ignore[arg-type]
     if scope["path"] == "/parts":
         parts = ("x" * 2**20 for _ in range(LONG_ANSWER >> 20))
         await StreamingResponse(parts)(scope, receive, send)

@@ -18,13 +18,12 @@ from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.runners.numpy.load import load
 from llmcli.schema.grammar import Grammar, lark_grammar
-from llmcli.schema.library import Limits as MaskLimits
-from llmcli.schema.library import Matcher
+from llmcli.schema.library import MaskLimits, Matcher
 from llmcli.schema.schema import Schema, Vocabulary
 from llmcli.serve.answers import CompletionAnswer
 from llmcli.serve.desk import Desk
 from llmcli.serve.gate import Gate
-from llmcli.serve.service import Limits, Service
+from llmcli.serve.service import ClientLimits, Service
 from llmcli.serve.texts import TextsResponse
 from llmcli.tokenizer.base import Tokenizer
 
@@ -74,7 +73,7 @@ class Server:
         self.tokenizer = tokenizer
         self.desk = desk
         self.logged: list[object] = []
-        limits = Limits(1000, timeout)
+        limits = ClientLimits(1000, timeout)
         self.service = Service(NoModel(), self.desk, limits, lambda _, it: self.logged.append(it))  # type: ignore[arg-type]
         self.lines: list[str] = []
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from llmcli.cli.chat_session.state import ChatSession, Talk, Thinking, TurnRecord
 from llmcli.cli.terminal import has_color, no_interrupts, terminal, visible
-from llmcli.engine.chat_events import ChatEvent, OfAnswer, Piece, SeveralEvent, TurnFinished, TurnStarted
+from llmcli.engine.chat_events import AnswerPiece, ChatEvent, OfAnswer, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import UNFINISHED
 from llmcli.engine.events import PrefillProgress
 
@@ -72,17 +72,17 @@ class View:
         self._thinking_since: float | None = None
         self._is_dim = has_color(sys.stderr)
 
-    def show(self, event: TurnStarted | PrefillProgress | Piece) -> None:
+    def show(self, event: TurnStarted | PrefillProgress | AnswerPiece) -> None:
         """Name the turns dropped for a prompt, say on a terminal how far a long one is read, show the answer."""
         if isinstance(event, TurnStarted):
             report_dropped(event)
             self._num_to_compute = len(event.prompt_token_ids) - event.num_kept
-        elif isinstance(event, Piece):
+        elif isinstance(event, AnswerPiece):
             self._show_piece(event)
         elif self._num_to_compute >= MIN_PREFILL_SHOWN:
             self._show_status(f"reading {event.num_computed} of {self._num_to_compute} tokens")
 
-    def _show_piece(self, piece: Piece) -> None:
+    def _show_piece(self, piece: AnswerPiece) -> None:
         if piece.part == "answer":
             self._end_thinking()
             self.clear_status()
@@ -236,7 +236,7 @@ class _InOrder:
         self._view = open_view()
         self._number = 1
         self._has_begun = False
-        self._waiting: defaultdict[int, deque[Piece | TurnFinished]] = defaultdict(deque)
+        self._waiting: defaultdict[int, deque[AnswerPiece | TurnFinished]] = defaultdict(deque)
 
     def take(self, event: SeveralEvent) -> None:
         """Show an event, or keep it until its answer is shown."""
@@ -248,12 +248,12 @@ class _InOrder:
         while self._waiting[self._number]:
             self._show(self._waiting[self._number].popleft())
 
-    def _show(self, event: Piece | TurnFinished) -> None:
+    def _show(self, event: AnswerPiece | TurnFinished) -> None:
         if not self._has_begun:
             self._view.clear_status()
             terminal.info(f"[{self._number}]")
             self._has_begun = True
-        if isinstance(event, Piece):
+        if isinstance(event, AnswerPiece):
             self._view.show(event)
             return
         self.first = self.first or event

@@ -20,8 +20,8 @@ from rich.cells import cell_len
 from llmcli.cli.chat_session.answer import describe
 from llmcli.cli.chat_session.kept_chats import find_kept, first_line, names_file
 from llmcli.cli.chat_session.state import (
+    ChatCommand,
     ChatSession,
-    Command,
     Outcome,
     Talk,
     overflow_policy,
@@ -397,31 +397,31 @@ def show_help(state: Talk, argument: str) -> None:
 
 
 COMMANDS = (
-    Command("help", "", "List the commands.", show_help),
-    Command("reset", "", "Start a new conversation with the same system prompt.", reset),
-    Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", system),
-    Command("regen", "", "Answer the last message again.", regen),
-    Command("n", "COUNT", "Answer it again several times, to choose from.", answer_several, needs_model=True),
-    Command("choose", "NUMBER", "Choose one of those answers.", choose, needs_model=True),
-    Command("undo", "", "Remove the last turn.", undo),
-    Command("edit", "[TEXT]", "Edit the last message and answer it again.", edit),
-    Command("edit-answer", "[TEXT]", "Edit the last answer.", edit_answer, needs_model=True),
-    Command("continue", "", "Continue an answer that was stopped.", continue_answer, needs_model=True),
-    Command("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", save),
-    Command("load", "NAME|FILE", "Load a copy of a saved conversation.", load),
-    Command("history", "", "Show the conversation.", history),
-    Command("params", "", "Show the settings.", params),
-    Command("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_value),
-    Command("stats", "", "Show times and rates of the last answer.", stats, needs_model=True),
-    Command("probs", "[COUNT]", "Show how likely the answer's tokens were.", probs, needs_model=True),
-    Command("tokens", "", "Show how much of the context is used.", tokens, needs_model=True),
-    Command("template", "", "Show the prompt that the model gets.", template, needs_model=True),
-    Command("copy-code", "", "Copy the last code block.", copy_code),
-    Command("quit", "", "Quit; so does Ctrl-D.", leave),
+    ChatCommand("help", "", "List the commands.", show_help),
+    ChatCommand("reset", "", "Start a new conversation with the same system prompt.", reset),
+    ChatCommand("system", "[TEXT]", "Show or set the system prompt; - removes it.", system),
+    ChatCommand("regen", "", "Answer the last message again.", regen),
+    ChatCommand("n", "COUNT", "Answer it again several times, to choose from.", answer_several, needs_model=True),
+    ChatCommand("choose", "NUMBER", "Choose one of those answers.", choose, needs_model=True),
+    ChatCommand("undo", "", "Remove the last turn.", undo),
+    ChatCommand("edit", "[TEXT]", "Edit the last message and answer it again.", edit),
+    ChatCommand("edit-answer", "[TEXT]", "Edit the last answer.", edit_answer, needs_model=True),
+    ChatCommand("continue", "", "Continue an answer that was stopped.", continue_answer, needs_model=True),
+    ChatCommand("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", save),
+    ChatCommand("load", "NAME|FILE", "Load a copy of a saved conversation.", load),
+    ChatCommand("history", "", "Show the conversation.", history),
+    ChatCommand("params", "", "Show the settings.", params),
+    ChatCommand("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_value),
+    ChatCommand("stats", "", "Show times and rates of the last answer.", stats, needs_model=True),
+    ChatCommand("probs", "[COUNT]", "Show how likely the answer's tokens were.", probs, needs_model=True),
+    ChatCommand("tokens", "", "Show how much of the context is used.", tokens, needs_model=True),
+    ChatCommand("template", "", "Show the prompt that the model gets.", template, needs_model=True),
+    ChatCommand("copy-code", "", "Copy the last code block.", copy_code),
+    ChatCommand("quit", "", "Quit; so does Ctrl-D.", leave),
 )
 
 
-def commands_of(state: Talk) -> list[Command]:
+def commands_of(state: Talk) -> list[ChatCommand]:
     """The commands that there are in a chat: with a server, those that need no model."""
     has_model = isinstance(state, ChatSession)
     return [command for command in COMMANDS if has_model or not command.needs_model]

@@ -32,7 +32,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Command:
+class ChatCommand:
     """A command of a conversation: its name without the slash, its arguments and what it does, for people.
 
     `run` takes a `Talk`; one that `needs_model` takes a `ChatSession`.

@@ -102,7 +102,7 @@ def _word(tokenizer: Tokenizer, token: RoadToken) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PageToken:
     """A generated token and the views of its choice."""
 
     token_id: int
@@ -123,7 +123,7 @@ class Choice:
 class PageSample:
     """One sample: its tokens, its text shared out among them, its end, and the roads that leave it."""
 
-    choices: Sequence[Choice]
+    choices: Sequence[PageToken]
     shares: Sequence[Share]
     finished: Finished
     roads: Sequence[Road] = ()
@@ -175,7 +175,7 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
         chance = rounded(step.chosen_probability)
         return [names.index(step.name), step.num_removed, step.num_left, chance, pairs(step.removed)]
 
-    def token_data(choice: Choice) -> dict[str, Any]:
+    def token_data(choice: PageToken) -> dict[str, Any]:
         inspection = choice.inspection
         first, last = inspection.steps[0], inspection.steps[-1]
         used.add(choice.token_id)
@@ -251,11 +251,11 @@ def _about(sample: PageSample) -> str:
     return ", ".join(words)
 
 
-def _surprise_bits(choice: Choice) -> float:
+def _surprise_bits(choice: PageToken) -> float:
     return abs(choice.inspection.chosen.logprob) / math.log(2)  # abs: -0.0 for a certain token
 
 
-def _skyline(choices: Sequence[Choice]) -> str:
+def _skyline(choices: Sequence[PageToken]) -> str:
     heights = [_surprise_bits(choice) / SKYLINE_BITS for choice in choices]
     return skyline(heights, [likelihood_level(choice.probability) for choice in choices], "The surprise of each token")
 
@@ -290,7 +290,7 @@ class HtmlOutput:
         self._facts = facts
         self._path = path
         self._replace = replace
-        self._choices: dict[int, list[Choice]] = {sample: [] for sample in facts.samples}
+        self._choices: dict[int, list[PageToken]] = {sample: [] for sample in facts.samples}
         self._text_shares = {sample: TextShares(facts.tokenizer) for sample in facts.samples}
         self._shares: dict[int, list[Share]] = {sample: [] for sample in facts.samples}
 
@@ -298,7 +298,7 @@ class HtmlOutput:
         """Collect a token, or the end of a sample."""
         if isinstance(event, Token):
             assert event.inspection is not None, "the page needs a request with num_alternatives"
-            self._choices[event.sample].append(Choice(event.token_id, event.inspection))
+            self._choices[event.sample].append(PageToken(event.token_id, event.inspection))
             self._shares[event.sample] += self._text_shares[event.sample].push(event)
         elif isinstance(event, Finished):
             self._shares[event.sample] += self._text_shares[event.sample].finish(event)

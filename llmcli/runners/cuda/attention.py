@@ -27,7 +27,7 @@ from llmcli.runners.cuda.workspace import MANY_LANES, Workspace
 
 
 @dataclass(frozen=True)
-class Layer:
+class CachedLayer:
     """A decoder layer with its cache. Layers of one `kind` have the same launches except for addresses.
 
     `arrays` are the layer's weights and cache; `addresses` are their first bytes.
@@ -63,7 +63,7 @@ class Attention:
         self._rotates_queries = rotates_queries(device, self._layout, cache_dtype)
         self.writes_images = writes_images(device, self._layout, cache_dtype)
 
-    def of_lanes(self, layer: Layer, lanes: Lanes, activations: Activations, left: Any | None = None) -> None:
+    def of_lanes(self, layer: CachedLayer, lanes: Lanes, activations: Activations, left: Any | None = None) -> None:
         """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time.
 
         First add the partial sums of `qkv`. Shapes: left float32 [parts, n, width of qkv]
@@ -101,7 +101,13 @@ class Attention:
             )
 
     def of_chunk(
-        self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None, *, as_image: bool = False
+        self,
+        layer: CachedLayer,
+        chunk: Chunk,
+        activations: Activations,
+        left: Any | None = None,
+        *,
+        as_image: bool = False,
     ) -> None:
         """Do the same for tokens of prompts. Each token sees those of its row before it.
 
@@ -116,7 +122,7 @@ class Attention:
 
     def of_tokens(
         self,
-        layer: Layer,
+        layer: CachedLayer,
         chunk: Chunk,
         places: Sequence[int],
         activations: Activations,
@@ -137,7 +143,7 @@ class Attention:
             self._of_part(layer, some, chunk.page_table[row], start, few, first, as_image)
             first += len(some)
 
-    def append_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, left: Any | None = None) -> None:
+    def append_chunk(self, layer: CachedLayer, chunk: Chunk, activations: Activations, left: Any | None = None) -> None:
         """Norm and rotate keys and queries of prompts' tokens, and append keys and values. `left`: see `of_lanes`.
 
         On some cards and caches attention rotates the queries.
@@ -151,7 +157,7 @@ class Attention:
             rotary(self._device, x=queries, positions=chunk.positions, cos_sin=cos_sin)
 
     def _of_part(
-        self, layer: Layer, qkv: Any, pages: Any, start: int, to: Activations, first: int, as_image: bool
+        self, layer: CachedLayer, qkv: Any, pages: Any, start: int, to: Activations, first: int, as_image: bool
     ) -> None:
         """Attend from consecutive tokens of a row, from position `start` on. Outputs begin at token `first` of `to`."""
         inputs = PromptInputs(
@@ -166,7 +172,7 @@ class Attention:
         image = ImageRows(to.image, first, layer.weights.o.layout.unit_inputs) if as_image else None
         attention_prefill(self._device, inputs, image or to.mixed[first : first + len(qkv)])
 
-    def _inputs(self, layer: Layer, places: Lanes | Chunk, activations: Activations) -> LaneInputs:
+    def _inputs(self, layer: CachedLayer, places: Lanes | Chunk, activations: Activations) -> LaneInputs:
         return LaneInputs(
             qkv=activations.qkv,
             layout=self._layout,
@@ -181,5 +187,5 @@ class Attention:
             window=self._config.traits.sliding_windows[layer.index],
         )
 
-    def _cos_sin_of(self, layer: Layer) -> Any | None:
+    def _cos_sin_of(self, layer: CachedLayer) -> Any | None:
         return self._cos_sin if self._config.traits.uses_rope[layer.index] else None

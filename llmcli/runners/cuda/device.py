@@ -18,9 +18,9 @@ from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_draft
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.prompts import method_of, prompt_passes
-from llmcli.runners.cuda.sampling import DeviceSampler, Run
+from llmcli.runners.cuda.sampling import DeviceSampler, SamplerRun
 from llmcli.runners.cuda.span_sender import SpanSender
-from llmcli.runners.cuda.step_masks import StepMasks
+from llmcli.runners.cuda.step_masks import WorkMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
@@ -65,7 +65,7 @@ class CudaDevice:
         self._span_sender = SpanSender(workspace, mailbox, forward.prompt_ways)
         self._is_free = is_free
         self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
-        self._no_masks = StepMasks(None, self.config.vocab_size)
+        self._no_masks = WorkMasks(None, self.config.vocab_size)
         self._drafted: dict[int, DraftChoices] = {}  # each slot's latest, if its latest run had drafts
 
     def method(self, position: int, prompt_len: int) -> int:
@@ -123,7 +123,7 @@ class CudaDevice:
 
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1
-        runs: list[Sequence[Run]] = [()] * len(works)
+        runs: list[Sequence[SamplerRun]] = [()] * len(works)
         masks = [self._masks_of(work) for work in works]
         # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
@@ -154,7 +154,7 @@ class CudaDevice:
         timed = begin, self._forward.device.now()
         return CudaStep(self, works, runs, drafted, masks, lanes, (), beside, timed, self.num_steps)
 
-    def _run_lanes(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
+    def _run_lanes(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
         slots = [self._prepare_slot(work) for work in works]
         held = [work.masks is not None for work in works]
         self._sampler.allow_any([slot for slot, is_held in zip(slots, held, strict=True) if not is_held])
@@ -164,7 +164,7 @@ class CudaDevice:
             self._sampler.allow_all({slot: mask for slot, mask in made.items() if mask is not None})
             self._lanes.choose_held()
 
-    def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
+    def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[WorkMasks]) -> dict[int, DraftChoices]:
         """Queue one pass of lanes with drafts, and their choices; returns these by the work's index."""
         drafted = {}
         for place, work in works.items():
@@ -184,10 +184,10 @@ class CudaDevice:
             self._send_history(work.slot, work.position, work.token_ids)
         return work.slot
 
-    def _masks_of(self, work: Work) -> StepMasks:
-        return self._no_masks if work.masks is None else StepMasks(work.masks, self.config.vocab_size)
+    def _masks_of(self, work: Work) -> WorkMasks:
+        return self._no_masks if work.masks is None else WorkMasks(work.masks, self.config.vocab_size)
 
-    def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
+    def _run_spans(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> list[list[SamplerRun]]:
         """Queue a pass of spans whose tokens the host knows, and their choices; returns the runs of each span."""
         run = self._span_sender.send(works)
         ends = list(accumulate(work.num_tokens for work in works))
@@ -206,7 +206,9 @@ class CudaDevice:
             for work, of_work, last, made in zip(works, behind, lasts, masks, strict=True)
         ]
 
-    def _choose_behind(self, work: Work, places: range, logits: Any, masks: StepMasks, positions: Any) -> list[Run]:
+    def _choose_behind(
+        self, work: Work, places: range, logits: Any, masks: WorkMasks, positions: Any
+    ) -> list[SamplerRun]:
         """Queue a span's choices after its last tokens; `places` are the indices of these tokens in the pass."""
         runs = []
         for number, place in enumerate(places):
@@ -218,7 +220,7 @@ class CudaDevice:
                 self._send_history(work.slot, end, work.token_ids[end - work.position :][:1])
         return runs
 
-    def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
+    def _choose_from(self, work: Work, logits: Any, masks: WorkMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.spans[:1]
         self._mailbox.send(on_card, np.asarray(logits, np.float32).reshape(1, -1))
         self._mailbox.send(position, np.array([work.position - 1], np.int32))
@@ -243,9 +245,9 @@ class CudaDevice:
         if drafted is not None:
             drafted.read()
 
-    def _count_run(self, work: Work, position: int) -> Run:
+    def _count_run(self, work: Work, position: int) -> SamplerRun:
         assert work.slot is not None
-        return Run(work.slot, self._sampler.count_run(work.slot), position)
+        return SamplerRun(work.slot, self._sampler.count_run(work.slot), position)
 
     def _send_table(self, slot: int, pages: list[int]) -> None:
         """Send the pages that the card does not have yet: usually none, or the last one."""
@@ -269,7 +271,7 @@ class CudaDevice:
 
     # Called by CudaStep to read results
 
-    def read_choices(self, runs: Sequence[Sequence[Run]]) -> list[Chosen]:
+    def read_choices(self, runs: Sequence[Sequence[SamplerRun]]) -> list[Chosen]:
         """The choices of each work's sampler runs, or the error of its first run that failed."""
         found = self._sampler.choices([run for of_work in runs for run in of_work])
         rest = iter(found)
@@ -303,9 +305,9 @@ class CudaStep:
         self,
         device: CudaDevice,
         works: Sequence[Work],
-        runs: Sequence[Sequence[Run]],
+        runs: Sequence[Sequence[SamplerRun]],
         drafted: Mapping[int, DraftChoices],
-        masks: Sequence[StepMasks],
+        masks: Sequence[WorkMasks],
         lanes: Sequence[int],
         last_pass: Sequence[Sequence[int]],
         last_spans: Sequence[int],

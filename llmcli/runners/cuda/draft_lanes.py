@@ -19,7 +19,7 @@ from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.graphs import StepGraphs
 from llmcli.runners.cuda.passes import Lanes
 from llmcli.runners.cuda.sampling import DeviceSampler
-from llmcli.runners.cuda.step_masks import StepMasks
+from llmcli.runners.cuda.step_masks import WorkMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import Work
@@ -48,7 +48,7 @@ class DraftLanes:
         self._mailbox = mailbox
         self._graphs: StepGraphs[tuple[int, int]] = StepGraphs(forward.device, uses_graphs=uses_graphs)
 
-    def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
+    def queue(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
 
         The slots already hold the page tables, and first tokens that `latest` does not name. Masks are made while the
@@ -83,7 +83,7 @@ class DraftLanes:
         self._forward.run(Lanes(token_ids, None, rows, positions, page_table, num_spans=num_rows))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
 
-    def _choose(self, first: int, work: Work, masks: StepMasks) -> None:
+    def _choose(self, first: int, work: Work, masks: WorkMasks) -> None:
         assert work.slot is not None
         workspace, num_drafts = self._workspace, len(work.drafts)
         token_ids, rows, positions = (workspace.drafted[place] for place in range(3))

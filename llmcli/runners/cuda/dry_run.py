@@ -21,7 +21,7 @@ from llmcli.kernels.wide_plan import NARROW_TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan
-from llmcli.runners.cuda.passes import Chunk, Lanes, Part
+from llmcli.runners.cuda.passes import Chunk, Lanes, PromptSlice
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
@@ -220,7 +220,7 @@ class DryModel:
 
     def _run_chunk(self, num_tokens: int, start: int, way: Way, needed: Sequence[int] | None = None) -> None:
         token_ids, rows, positions, pages = self._of_row(num_tokens, start)
-        self._forward.run(Chunk(token_ids, rows, positions, pages, (Part(num_tokens, start),), way), needed)
+        self._forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(num_tokens, start),), way), needed)
 
     def _of_row(self, num_tokens: int, start: int) -> tuple[Phantom, Phantom, Phantom, Phantom]:
         """Tokens of one row: their ids, rows and positions, and the row's pages."""

@@ -19,7 +19,7 @@ from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likenes
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import copy, fetch
-from llmcli.runners.cuda.attention import Attention, Layer
+from llmcli.runners.cuda.attention import Attention, CachedLayer
 from llmcli.runners.cuda.kv_cache import KvCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.passes import Chunk, Lanes
@@ -106,7 +106,7 @@ class Forward:
     def _lanes(self, lanes: Lanes) -> Iterator[Any]:
         activations = self._activations(len(lanes.rows))
 
-        def run(layer: Layer) -> None:
+        def run(layer: CachedLayer) -> None:
             attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
             self._few_tokens(layer.weights, activations, attend)
 
@@ -125,7 +125,7 @@ class Forward:
         def left_behind(index: int) -> Any | None:
             return left_by(self.device, self._layers[index].weights, activations, parts_for)
 
-        def run(layer: Layer) -> None:
+        def run(layer: CachedLayer) -> None:
             attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
             if chunk.way == "staged":
                 self._few_tokens(layer.weights, activations, attend)
@@ -250,8 +250,8 @@ class Forward:
 
     def _each_layer(
         self,
-        layers: Sequence[Layer],
-        run: Callable[[Layer], None],
+        layers: Sequence[CachedLayer],
+        run: Callable[[CachedLayer], None],
         hidden: Any,
         replays: dict[Hashable, Replay],
         leaves: bool = False,
@@ -305,16 +305,16 @@ class Forward:
         if left is not None:
             add_parts(self.device, parts=left, out=activations.hidden)
 
-    def _find_layers(self) -> list[Layer]:
+    def _find_layers(self) -> list[CachedLayer]:
         traits = self.config.traits
-        layers: list[Layer] = []
+        layers: list[CachedLayer] = []
         kinds: dict[Hashable, int] = {}
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
             arrays = (*weights.arrays, *cache.arrays)
             matrices = [(part.layout, part.activation_dtype, part.begin) for part in weights.projections]
             launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
             kind = kinds.setdefault(launched, len(kinds))
-            layers.append(Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
+            layers.append(CachedLayer(index, weights, cache, kind, arrays, base_addresses(arrays)))
         return layers
 
     def _begin(self, token_ids: Any, activations: Activations, token_rows: Any = None) -> None:

@@ -25,7 +25,7 @@ class Lanes:
     num_spans: int | None = None
 
 
-class Part(NamedTuple):
+class PromptSlice(NamedTuple):
     """Consecutive tokens of one row's prompt, from position `start` on."""
 
     num_tokens: int
@@ -44,5 +44,5 @@ class Chunk:
     rows: Any
     positions: Any
     page_table: Any
-    parts: tuple[Part, ...]
+    parts: tuple[PromptSlice, ...]
     way: Way

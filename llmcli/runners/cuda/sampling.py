@@ -34,7 +34,7 @@ _POLLS_BETWEEN_CHECKS = 10_000
 _DOZING_SHARE = 0.75
 
 
-class Run(NamedTuple):
+class SamplerRun(NamedTuple):
     """A run of a slot's sampler: its number, and the position of the token that it chooses, for messages."""
 
     slot: int
@@ -132,7 +132,7 @@ class DeviceSampler:
         mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
         return Choice(token_id, None, mu)
 
-    def choices(self, runs: Sequence[Run]) -> list[Choice | LLMCliError]:
+    def choices(self, runs: Sequence[SamplerRun]) -> list[Choice | LLMCliError]:
         """Wait for the choices of runs; one that failed gives its error, as `choice` raises it.
 
         They are read together: one by one, the many of a step would take the host longer than the rest of the step.

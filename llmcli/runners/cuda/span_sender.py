@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.runners.cuda.arena import Mailbox
-from llmcli.runners.cuda.passes import Chunk, Lanes, Part
+from llmcli.runners.cuda.passes import Chunk, Lanes, PromptSlice
 from llmcli.runners.cuda.prompts import way_of_method
 from llmcli.runners.cuda.ways import PromptWays
 from llmcli.runners.cuda.workspace import Workspace, cut_spans, spans_size
@@ -35,7 +35,7 @@ class SpanSender:
 
     def send(self, works: Sequence[Work]) -> Lanes | Chunk:
         """Send what these works need; returns the lanes or the chunk to run."""
-        parts = tuple(Part(work.num_tokens, work.position) for work in works)
+        parts = tuple(PromptSlice(work.num_tokens, work.position) for work in works)
         count, method = sum(part.num_tokens for part in parts), works[0].method
         told = np.zeros(spans_size(count, len(works), self._pages_per_row), np.int32)
         token_ids, rows, positions, pages = cut_spans(told, count, len(works), self._pages_per_row)

@@ -34,7 +34,7 @@ class Staging(Generic[A]):
 
 
 @dataclass(frozen=True)
-class Part:
+class LinearTensor:
     """A tensor of a linear layer: the end of its name, and the bytes of a row (`pitch`).
 
     A row of the tensor holds `rows_per_row` rows of the weight: several for zero points, a divisor of a tile's rows.
@@ -60,27 +60,27 @@ def is_unpacked(stored: StoredModel, projection: Projection[Space], linear: Line
     return linear.module in stored.packed and not projection.layout.has_scales
 
 
-def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear) -> tuple[Part, ...]:
+def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear) -> tuple[LinearTensor, ...]:
     """The tensors of one linear layer as they reach the card, without the bias."""
     num_inputs, scheme = projection.layout.num_inputs, projection.format.scheme
     is_fp8 = isinstance(stored.packed.get(linear.module), Fp8Scheme)
     if is_unpacked(stored, projection, linear):
-        return (Part(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes("float32", num_inputs)),)
+        return (LinearTensor(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes("float32", num_inputs)),)
     if scheme is None:
         name = linear.module + WEIGHT_SUFFIX
-        return (Part(WEIGHT_SUFFIX, row_bytes(stored.dtypes[name], num_inputs)),)
+        return (LinearTensor(WEIGHT_SUFFIX, row_bytes(stored.dtypes[name], num_inputs)),)
     num_groups = scheme.num_groups(num_inputs)
     scale = f".{stored.scale_of(linear.module)}" if is_fp8 else SCALE
     scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + scale]].itemsize
-    codes = Part(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes(projection.layout.weight_type, num_inputs))
+    codes = LinearTensor(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes(projection.layout.weight_type, num_inputs))
     # 8-bit floats have scales for each row, or for each half tile.
-    scales = Part(scale, num_groups * scale_itemsize, rows_per_row=projection.layout.scale_rows)
+    scales = LinearTensor(scale, num_groups * scale_itemsize, rows_per_row=projection.layout.scale_rows)
     if isinstance(scheme, Fp8Scheme) or scheme.is_symmetric:
         return codes, scales
-    return codes, scales, Part(ZERO_POINT, num_groups * 4, rows_per_row=32 // scheme.num_bits)
+    return codes, scales, LinearTensor(ZERO_POINT, num_groups * 4, rows_per_row=32 // scheme.num_bits)
 
 
-def row_ranges(part: Part, num_rows: int) -> Iterator[RowRange]:
+def row_ranges(part: LinearTensor, num_rows: int) -> Iterator[RowRange]:
     """Cut a tensor into pieces: whole tiles of the weight's rows."""
     step = _rows_of_piece(part)
     for begin in range(0, num_rows, step):
@@ -89,9 +89,9 @@ def row_ranges(part: Part, num_rows: int) -> Iterator[RowRange]:
         yield RowRange(begin, end, first * part.pitch, (last - first) * part.pitch)
 
 
-def embedding_part(stored: StoredModel) -> Part:
+def embedding_part(stored: StoredModel) -> LinearTensor:
     """The embedding's table as a part."""
-    return Part(WEIGHT_SUFFIX, stored.config.hidden_size * ARRAY_DTYPES[stored.dtypes[EMBEDDING]].itemsize)
+    return LinearTensor(WEIGHT_SUFFIX, stored.config.hidden_size * ARRAY_DTYPES[stored.dtypes[EMBEDDING]].itemsize)
 
 
 def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region]:
@@ -114,10 +114,10 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
     )
 
 
-def _rows_of_piece(part: Part) -> int:
+def _rows_of_piece(part: LinearTensor) -> int:
     """Rows of a weight in a piece: as many whole tiles as a slot holds, at least one."""
     return max(SLOT_BYTES * part.rows_per_row // part.pitch // TILE_ROWS, 1) * TILE_ROWS
 
 
-def _largest_piece(part: Part, num_rows: int) -> int:
+def _largest_piece(part: LinearTensor, num_rows: int) -> int:
     return next(row_ranges(part, num_rows)).num_bytes

@@ -1,4 +1,4 @@
-"""`StepMasks`: the masks of a work's choices, made while the card works."""
+"""`WorkMasks`: the masks of a work's choices, made while the card works."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from llmcli.runners.base import Masks
 from llmcli.sampling.candidates import TokenMask, mask_words
 
 
-class StepMasks:
+class WorkMasks:
     """The masks of a work's choices, made on first use, as the card works meanwhile; None for a work without masks.
 
     Attributes: error: what they raised; then no choice is allowed anything

@@ -20,7 +20,7 @@ from llmcli.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Piece:
+class UploadPiece:
     """Some bytes for the card.
 
     `read` fills host memory, uint8 [num_bytes], in any thread; `take` queues the work on the bytes, once they are on
@@ -44,7 +44,7 @@ class Slot:
         self._reader = reader
         self._is_free = cupy.cuda.Event(disable_timing=True)
 
-    def read(self, piece: Piece) -> float:
+    def read(self, piece: UploadPiece) -> float:
         """Fill the host's half when the card is done with its last content; returns when that was, by the timeline."""
         if self._pinned is None:
             began = self._timeline.now()
@@ -58,7 +58,7 @@ class Slot:
         piece.read(self._reader, self._pinned[: piece.num_bytes])
         return began
 
-    def hand_over(self, piece: Piece) -> None:
+    def hand_over(self, piece: UploadPiece) -> None:
         """Queue the copy and the piece's work."""
         assert self._pinned is not None
         on_card = self._on_card[: piece.num_bytes]
@@ -83,7 +83,7 @@ class Upload:
     def __init__(
         self,
         device: Device,
-        pieces: Iterable[Piece],
+        pieces: Iterable[UploadPiece],
         on_card: Sequence[Any],
         timeline: Timeline,
         open_reader: Callable[[], TensorReader] = TensorReader,
@@ -93,7 +93,7 @@ class Upload:
         self._slots = [Slot(device, array, timeline, open_reader()) for array in on_card]
         self._pool = ThreadPoolExecutor(len(self._slots), "read weights", initializer=device.activate)
         self._pieces = iter(pieces)
-        self._pending: deque[tuple[Piece, Slot, Future[float]]] = deque()
+        self._pending: deque[tuple[UploadPiece, Slot, Future[float]]] = deque()
 
     def __enter__(self) -> Self:
         for slot in self._slots:

@@ -36,7 +36,7 @@ from llmcli.runners.cuda.staging import (
     CODES,
     SCALE,
     ZERO_POINT,
-    Part,
+    LinearTensor,
     Staging,
     embedding_part,
     is_unpacked,
@@ -44,7 +44,7 @@ from llmcli.runners.cuda.staging import (
     row_ranges,
 )
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.upload import Piece
+from llmcli.runners.cuda.upload import UploadPiece
 from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights
 
 
@@ -67,12 +67,12 @@ class WeightPieces:
         self._flags = staging.flags
         self._flag_indices = {name: index for index, name in enumerate(stored.dtypes)}
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[UploadPiece]:
         """All pieces; the one of small tensors comes first."""
         yield self._small_piece()
         yield from self.for_kernels()
 
-    def for_kernels(self) -> Iterator[Piece]:
+    def for_kernels(self) -> Iterator[UploadPiece]:
         """The pieces of matrices and embedding, in the order of the files. Kernels put them into tiles."""
         sources = [(self._infos[EMBEDDING], self._embedding_pieces(self._infos[EMBEDDING]))]
         for projection in self._weights.projections:
@@ -81,7 +81,7 @@ class WeightPieces:
         for _, pieces in sorted(sources, key=lambda source: (source[0].path, source[0].offset)):
             yield from pieces
 
-    def _small_piece(self) -> Piece:
+    def _small_piece(self) -> UploadPiece:
         """One piece of all norms and biases: sent one by one, each costs the host as much as a large piece.
 
         Reading it also checks the stored shapes.
@@ -104,7 +104,7 @@ class WeightPieces:
             for values, (target, _) in zip(lay_out(regions, source), (*norms, *biases), strict=True):
                 copy(self._device, target, values)
 
-        return Piece(held_bytes(regions), sum(info.num_bytes for info in tensors), read, take)
+        return UploadPiece(held_bytes(regions), sum(info.num_bytes for info in tensors), read, take)
 
     def _biases_of(self, projection: Projection[Any]) -> list[tuple[Linear, TensorInfo]]:
         named = ((linear, self._infos.get(f"{linear.module}.bias")) for linear in projection.linears)
@@ -112,7 +112,7 @@ class WeightPieces:
 
     def _layer_sources(
         self, projection: Projection[Any], linear: Linear
-    ) -> Iterator[tuple[TensorInfo, Iterator[Piece]]]:
+    ) -> Iterator[tuple[TensorInfo, Iterator[UploadPiece]]]:
         """The tensors of one linear layer, each with its pieces."""
         if linear.module == EMBEDDING.removesuffix(WEIGHT_SUFFIX):
             return  # a head that shares the embedding gets its rows from the embedding's pieces
@@ -124,8 +124,8 @@ class WeightPieces:
                 yield info, self._tensor_pieces(info, part, projection, linear)
 
     def _tensor_pieces(
-        self, info: TensorInfo, part: Part, projection: Projection[Any], linear: Linear
-    ) -> Iterator[Piece]:
+        self, info: TensorInfo, part: LinearTensor, projection: Projection[Any], linear: Linear
+    ) -> Iterator[UploadPiece]:
         if linear.module in self._scaled and part.suffix != WEIGHT_SUFFIX:
             yield from self._fp8_scale_pieces(info, part, projection, linear)
             return
@@ -133,18 +133,18 @@ class WeightPieces:
         put_part = put.get(part.suffix, self._put_weights)
         for rows in row_ranges(part, linear.num_rows):
             take = partial(put_part, info, projection, _segment(linear, rows.begin, rows.end))
-            yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
+            yield UploadPiece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
     def _fp8_scale_pieces(
-        self, info: TensorInfo, part: Part, projection: Projection[Any], linear: Linear
-    ) -> Iterator[Piece]:
+        self, info: TensorInfo, part: LinearTensor, projection: Projection[Any], linear: Linear
+    ) -> Iterator[UploadPiece]:
         """Scales of 8-bit floats, which many rows share, row by row. The first piece counts all bytes of the file."""
         file_bytes = info.num_bytes
         for rows in row_ranges(part, linear.num_rows):
             layer = self._scaled[linear.module]
             read = partial(read_fp8_scales, layer, part.rows_per_row, linear.module, self._infos, rows.begin, rows.end)
             take = partial(self._put_scales, info, projection, _segment(linear, rows.begin, rows.end))
-            yield Piece(rows.num_bytes, file_bytes, read, take)
+            yield UploadPiece(rows.num_bytes, file_bytes, read, take)
             file_bytes = 0
 
     def _put_weights(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
@@ -171,7 +171,9 @@ class WeightPieces:
         group_size = projection.format.scheme.group_size
         repack_zero_points(self._device, source=words, group_size=group_size, segment=segment, matrix=projection.matrix)
 
-    def _unpacked_pieces(self, part: Part, projection: Projection[Any], linear: Linear) -> Iterator[Piece]:
+    def _unpacked_pieces(
+        self, part: LinearTensor, projection: Projection[Any], linear: Linear
+    ) -> Iterator[UploadPiece]:
         """Pieces of a quantized layer's rows as float32. The first one counts all bytes of the files."""
         module, infos = linear.module, self._infos
         if module in self._scaled:
@@ -180,7 +182,7 @@ class WeightPieces:
             for rows in row_ranges(part, linear.num_rows):
                 take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
                 read = partial(read_fp8, scaled, module, infos, rows.begin, rows.end)
-                yield Piece(rows.num_bytes, file_bytes, read, take)
+                yield UploadPiece(rows.num_bytes, file_bytes, read, take)
                 file_bytes = 0
             return
         layer = PackedTensors(
@@ -191,16 +193,18 @@ class WeightPieces:
         order = self._stored.orders.get(module)
         for rows in row_ranges(part, linear.num_rows):
             take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
-            yield Piece(rows.num_bytes, file_bytes, partial(read_unpacked, layer, order, rows.begin, rows.end), take)
+            yield UploadPiece(
+                rows.num_bytes, file_bytes, partial(read_unpacked, layer, order, rows.begin, rows.end), take
+            )
             file_bytes = 0
 
     def _put_floats(self, projection: Projection[Any], segment: Segment, source: Any) -> None:
         repack(self._device, source=source, source_type="float32", segment=segment, matrix=projection.matrix)
 
-    def _embedding_pieces(self, info: TensorInfo) -> Iterator[Piece]:
+    def _embedding_pieces(self, info: TensorInfo) -> Iterator[UploadPiece]:
         for rows in row_ranges(embedding_part(self._stored), info.shape[0]):
             take = partial(self._put_embedding, rows.begin, rows.end)
-            yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
+            yield UploadPiece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
     def _put_embedding(self, begin: int, end: int, source: Any) -> None:
         """Repack rows into scratch tiles, which checks and converts them; then fill the table, and a shared head."""
