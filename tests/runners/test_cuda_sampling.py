@@ -230,7 +230,7 @@ def test_choices_of_many_runs_are_read_together(monkeypatch):
     sampler._results = np.zeros((4, 2, NUM_RESULTS), np.uint64)
     sampler._has_mu = np.array([False, True, False, False])
     sampler._step_seconds = 0.0
-    runs = [sampling.Run(slot, number, 5) for slot, number in ((2, 40), (0, 7), (1, 2**31 + 3), (3, 9), (2, 41))]
+    runs = [sampling.SamplerRun(slot, number, 5) for slot, number in ((2, 40), (0, 7), (1, 2**31 + 3), (3, 9), (2, 41))]
     words = [123, 2**31 - 1, 77, sampling.IS_PROBLEM | 3, 5]
     late = list(zip(runs, words, strict=True))
 
