@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import Runner
     from llmcli.sampling.inspect import Inspection
+    from llmcli.sampling.params import Sampler
     from llmcli.tokenizer.base import Tokenizer
 
 _START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the command's name
@@ -207,23 +208,12 @@ def generate(
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
     run = _with_own_kernels(run, kernels, num_rows, timeline)
-    receipt = None
-    if output.receipt is not None:  # before the weights are read
-        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
+    receipt = _open_receipt(output, run, prompt.facts(text, encoded))  # before the weights are read
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
     cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
-    wanted = session.request(
-        encoded,
-        chosen_sampler,
-        samples=samples.indices,
-        max_new_tokens=max_new_tokens,
-        stop_strings=run.stop_strings,
-        num_alternatives=output.num_alternatives,
-        keeps_pages=bool(output.roads),
-    )
-    wanted = schemas.hold(wanted, grammar)
+    wanted = schemas.hold(_request(run, encoded, chosen_sampler, samples, output, max_new_tokens), grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     completeness = CompletenessNotice()
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
@@ -238,6 +228,32 @@ def generate(
         completeness.require_complete()
     if kernels:
         show_change(run.devices, loaded.runner, num_prompt_tokens)
+
+
+def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> ReceiptOutput | None:
+    """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
+    if output.receipt is None:
+        return None
+    return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
+
+
+def _request(
+    run: Run,
+    encoded: EncodedPrompt,
+    sampler: Sampler,
+    samples: SampleOptions,
+    output: OutputOptions,
+    max_new_tokens: int | None,
+) -> Request:
+    return run.session.request(
+        encoded,
+        sampler,
+        samples=samples.indices,
+        max_new_tokens=max_new_tokens,
+        stop_strings=run.stop_strings,
+        num_alternatives=output.num_alternatives,
+        keeps_pages=bool(output.roads),
+    )
 
 
 def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:

@@ -13,6 +13,7 @@ import simulated_attention  # noqa: E402
 import torch  # noqa: E402
 from simulated_kernels import allocate, on_host  # noqa: E402
 
+from llmcli.kernels.attention_lanes import LaneInputs  # noqa: E402
 from llmcli.kernels.qkv import QkvLayout  # noqa: E402
 from llmcli.lab.attention import (  # noqa: E402
     CODES,
@@ -68,40 +69,44 @@ def test_the_numpy_of_the_simulated_card_is_right(stem: str) -> None:
         assert find_mismatch(problem, solve(problem, launcher)) is None, (problem.sizes, problem.label)
 
 
-def forgets_the_norm(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **{**arguments, "k_norm": None})
+Memory = dict[str, Any]  # partial sums, counters, out
 
 
-def takes_the_place_before(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    positions = on_host(arguments["positions"])
-    launcher(None, **{**arguments, "positions": on_card(np.where(positions > 0, positions - 1, positions))})
+def forgets_the_norm(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    launcher(None, replace(lanes, k_norm=None), **memory)
 
 
-def rotates_nothing(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **{**arguments, "cos_sin": None})
+def takes_the_place_before(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    positions = on_host(lanes.positions)
+    launcher(None, replace(lanes, positions=on_card(np.where(positions > 0, positions - 1, positions))), **memory)
 
 
-def swaps_keys_and_values(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **{**arguments, "keys": arguments["values"], "values": arguments["keys"]})
+def rotates_nothing(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    launcher(None, replace(lanes, cos_sin=None), **memory)
 
 
-def leaves_a_counter(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **arguments)
-    on_host(arguments["counters"])[-1, -1] = 1
+def swaps_keys_and_values(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    cache = replace(lanes.cache, keys=lanes.cache.values, values=lanes.cache.keys)
+    launcher(None, replace(lanes, cache=cache), **memory)
 
 
-def sees_one_token_too_few(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **{**arguments, "window": 36})
+def leaves_a_counter(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    launcher(None, lanes, **memory)
+    on_host(memory["counters"])[-1, -1] = 1
 
 
-def forgets_a_query_head(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **arguments)
-    on_host(arguments["out"])[-1, -24:] = 0
+def sees_one_token_too_few(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    launcher(None, replace(lanes, window=36), **memory)
 
 
-def adds_a_thousandth(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    launcher(None, **arguments)
-    on_host(arguments["out"])[-1] *= np.float32(1.001)
+def forgets_a_query_head(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    launcher(None, lanes, **memory)
+    on_host(memory["out"])[-1, -24:] = 0
+
+
+def adds_a_thousandth(launcher: Launcher, lanes: LaneInputs, memory: Memory) -> None:
+    launcher(None, lanes, **memory)
+    on_host(memory["out"])[-1] *= np.float32(1.001)
 
 
 FAULTS = [forgets_the_norm, takes_the_place_before, rotates_nothing, swaps_keys_and_values]
@@ -117,8 +122,8 @@ FAULTS_OF_ATTENTION = [leaves_a_counter, sees_one_token_too_few, forgets_a_query
 def test_faults_are_found(stem: str, fault: Callable[..., None], dtype: np.dtype[Any]) -> None:
     problem = MAKE[stem](new_tokens(LAYOUT, dtype, [1, 37], norms=True))
     launcher = getattr(simulated_attention, stem)
-    assert find_mismatch(problem, solve(problem, lambda device, **arguments: launcher(device, **arguments))) is None
-    wrong = solve(problem, lambda device, **arguments: fault(launcher, arguments))
+    assert find_mismatch(problem, solve(problem, launcher)) is None
+    wrong = solve(problem, lambda device, lanes, **memory: fault(launcher, lanes, memory))
     assert find_mismatch(problem, wrong) is not None
 
 

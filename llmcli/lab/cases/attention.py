@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -173,7 +172,7 @@ def decode_case(tokens: NewTokens) -> Problem:
     return _attention_case(
         "attention_decode",
         tokens,
-        partial(attention_decode, is_cached=tokens.is_cached),
+        lambda *given, **memory: attention_decode(*given, is_cached=tokens.is_cached, **memory),
         counters=(len(tokens.rows), grid_heads(layout, tokens.keys.dtype.itemsize)),
         partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
     )
@@ -185,7 +184,7 @@ def rows_case(tokens: NewTokens, num_blocks: int) -> Problem:
     return _attention_case(
         "attention_rows",
         tokens,
-        partial(attention_rows, is_cached=tokens.is_cached),
+        lambda *given, **memory: attention_rows(*given, is_cached=tokens.is_cached, **memory),
         counters=(num_blocks,),
         partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
     )
@@ -197,7 +196,7 @@ def span_case(tokens: NewTokens, num_spans: int) -> Problem:
     problem = _attention_case(
         "attention_span",
         tokens,
-        partial(attention_span, num_spans=num_spans),
+        lambda *given, **memory: attention_span(*given, num_spans=num_spans, **memory),
         counters=(len(tokens.rows), num_heads),
         partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
     )
