@@ -1,6 +1,7 @@
 """Logits on two runners: equal ones are right, small errors are within the bound, wrong ones are found and named."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -201,15 +202,13 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             on_host(arguments["x"])[:] *= np.float32(1.3)
         right(device, **arguments)
 
-    def attention_decode(device: Any, **arguments: Any) -> None:
-        if arguments["keys"] is layer.cache["keys"]:
-            arguments["window"] = 1
-        right(device, **arguments)
+    def attention_decode(device: Any, lanes: Any, **memory: Any) -> None:
+        right(device, replace(lanes, window=1) if lanes.cache is layer.cache else lanes, **memory)
 
-    def attention_prefill(device: Any, **arguments: Any) -> None:
-        right(device, **arguments)
-        if arguments["keys"] is layer.cache["keys"]:
-            on_host(arguments["out"])[-1] *= -1
+    def attention_prefill(device: Any, inputs: Any, out: Any) -> None:
+        right(device, inputs, out)
+        if inputs.cache is layer.cache:
+            on_host(out)[-1] *= -1
 
     wrong = {"scale": gemv, "window": attention_decode, "sign": attention_prefill}[fault]
     caller = row_products if wrong is gemv else attention

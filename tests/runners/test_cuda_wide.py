@@ -17,6 +17,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels import wide_plan
+from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda import attention, forward, products, wide_layer, workspace
 from llmcli.runners.cuda.load import load as load_on_card
@@ -52,10 +53,10 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
         note(module, "add_parts")
     append = attention.append_tokens
 
-    def append_tokens(device: Any, parts: Any = None, **arguments: Any) -> None:
+    def append_tokens(device: Any, lanes: LaneInputs, parts: Any = None) -> None:
         if isinstance(device, SimulatedDevice) and parts is not None:
             noted.append("append parts")
-        append(device, parts=parts, **arguments)
+        append(device, lanes, parts=parts)
 
     monkeypatch.setattr(attention, "append_tokens", append_tokens)
     note(products, "dequantize")
