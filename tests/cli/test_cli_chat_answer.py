@@ -6,6 +6,7 @@ import pytest
 from scripted_talk import Talk
 
 from llmcli.cli.chat_session.answer import View
+from llmcli.engine.chat_events import AnswerPiece
 from llmcli.engine.conversation import load_conversation
 from llmcli.errors import DeviceError
 
@@ -16,8 +17,8 @@ def failing_view(monkeypatch: pytest.MonkeyPatch) -> None:
     show, shown = View.show, []
 
     def fail_once(view: View, piece: object) -> None:
-        shown.append(piece)
-        if len(shown) == 3:
+        shown.extend([piece] if isinstance(piece, AnswerPiece) else [])
+        if len(shown) == 3 and shown[-1] is piece:
             raise DeviceError("the screen fell over")
         show(view, piece)
 
