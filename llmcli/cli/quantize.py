@@ -230,18 +230,13 @@ def convert(*, files: FileOptions, messages: MessageOptions) -> None:
     source, destination, shard_bytes = files.source, files.destination, files.shard_bytes()
     with foreign_errors_explained(f"reading {source}", CheckpointError):
         exporter = open_conversion(source, destination, shard_bytes, replace=files.force, dry_run=files.dry_run)
-    plan = exporter.plan
-    if files.dry_run:
-        report_layers(plan)
-        terminal.write(size_table(plan))
-        return
-    workspace = exporter.prepare()
-    with exporter.lock:
-        report_layers(plan)
-        report_earlier_run(workspace, len(plan.shards))
+
+    def run(workspace: ExportWorkspace) -> None:
         run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
-    total = plan.total
-    terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")
+        total = exporter.plan.total
+        terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")
+
+    _show_and_run(exporter, files, report_layers, run)
 
 
 @dataclass(frozen=True)
@@ -310,18 +305,32 @@ def quantize(
         exporter = open_export(
             source, destination, options, adapters, card=card, replace=files.force, dry_run=files.dry_run
         )
-    plan = exporter.plan
-    if files.dry_run:
-        _report_plan(plan)
-        terminal.write(size_table(plan))
-        return
-    workspace = exporter.prepare()
-    with exporter.lock:  # until the cards are written, too
-        _report_plan(plan)
-        report_earlier_run(workspace, len(plan.shards))
+
+    def run(workspace: ExportWorkspace) -> None:
         _run(exporter, workspace, destination, verbose)
         if work.eval_ is not None:
             evaluate_export(source, adapters, destination, work.eval_, runner_options)
+
+    _show_and_run(exporter, files, _report_plan, run)
+
+
+def _show_and_run(
+    exporter: Exporter,
+    files: FileOptions,
+    report: Callable[[ExportPlan], None],
+    run: Callable[[ExportWorkspace], None],
+) -> None:
+    """Report the plan of an export and run it, with its folder locked; with --dry-run show its sizes instead."""
+    plan = exporter.plan
+    if files.dry_run:
+        report(plan)
+        terminal.write(size_table(plan))
+        return
+    workspace = exporter.prepare()
+    with exporter.lock:
+        report(plan)
+        report_earlier_run(workspace, len(plan.shards))
+        run(workspace)
 
 
 def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verbose: bool) -> None:

@@ -23,7 +23,6 @@ from llmcli.kernels.tiles import (
 )
 
 BLOCK_SIZE = 384
-_NUM_THREADS = 256  # that multiply
 _MAX_STAGES = 16
 STATIC_SHARED_BYTES = 256
 # In clocks: the start and end of a block, and of its sums where four add theirs, for each row; then a tile's unit for

@@ -256,16 +256,6 @@ def paged(cache: Stored, table: np.ndarray) -> Stored:
     return pages
 
 
-def in_rows(pages: Stored, table: np.ndarray, seq_len: int) -> Stored:
-    """The inverse of `paged`. Shapes: pages [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]."""
-
-    def gather(array: np.ndarray) -> np.ndarray:
-        by_row = np.moveaxis(array[table], 2, 1)  # [num_rows, num_key_value_heads, pages_per_row, PAGE_TOKENS, ...]
-        return np.ascontiguousarray(by_row.reshape(*by_row.shape[:2], -1, *by_row.shape[4:])[:, :, :seq_len])
-
-    return Stored(gather(pages.elements), None if pages.scales is None else gather(pages.scales))
-
-
 def cache_name(dtype: np.dtype[Any]) -> str:
     """The name of the type of a cache's elements."""
     return "codes" if dtype == CODES else storage_name(dtype)

@@ -120,11 +120,6 @@ class Call:
     use: KernelUse | None
 
     @property
-    def is_product(self) -> bool:
-        """Whether the matrix library computes it."""
-        return self.launch.stem == PRODUCT
-
-    @property
     def name(self) -> str:
         """The name expression of our kernel, or the library's name."""
         return self.launch.name or PRODUCT

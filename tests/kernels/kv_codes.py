@@ -76,3 +76,13 @@ def prompt_inputs(**given: Any) -> PromptInputs:
 def _with_cache(given: dict[str, Any]) -> dict[str, Any]:
     arrays = {name: given.pop(name) for name in ("keys", "values", "key_scales", "value_scales") if name in given}
     return {**given, "cache": LayerCache(**arrays)} if arrays else given
+
+
+def in_rows(pages: Stored, table: np.ndarray, seq_len: int) -> Stored:
+    """The inverse of `paged`. Shapes: pages [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]."""
+
+    def gather(array: np.ndarray) -> np.ndarray:
+        by_row = np.moveaxis(array[table], 2, 1)  # [num_rows, num_key_value_heads, pages_per_row, PAGE_TOKENS, ...]
+        return np.ascontiguousarray(by_row.reshape(*by_row.shape[:2], -1, *by_row.shape[4:])[:, :, :seq_len])
+
+    return Stored(gather(pages.elements), None if pages.scales is None else gather(pages.scales))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import Fenced, assert_within, fenced, to_host
-from kv_codes import layer_cache, upload_cache
+from kv_codes import in_rows, layer_cache, upload_cache
 
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import (
@@ -22,7 +22,7 @@ from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.attention import CODES, EPS, NewTokens, Stored, append, in_rows, new_tokens, paged, visible_table
+from llmcli.lab.attention import CODES, EPS, NewTokens, Stored, append, new_tokens, paged, visible_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from kv_codes import in_rows
 from test_attention_decode import LLAMA, Result, run, verify
 
 from llmcli.kernels.device import Device
-from llmcli.lab.attention import CODES, NewTokens, Stored, in_rows, new_tokens, stored
+from llmcli.lab.attention import CODES, NewTokens, Stored, new_tokens, stored
 
 
 def caches(problem: NewTokens, result: Result) -> list[Stored]:

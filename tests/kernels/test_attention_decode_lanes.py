@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kv_codes import in_rows
 from test_attention_decode import KINDS, LLAMA, run, verify
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.attention import in_rows, new_tokens, page_table
+from llmcli.lab.attention import new_tokens, page_table
 
 
 @pytest.mark.cuda

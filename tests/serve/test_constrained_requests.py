@@ -2,14 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import jsonschema
 import openai
 import pydantic
 import pytest
-from server import ServerProcess, running_server
 from test_openai_client import MESSAGES, MODEL, generate, samples_of
 
 from llmcli.serve.bodies import CompletionBody, parse_body
@@ -20,17 +18,6 @@ SCHEMA = {
     "required": ["hero", "age"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Any:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def as_format(schema: Any, **more: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -19,17 +18,6 @@ from llmcli.serve.refusal import Refusal
 
 MODEL = "storyteller"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of a snail."}]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Any:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def generate(*arguments: object) -> list[dict[str, Any]]:

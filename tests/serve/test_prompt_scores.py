@@ -31,11 +31,6 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Any:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
 def prompts(client: Any) -> list[list[int]]:
     return [client.post("/../tokenize", body={"prompt": text}, cast_to=object)["tokens"] for text in TEXTS]
 
