@@ -29,11 +29,11 @@
 //           row: a split is 64 KB, which one multiprocessor takes half a microsecond to fetch, and small blocks gather
 //           on the first multiprocessor that is free. Splits of one block are put together in shared memory. Where rows
 //           and heads are many, a block has one split, and several share a multiprocessor. It has more than ten
-//           parameters: norm, rotary, append and combining the splits would each be a launch beside a 5 us kernel.
-//           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
+//           parameters: norm, rotary, append and combining the splits would each be a launch next to a 5 us kernel.
+//           It asks for earlier tokens before it waits for the previous kernel, which ends meanwhile. It combines eight
 //           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
 //           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. What it reads at
-//           the start, and behind the wait, is asked for together (common/load.cuh). The next kernel starts when a
+//           the start, and after the wait, is asked for together (common/load.cuh). The next kernel starts when a
 //           warp of each block is past its tiles: steps took the least time then. Rejected, with figures in
 //           docs/log/2026-11-27-attention.md: clusters that hand each other their parts; other places for that start.
 //           Speed: scripts/benchmark_attention.py

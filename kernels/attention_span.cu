@@ -25,7 +25,7 @@
 //           each other and put a share of them together each; few splits are put together by the block that ends last,
 //           as those of small blocks are. All large blocks run at once: there is at most one a multiprocessor, and a
 //           process has one stream on a card (llmcli/kernels/device.py); those of the kernels in front that have not
-//           ended run too, and wait for none behind them; and those of the kernel behind start when all of these have
+//           ended run too, and wait for none after them; and those of the next kernel start when all of these have
 //           called grid_dependency_launch or ended. On Hopper the warps that copy hand registers to those that attend.
 //           Figures: docs/log/2026-11-27-attention.md
 #include "common/span_merge.cuh"

@@ -9,7 +9,7 @@
 // Traffic:  codes, scales and zero points once for every TOKENS rows, side by side so that L2 serves all but the
 //           first; the image once for every 128 outputs
 // Numerics: those of gemv with codes, bit for bit: digits times codes are summed exactly in integers, and fp32 sums
-//           have gemv's order. So a row's bits do not depend on how many rows run beside it
+//           have gemv's order. So a row's bits do not depend on how many rows run with it
 // Choice:   A block is 8 tiles x TOKENS rows x a quarter of gemv's chunks of spans. Eight warps multiply, one a tile; a
 //           ninth copies for all, since a warp that copied too held up its three neighbours, who multiply with it. Sums
 //           of a span leave the tensor cores as two digits, and become floats beside the other warps' products. 64

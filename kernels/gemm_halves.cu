@@ -10,7 +10,7 @@
 //           every SHARERS blocks of 16 * TILES outputs
 // Numerics: those of gemv, bit for bit: each chunk of units is one chain of k-steps with the same inputs (for fp16 and
 //           8 bits each unit), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do not depend
-//           on how many rows run beside it
+//           on how many rows run with it
 // Choice:   A block multiplies TILES tiles with TOKENS rows: two groups of four warps hold weights in registers, and
 //           while one fetches its next unit the tensor cores work for the other. Four more warps copy, weights by small
 //           copies of each lane: bulk copies of a kilobyte start one after the other, which took longer than the rest.

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     constexpr bool WEAVES = ROWS > 2 && Product::IS_WOVEN;  // stages inputs while it multiplies its first tiles
     // A part: the warps of a block that share a tile.
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
-    static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
+    static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, besides __syncthreads");
     using Stream = SpanStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
     constexpr bool IS_SHORT = HAS_SCALES && UNITS == 1;  // spans of int4: more copies may run, but no more start first
     constexpr int FIRST_STAGES = STAGES <= 3 ? 1 : IS_SHORT ? 2 : STAGES - 2;  // before anything else

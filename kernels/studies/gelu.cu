@@ -34,7 +34,7 @@ __global__ void gelu_by_exp(const float* x, float* out, int num_values) {
 
 __device__ float4 gelu(float4 pack) { return make_float4(gelu(pack.x), gelu(pack.y), gelu(pack.z), gelu(pack.w)); }
 
-// rung packed: a thread takes four neighbours in one load. The thread behind the last four takes what is left.
+// rung packed: a thread takes four neighbours in one load. The thread after the last four takes what is left.
 // launch: gelu_of_pack<<<(num_values + 1023) / 1024, 256>>>
 __global__ void gelu_of_pack(const float* x, float* out, int num_values) {
     const int i = blockIdx.x * THREADS + threadIdx.x, num_packs = num_values / 4;

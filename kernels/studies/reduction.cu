@@ -148,7 +148,7 @@ __global__ void row_by_block_packed(const float* x, float* out, int num_columns)
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-// rung warp: a warp a row, four rows a block. No shared memory, no barrier. The article's kernel reads behind the end
+// rung warp: a warp a row, four rows a block. No shared memory, no barrier. The article's kernel reads past the end
 //   where the last block has fewer rows; here its idle warps leave.
 // launch: row_by_warp<<<(num_rows + 3) / 4, 128>>>
 __global__ void row_by_warp(const float* x, float* out, int num_rows, int num_columns) {

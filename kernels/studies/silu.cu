@@ -18,7 +18,7 @@ __global__ void silu_in_double(const float* x, float* out, int num_values) {
     if (i < num_values) out[i] = x[i] / (1.0 + expf(-x[i]));
 }
 
-// rung single_one: an f behind the 1.0.
+// rung single_one: an f after the 1.0.
 // launch: silu_in_single<<<(num_values + 255) / 256, 256>>>
 __global__ void silu_in_single(const float* x, float* out, int num_values) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
@@ -35,7 +35,7 @@ __global__ void silu_fast(const float* x, float* out, int num_values) {
     if (i < num_values) out[i] = silu(x[i]);
 }
 
-// rung packed: a thread takes four neighbours in one load. The thread behind the last four takes what is left.
+// rung packed: a thread takes four neighbours in one load. The thread after the last four takes what is left.
 // launch: silu_of_pack<<<(num_values + 1023) / 1024, 256>>>
 __global__ void silu_of_pack(const float* x, float* out, int num_values) {
     const int i = blockIdx.x * THREADS + threadIdx.x, num_packs = num_values / 4;

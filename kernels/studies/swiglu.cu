@@ -26,7 +26,7 @@ __global__ void swiglu_in_double(const float* gate_up, float* out, int num_rows,
     out[i] = gate / (1.0 + expf(-gate)) * up;
 }
 
-// rung single_one: an f behind the 1.0.
+// rung single_one: an f after the 1.0.
 // launch: swiglu_in_single<<<(num_rows * num_columns + 255) / 256, 256>>>
 __global__ void swiglu_in_single(const float* gate_up, float* out, int num_rows, int num_columns) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
