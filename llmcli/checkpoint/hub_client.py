@@ -1,13 +1,13 @@
-"""Downloads with huggingface_hub, whose answers from the hub are checked first, and says what fails in a line.
+"""Downloads files with huggingface_hub. Checks the hub's answers before the library uses them; errors are one line.
 
-huggingface_hub itself follows redirects (20 at most), asks a busy hub again, goes on after a broken connection, uses
-Xet, locks a blob that two processes want, and moves a file into the cache when all of it is there.
+huggingface_hub follows redirects (20 at most), retries if the hub is busy, resumes after a broken connection, uses Xet,
+locks a blob that two processes want, and moves a complete file into the cache.
 
-It takes an ETag and a commit from an answer as names of files, follows redirects from https to http, reads bodies of
-any length, and lets the hub say where Xet's token comes from. So every answer passes `_check_answer` first. Files are
-asked for one by one: `snapshot_download` takes names also from a list of the hub's, where no check can be put in
-between, and after Ctrl-C it waits for the files that are under way. Size and SHA-256 are compared here; what Xet sends
-is not bounded before that.
+It would also use an ETag and a commit as file names unchecked, follow redirects from https to http, read bodies of any
+length, and let the hub choose the address of Xet's token. So every answer passes `_check_answer` first. Files are
+downloaded one by one: `snapshot_download` takes blob names from the hub's list, where no check can come first, and
+after Ctrl-C it waits for running downloads. Size and SHA-256 are compared here; before that, nothing limits what Xet
+sends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HubFile:
 
 
 class HubBusyError(httpx2.ConnectError):
-    """The hub answers that it cannot answer now: huggingface_hub tries again, as after a failed connection."""
+    """The hub is busy. huggingface_hub retries, as after a failed connection."""
 
 
 class HubClient:
@@ -70,7 +70,7 @@ class HubClient:
         if self._settings.is_offline:
             raise offline_error(hub_id)
         self._token = hub_token() or False
-        self._is_content = False  # whether a body may be as long as a file
+        self._is_content = False  # whether a body may be a file, and long
         self._etag = ""  # of the file that was asked for last
         self.commit = ""
 
@@ -95,9 +95,9 @@ class HubClient:
         return HubFile(where, name, size, found.is_cached)
 
     def download(self, file: HubFile, on_position: Callable[[int], None]) -> None:
-        """Bring a file into the cache; `on_position` is called with the number of bytes there are.
+        """Download a file into the cache; `on_position` gets the number of bytes so far.
 
-        Another process that downloads the same file is waited for.
+        If another process downloads the same file, wait for it.
         Raises: CheckpointError if the content is not what size and ETag say.
         """
         if not file.is_cached:
@@ -128,7 +128,7 @@ class HubClient:
 
     @contextmanager
     def _odd_answers_explained(self) -> Iterator[None]:
-        """Turn what huggingface_hub raises where it takes an answer for a hub's into CheckpointError."""
+        """Turn what huggingface_hub raises for an answer that no hub gives into CheckpointError."""
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -168,7 +168,7 @@ class HubClient:
             request.headers.pop("Authorization", None)
 
     def _check_answer(self, response: httpx2.Response) -> None:
-        """Refuse an answer before any of its body is read, or huggingface_hub makes a path of what it says."""
+        """Refuse an answer before its body is read and before huggingface_hub makes a path from its headers."""
         headers, url = response.headers, str(response.url.copy_with(query=None))
         if response.has_redirect_location:
             if response.url.scheme == "https" and response.url.join(headers["Location"]).scheme != "https":
@@ -179,7 +179,7 @@ class HubClient:
             _refuse_status(response, self._hub_id)
         if response.request.method == "HEAD":
             self._check_metadata(response, url)
-        headers.pop("Content-Encoding", None)  # not asked for; a short body may unpack to a long one
+        headers.pop("Content-Encoding", None)  # not requested; a short body may unpack to a long one
         if not (self._is_content and response.is_success):
             response.stream = _ShortBody(cast(httpx2.SyncByteStream, response.stream), url)
 
@@ -196,7 +196,7 @@ class HubClient:
             self._etag = checked_etag(etag or headers.get("ETag"), url)
         else:
             headers.pop("ETag", None)  # of the redirect, not of the file
-        # The token goes to this address, and not through the client above: plain HTTP instead.
+        # Xet would send the token to this address, not through our client: use plain HTTP instead.
         routes = headers.get("X-Xet-Refresh-Route"), response.links.get("xet-auth", {}).get("url")
         if any(route and not route.startswith((f"{self._settings.endpoint}/", _HUB)) for route in routes):
             headers.pop("X-Xet-Hash", None)
@@ -204,13 +204,13 @@ class HubClient:
 
 @contextmanager
 def hub_client(hub_id: HubId) -> Iterator[HubClient]:
-    """A client whose checks huggingface_hub's connections keep to, and its silence, in the meantime."""
+    """Open a client. Until the block ends, its checks apply to huggingface_hub's connections, and nothing is logged."""
     client = HubClient(hub_id)
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.utils import logging
 
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # else it tells the hub what other programs are here
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # else the hub learns which other programs are installed
     os.environ.setdefault("HF_XET_TELEMETRY_ENABLED", "false")
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
@@ -243,12 +243,12 @@ class _ShortBody(httpx2.SyncByteStream):
 
 
 def _bar_class(file: HubFile, on_position: Callable[[int], None]) -> type:
-    """What huggingface_hub takes for tqdm's class of bars: passes the number of bytes on, and refuses too many."""
+    """A class for huggingface_hub to use in place of tqdm: passes the number of bytes on, and refuses too many."""
 
     class Bar:
         def __init__(self, **settings: object) -> None:
             self._position = 0
-            self._is_xet = "bar_format" in settings  # it counts by itself, and prints what is raised in its thread
+            self._is_xet = "bar_format" in settings  # Xet counts itself, and prints errors raised in its thread
 
         def __enter__(self) -> Bar:
             return self
@@ -256,7 +256,7 @@ def _bar_class(file: HubFile, on_position: Callable[[int], None]) -> type:
         def __exit__(self, *error: object) -> None:
             pass
 
-        def update(self, num_bytes: int) -> None:  # negative where a file begins anew
+        def update(self, num_bytes: int) -> None:  # negative if a file starts again
             self._position += num_bytes
             if self._position > file.size and not self._is_xet:
                 raise CheckpointError(
@@ -265,7 +265,7 @@ def _bar_class(file: HubFile, on_position: Callable[[int], None]) -> type:
             on_position(min(self._position, file.size))
 
         def ignore(self, *arguments: object, **options: object) -> None:
-            """Of Xet: rates, and the bytes of its own protocol."""
+            """Ignore Xet's rates and the bytes of its protocol."""
 
         close = update_transfer = set_postfix_str = set_transfer_postfix_str = ignore
 
@@ -273,7 +273,7 @@ def _bar_class(file: HubFile, on_position: Callable[[int], None]) -> type:
 
 
 def _check_content(path: Path, file: HubFile, etag: str) -> None:
-    """Refuse and remove a file that is not what the hub announced; else remove what killed downloads of it left."""
+    """Refuse and remove a file that is not what the hub announced; else remove partial files of killed downloads."""
     blob = path.resolve()
     size, digest = blob.stat().st_size, etag
     if _SHA256.fullmatch(etag) and not file.is_cached:
@@ -324,7 +324,7 @@ def _explain(error: BaseException, hub_id: HubId) -> str:
     assert isinstance(error, OSError)
     if error.errno == errno.ENOSPC:
         return f"the disk of {settings.cache} is full; free some space, then {_AGAIN}"
-    if error.errno is None:  # by huggingface_hub, for an answer or a content that does not fit
+    if error.errno is None:  # raised by huggingface_hub for an answer or content that does not fit
         return f"{hub} does not send {hub_id} as it announced it ({_reason(error)}); {_AGAIN}"
     where = error.filename or settings.cache
     return f"{hub_id} cannot be stored: {where}: {error.strerror or error}; set HF_HOME to another folder"
