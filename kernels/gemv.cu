@@ -1,300 +1,343 @@
-// gemv: y[r,m] = f(sum_k x'[r,k] * W[m,k] + bias[m]), x' = x or w * x / sqrt(mean(x^2) + eps)
-//           Source: design 3; HF LlamaRMSNorm, LlamaMLP
-// Shapes:   tiles [num_tiles][units][1024] bytes, scales [num_tiles][groups][16] ScaleT, zero_points alike uint8 or
-//           null (common/tile.cuh); x [num_rows, x_stride] float, of which num_inputs count; norm_weight [num_inputs]
-//           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y;
-//           1: out += y; 2: a tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
-// Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_spans a multiple of 16, or one chunk holds all
-//           spans; tiles, scales, zero_points, norm_weight 16-byte aligned
-// Launch:   grid (a multiple of BLOCKS), block (512), dynamic shared memory by llmcli/kernels/gemv.py, clusters of
-//           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel in front
-// Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
-//           out once
-// Numerics: Weights are exact: codes in integers, floats of 8 and 16 bits in the tensor cores. x' has a relative error
-//           e = 2^-22 (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its span of 128
-//           inputs; that largest is clamped to 2^-100 from below, and gives NaN from 2^126 on. Sums are fp32: |error|
-//           <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S, or with codes sum max|x' of the span| * |W|. The
-//           order is fixed: of a tile's N = 16 warps (codes and 8-bit floats: 8) warp w sums the spans w, w + N, ...,
-//           then each quarter of the warps is added in order, then the quarters. So equal runs give equal bits. A row's
-//           bits depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma
-//           are independent)
-// Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (with scales) one half on each of two.
-//           (2) A warp works on a span as soon as it has landed. It asks for the next one only when at most PENDING are
-//           under way.
-//           (3) The rest of the ring carries a warp over a stall. It is filled while the block waits for the kernel in
-//           front and for x.
-//           (4) With one or two rows a warp (with scales: a pair) stages its own inputs. Warps take turns at writing
-//           outputs, a tile later. With a norm they then wait, once, for the squares of all warps.
-//           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
-//           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile. Warps stage
-//           inputs while they multiply the first tile (common/woven_inputs.cuh).
-//           (6) Rejected (docs/log/2026-11-27-products.md): two blocks of 8 warps, registers for a second block
-//           beside, other orders of the spans, two rows over a cluster, a 17th warp for outputs, codes as fp16
+// gemv: y[n,m] = f(scale[n] * sum_k x[n,k] * W[m,k] + bias[m]) for up to eight rows, W in 4 to 16 bits
+//           Source: docs/log/2026-11-28-one-arithmetic.md; PTX ISA, mma.m16n8k16
+// Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][groups][16] ScaleT; zero_points alike uint8 or null
+//           (common/tile.cuh). x [num_rows, x_stride]: __half as it is multiplied, with row_scales [num_rows] float or
+//           null (1); or float, which is rounded here: w * x / sqrt(mean(x^2) + eps), without norm_weight w and the
+//           root are 1. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float. SWIGLU,
+//           whose tiles have gate and up in their halves: out [num_rows, out_stride] __half, results / GATED_SCALE
+// Requires: 1 <= num_rows <= 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one group a row;
+//           num_chunks a power of two, at most the spans of 128 inputs and, with SWIGLU, 1; CLUSTER 1 with x float;
+//           tiles, scales, zero_points, an x of __half and its rows 16-byte aligned
+// Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
+//           the warps of a chunk); dynamic shared memory by llmcli/kernels/gemv.py; may overlap the kernel in front
+// Traffic:  weights, scales and zero points once for all rows; x from L2 in every block
+// Numerics: those of gemm_wide with as many parts, bit for bit. An activation is rounded to fp16 with one power of two
+//           a row, a weight to fp16 (common/wide_weights.cuh). Inputs are cut into num_chunks chunks, each one chain of
+//           products with fp32 sums in the tensor cores, which cut towards zero. The chunks' sums times the row's scale
+//           are added in order, the first one with the bias, or to `out`. So a row's bits depend on the matrix alone
+// Choice:   (1) A warp has a chunk of a tile: a chain advances by one mma at a time, so a multiprocessor needs many. It
+//           copies weights into a ring of its own, some spans early, and widens them next to the products.
+//           (2) One block a multiprocessor. It asks for more than half of the shared memory, or blocks of the next
+//           kernel would gather on some multiprocessors.
+//           (3) Several blocks of a cluster halve the chunks between them: each fetches half of x, and half must fit.
+//           (4) Rejected (docs/log/2026-11-28-one-arithmetic.md): bulk copies of weights; 16 chunks; all of a span
+//           widened before its first product; squares by the kernel before
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
-#include "common/gemv_output.cuh"
 #include "common/launch.cuh"
-#include "common/products.cuh"
-#include "common/span_stream.cuh"
-#include "common/woven_inputs.cuh"
+#include "common/matrix.cuh"
+#include "common/norm_sums.cuh"
+#include "common/rows.cuh"
+#include "common/silu.cuh"
+#include "common/weight_slot.cuh"
 
-constexpr int BLOCK_SIZE = 512;
-constexpr int NUM_WARPS = BLOCK_SIZE / 32;
+constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
+constexpr int MAX_ROWS = 8, BUFFERS = 2;
 
-// Blocks of a cluster. Two blocks halve every tile's inputs between them: several rows wait for x, and so each
-// multiprocessor fetches only half of it.
-template <int ROWS>
-constexpr int BLOCKS_OF = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
-
-// The block of a cluster that collects the sums of a part's tile number `local` and writes its outputs.
-template <int BLOCKS>
-__device__ __forceinline__ constexpr int home_of(int local, int part) {
-    return (local + part) % BLOCKS;
-}
-
-// Synchronises the warps `own` of all parts of a block. They multiply the same inputs; each has staged some of them.
-template <int PARTS>
-__device__ __forceinline__ void sync_sharers(int own) {
-    if constexpr (PARTS == 1) {
-        __syncwarp();
-    } else {
-        sync_threads_of<32 * PARTS>(1 + own);
-    }
-}
-
-// The sizes with which llmcli/kernels/gemv.py plans shared memory; a static_assert compares them.
-template <int SLOT_BYTES_, int SPAN_BYTES_, int NUM_SUMS_, int NUM_BUFFERS_, int TILE_WARPS_>
-struct HostSizes {
-    static constexpr int SLOT_BYTES = SLOT_BYTES_, SPAN_BYTES = SPAN_BYTES_, NUM_SUMS = NUM_SUMS_;
-    static constexpr int NUM_BUFFERS = NUM_BUFFERS_, TILE_WARPS = TILE_WARPS_;
+struct GemvShape {
+    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, num_chunks;
+    int num_buffers;
+    float eps;
 };
 
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int STAGES, typename HostT>
-__global__ void __launch_bounds__(BLOCK_SIZE, 1)
+// The bytes between two rows of x in shared memory, so that eight lanes read 128 bytes of different banks.
+template <typename WeightT>
+__device__ __forceinline__ int row_pitch(int num_spans) {
+    return num_spans * 256 + (TileFormat<WeightT>::UNIT_INPUTS == 32 ? 64 : 16);
+}
+
+// The spans of one warp, tile by tile.
+template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+struct WeightStream {
+    using Slot = WeightSlot<WeightT, ScaleT, IS_PLAIN>;
+    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES;
+    const unsigned char *tiles, *zero_points, *source;
+    const ScaleT* scales;
+    unsigned long long policy;
+    int num_tiles, num_groups, group_shift, num_units, begin, end, tile, tile_step, span;
+
+    __device__ __forceinline__ void seek() {
+        span = begin;
+        const size_t unit = static_cast<size_t>(tile) * num_units + begin * (SPAN_BYTES / UNIT_BYTES);
+        source = tiles + unit * UNIT_BYTES + threadIdx.x % 32 * 16;
+    }
+    // Starts the copies of the next span, if there is one, and closes their group.
+    __device__ __forceinline__ void copy_next(unsigned slot) {
+        if (tile < num_tiles) {
+            const unsigned at = slot + threadIdx.x % 32 * 16;
+            // Of 16-bit weights a tile's last span may lack units.
+            if (Slot::HAS_SCALES || (span + 1) * (SPAN_BYTES / UNIT_BYTES) <= num_units) {
+#pragma unroll
+                for (int i = 0; i < SPAN_BYTES; i += 512) copy_async_streaming(at + i, source + i, policy);
+            } else {
+                const int bytes = (num_units - span * (SPAN_BYTES / UNIT_BYTES)) * UNIT_BYTES;
+#pragma unroll
+                for (int i = 0; i < SPAN_BYTES; i += 512) {
+                    copy_async(at + i, i < bytes ? source + i : source, i < bytes ? 16 : 0);
+                }
+            }
+            const size_t group = static_cast<size_t>(tile) * num_groups + (span << SPAN_SHIFT >> group_shift);
+            Slot::copy_scales(scales, zero_points, group, group_shift, slot);
+            source += SPAN_BYTES;
+            if (++span == end) {
+                tile += tile_step;
+                seek();
+            }
+        }
+        copy_async_commit();
+    }
+};
+
+template <typename WeightT, typename ScaleT, bool IS_PLAIN, typename XT, int WARPS, int SLOTS, int CLUSTER,
+          int HOST_SLOT_BYTES>
+__global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
-    __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
+    __cluster_dims__(CLUSTER, 1, 1)
 #endif
         gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
-             const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
-             const float* __restrict__ biases, float* out, GemvShape shape) {
-    constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>, UNITS = SPAN_UNITS<WeightT>;
-    constexpr bool HAS_SCALES = TileFormat<WeightT>::HAS_SCALES, HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && HAS_SCALES;
-    using G = Groups<WeightT, GROUP_SIZE>;
-    using Product = typename ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::Type;
-    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With
-    // scales a span has more inputs, so a tile has fewer spans, and gets half as many warps.
-    constexpr int TILE_WARPS = HAS_SCALES ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
-    constexpr bool WEAVES = ROWS > 2 && Product::IS_WOVEN;  // stages inputs while it multiplies its first tiles
-    // A part: the warps of a block that share a tile.
-    constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
-    static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, besides __syncthreads");
-    using Stream = SpanStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
-    constexpr bool IS_SHORT = HAS_SCALES && UNITS == 1;  // spans of int4: more copies may run, but no more start first
-    constexpr int FIRST_STAGES = STAGES <= 3 ? 1 : IS_SHORT ? 2 : STAGES - 2;  // before anything else
-    // Whether the next span must have arrived when this one is done. A ring of two slots has no room for that.
-    constexpr bool LANDS_AHEAD = STAGES > 2;
-    // The most running copies of a warp when it starts the next one; measured.
-    constexpr int PENDING = STAGES < 5 ? STAGES - 2 : HAS_SCALES && !IS_SHORT ? 2 : 3;
+             const unsigned char* __restrict__ zero_points, const XT* x, const float* row_scales,
+             const float* __restrict__ norm_weight, const float* __restrict__ biases, void* out, GemvShape shape) {
+    using Slot = WeightSlot<WeightT, ScaleT, IS_PLAIN>;
+    using Weights = typename Slot::Weights;
+    constexpr bool IS_ROUNDED = sizeof(XT) == 2;
+    constexpr int THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
+    static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
+    static_assert(IS_ROUNDED || CLUSTER == 1, "a block that norms has all inputs");
 
-    using Woven = WovenInputs<Product, WEAVES ? ROWS : PARTS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, PARTS>;
-    using Out = Output<ROWS, TILE_WARPS>;
-    // A part has buffers for the sums of NUM_BUFFERS tiles. The blocks own them, and finish tiles, in turn.
-    constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4, OWN_BUFFERS = NUM_BUFFERS / BLOCKS;
-    constexpr int WARP_FLOATS = ROWS * TILE_ROWS, BUFFER_FLOATS = TILE_WARPS * WARP_FLOATS;
-    static_assert(NUM_BUFFERS % BLOCKS == 0, "a buffer is always in the same block");
-    static_assert(PART_WARPS % Out::NUM_FINISHERS == 0, "warps of one part finish a tile");
-    static_assert(WARP_FLOATS <= 4 * 32, "a lane sends one vector");
-    static_assert(HostT::SLOT_BYTES == Stream::SLOT_BYTES && HostT::SPAN_BYTES == 16 * Product::SPAN_VECTORS &&
-                      HostT::NUM_SUMS == Product::NUM_SUMS && HostT::NUM_BUFFERS == NUM_BUFFERS &&
-                      HostT::TILE_WARPS == TILE_WARPS,
-                  "gemv.py plans other sizes");
+    alignas(128) extern __shared__ uint4 shared[];
+    __shared__ unsigned long long written[WARPS][BUFFERS];
+    __shared__ float scales_of_rows[MAX_ROWS];
+    unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
+    // From a shuffle, the place of a slot would be in a uniform register: NVRTC 13.0 writes a copy with a policy to
+    // such a place as an illegal instruction (seen on a card).
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int rank = cluster_rank<CLUSTER>(), num_chunks = shape.num_chunks, own_chunks = num_chunks / CLUSTER;
+    const int part = warp / own_chunks, own = warp % own_chunks, chunk = rank * own_chunks + own;
+    const int num_parts = WARPS / own_chunks, num_clusters = gridDim.x / CLUSTER;
+    const int num_spans = wide_steps(shape.num_inputs) / 2;
+    const auto chunk_begin = [&](int number) { return num_spans * number / num_chunks; };
+    const int block_begin = chunk_begin(rank * own_chunks), block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
+    const int tile_outputs = shape.epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
+    const int num_tiles = (shape.num_outputs + tile_outputs - 1) / tile_outputs, tile_step = num_parts * num_clusters;
+    const int first_tile = part < num_parts ? blockIdx.x / CLUSTER + part * num_clusters : num_tiles;
+    // Shared memory: slots [warp][slot]; rows of x; sums [part][buffer][chunk][row][16].
+    unsigned char* const slots = memory + warp * SLOTS * Slot::BYTES;
+    unsigned char* const inputs = memory + WARPS * SLOTS * Slot::BYTES;
+    const int pitch = row_pitch<WeightT>((num_spans + CLUSTER - 1) / CLUSTER);  // the same in all blocks
+    float* const sums_of_block = reinterpret_cast<float*>(inputs + shape.num_rows * pitch);
 
-    alignas(128) extern __shared__ uint4 shared[];  // as slots are
-    __shared__ float squares[ROWS][NUM_WARPS];
-    __shared__ unsigned long long all_written[PARTS][NUM_BUFFERS], all_taken[PARTS][NUM_BUFFERS], squared;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank<BLOCKS>();
-    const int part = warp / PART_WARPS, own = warp % PART_WARPS, of_tile = rank * PART_WARPS + own;
-    unsigned long long* const written = all_written[part];
-    unsigned long long* const taken = all_taken[part];
-    const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
-    const int num_spans = spans_of<WeightT>(shape.num_inputs);
-    // Shared memory: slots [stage][warp]; a chunk of x; sums of tiles [part][own buffer][warp of the tile]; each warp's
-    // sums on their way to the other block; sums of every lane (LaneSums).
-    constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16, STAGE_VECTORS = NUM_WARPS * SLOT_VECTORS;
-    uint4* inputs = shared + STAGES * STAGE_VECTORS;
-    const int chunk_places = (shape.chunk_spans + TILE_WARPS - 1) / TILE_WARPS * PART_WARPS;
-    float* all_partials = reinterpret_cast<float*>(inputs + chunk_places * Product::SPAN_VECTORS);
-    float* partials = all_partials + part * OWN_BUFFERS * BUFFER_FLOATS;
-    float* scratch = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? warp * WARP_FLOATS : 0);
-    float* lane_sums = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? NUM_WARPS * WARP_FLOATS : 0) +
-                       warp * Product::NUM_SUMS * 32 + lane;
-
-    // No kernel writes weights: their copies run while this block waits for the activations.
-    Stream stream = {
-        tiles, scales, zero_points, num_tiles, num_spans, G::count(num_spans * UNITS), shape.chunk_spans,
-        streaming_policy()};
-    stream.begin(of_tile, lane);
+    WeightStream<WeightT, ScaleT, IS_PLAIN> stream;
+    stream.tiles = tiles, stream.scales = scales, stream.zero_points = zero_points, stream.policy = streaming_policy();
+    stream.num_tiles = num_tiles, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
+    stream.num_units = Slot::HAS_SCALES ? num_spans * (Weights::SPAN_BYTES / UNIT_BYTES)
+                                        : (shape.num_inputs + Weights::UNIT_INPUTS - 1) / Weights::UNIT_INPUTS;
+    stream.begin = chunk_begin(chunk), stream.end = chunk_begin(chunk + 1);
+    stream.tile = first_tile, stream.tile_step = tile_step;
+    stream.seek();
+    const unsigned slots_at = shared_address(slots);
 #pragma unroll
-    for (int s = 0; s < FIRST_STAGES; ++s) {
-        stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), of_tile, lane);
-    }
-    if (threadIdx.x < PARTS * NUM_BUFFERS) {
-        barrier_init(&all_written[0][threadIdx.x], 32 * PART_WARPS);
-        // When a warp has finished a tile, all its lanes arrive in its own block, and one lane in the other block.
-        const bool is_home = home_of<BLOCKS>(threadIdx.x % NUM_BUFFERS, threadIdx.x / NUM_BUFFERS) == rank;
-        barrier_init(&all_taken[0][threadIdx.x], (is_home ? 32 : 1) * Out::NUM_FINISHERS);
-    }
-    if (threadIdx.x == 0) barrier_init(&squared, BLOCK_SIZE);
-    if constexpr (BLOCKS > 1) barrier_init_fence();
-    if (threadIdx.x < ROWS * NUM_WARPS) {
-        const int w = threadIdx.x % NUM_WARPS;
-        if (w % TILE_WARPS / PART_WARPS == rank) squares[threadIdx.x / NUM_WARPS][w] = 0.0f;  // others are stored there
-    }
+    for (int s = 0; s < FIRST; ++s) stream.copy_next(slots_at + s * Slot::BYTES);
+    if (lane < BUFFERS) barrier_init(&written[warp][lane], 32 * own_chunks);
+    if (CLUSTER > 1) barrier_init_fence();
     grid_dependency_launch();
-    __syncthreads();                             // barriers and squares are initialised
-    if constexpr (BLOCKS > 1) cluster_arrive();  // the other block's barriers too
+    __syncthreads();
+    if (CLUSTER > 1) cluster_arrive();
 
-    const bool has_norm = norm_weight != nullptr;
-    Out output;
-    float norm_factor = 0.0f;  // not known yet
-    const auto finishes = [&](int local) {
-        return home_of<BLOCKS>(local, part) == rank &&
-               local / BLOCKS % (PART_WARPS / Out::NUM_FINISHERS) == own / Out::NUM_FINISHERS;
-    };
-    const auto finish = [&](int local, bool is_last) {
-        const int buffer = local % NUM_BUFFERS;
-        if (norm_factor == 0.0f) {
-            if (has_norm) barrier_wait(&squared, 0);  // all warps have added theirs
-            const int row = min(Out::row(own, lane), ROWS - 1);
-            norm_factor = has_norm ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
+    // x comes to shared memory in fp16, with zeros up to whole spans.
+    if constexpr (IS_ROUNDED) {
+        grid_dependency_wait();
+        const int row_vectors = block_spans * 16, all = shape.num_rows * row_vectors;
+        for (int i = threadIdx.x; i < all; i += THREADS) {
+            const int row = i / row_vectors, column = (i - row * row_vectors) * 8;
+            const int input = block_begin * 128 + column, count = max(min(shape.num_inputs - input, 8), 0);
+            const XT* source = x + static_cast<size_t>(row) * shape.x_stride + (count > 0 ? input : 0);
+            copy_async(shared_address(inputs + row * pitch + column * 2), source, 2 * count);
         }
-        barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);  // for the slowest warp: no other work is left
-        output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, shape, own, lane);
-        barrier_arrive(&taken[buffer]);
-        if (BLOCKS > 1 && !is_last) {  // else no block waits for it, and the other block may have ended
-            __syncwarp();
-            if (lane == 0) barrier_arrive_at(&taken[buffer], 1 - rank);
+        copy_async_commit();
+        if (threadIdx.x < shape.num_rows) {
+            scales_of_rows[threadIdx.x] = row_scales != nullptr ? row_scales[threadIdx.x] : 1.0f;
         }
-    };
-    const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
-    const int num_clusters = gridDim.x / BLOCKS, tile_step = PARTS * num_clusters;
-    const bool is_chunked = shape.chunk_spans < num_spans;
-    int slot = warp * SLOT_VECTORS + lane;  // this lane's vector in the next one
-#pragma unroll 1
-    for (int begin = 0; begin < num_spans; begin += shape.chunk_spans) {
-        const int end = min(begin + shape.chunk_spans, num_spans);
-        if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
-        // No kernel writes the norm's weights either: their loads, and all addresses, come before the wait.
-        const auto await_activations = [&] {
-            if (begin == 0) grid_dependency_wait();
-            if (BLOCKS > 1 && begin == 0) cluster_wait();
+    } else {
+        constexpr int KEPT = 2;  // octets of a thread that stay in registers
+        const bool has_norm = norm_weight != nullptr, is_even = shape.num_inputs % 8 == 0 && shape.x_stride % 4 == 0;
+        const int num_octets = num_spans * 16;
+        NormSums norm_sums(sums_of_block, num_octets);  // the memory serves one after the other
+        const auto load = [&](const float* row, int octet, float(&values)[8]) {
+            load_octet(row, octet, shape.num_inputs, is_even, values);
         };
-        // Everything waits for the activations, so the last slots are copied after their loads.
-        const auto fill_last_slots = [&] {
+        float weights[KEPT][8];
 #pragma unroll
-            for (int s = FIRST_STAGES; begin == 0 && s < STAGES; ++s) {
-                stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), of_tile, lane);
-            }
-        };
-        Woven woven;
-        if constexpr (WEAVES) {
-            woven.load_weights(rows, begin + of_tile, end, lane);
-            await_activations();
-            woven.load_rows(rows, begin + of_tile, end, part, lane);
-            fill_last_slots();
-        } else {
-            stage_spans<Product, ROWS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(
-                inputs, rows, begin, end, squares, warp, lane, await_activations, fill_last_slots);
+        for (int k = 0; k < KEPT; ++k) {
+            if (has_norm) load(norm_weight, threadIdx.x + k * THREADS, weights[k]);
         }
-        copy_async_wait<STAGES - 1>();
-        sync_sharers<PARTS>(own);  // and sees the new one, and the first span
-        const auto tell_squares = [&] {
-            if (!has_norm || end < num_spans) return;
-            if constexpr (WEAVES) sync_sharers<PARTS>(own);  // has added what it staged
-            if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
-            barrier_arrive(&squared);
-            // The first part sends the squares of all. `number` is recomputed here, so that no register keeps it.
-            int thread = threadIdx.x;
-            asm volatile("" : "+r"(thread));
-            const int number = thread % 32;
-            if (BLOCKS > 1 && thread < 32 * PART_WARPS && number < ROWS * NUM_WARPS / TILE_WARPS) {
-                float* sum = &squares[number % ROWS][number / ROWS * TILE_WARPS + of_tile];
-                store_async(sum, *sum, &squared, 1 - rank);
-            }
-        };
-        if constexpr (!WEAVES) tell_squares();
-        int local = 0;  // number of the tile in this part
-#pragma unroll 1
-        for (int tile = blockIdx.x / BLOCKS + part * num_clusters;; tile += tile_step, ++local) {
-            const bool stages = WEAVES && local == 0, exists = tile < num_tiles;
-            if (!exists && !stages) break;
-            const int buffer = local % NUM_BUFFERS, use = local / NUM_BUFFERS;
-            Product product;
-            float* sums = lane_sums + (is_chunked ? local * NUM_WARPS * Product::NUM_SUMS * 32 : 0);
-            product.sums.begin(sums, begin == 0);
-            uint4* span_inputs = inputs + own * Product::SPAN_VECTORS;
-#pragma unroll 1
-            for (int span = begin + of_tile; span < end;
-                 span += TILE_WARPS, span_inputs += PART_WARPS * Product::SPAN_VECTORS) {
-                if (stages && (span - begin - of_tile) / TILE_WARPS % Woven::TURN_SPANS == 0) {
-                    float of_squares[Woven::PASSES];
-                    constexpr int STEP_VECTORS = PART_WARPS * Product::SPAN_VECTORS;
-                    woven.stage(span_inputs, STEP_VECTORS, rows, span, end, of_squares, part, lane);
-                    sync_sharers<PARTS>(own);
-                    if (norm_weight != nullptr) woven.add_squares(of_squares, squares, span, part, lane);
-                }
-                if (!exists) continue;
-                if constexpr (!LANDS_AHEAD) {
-                    copy_async_wait<STAGES - 1>();
-                    __syncwarp();
-                }
-                uint4 low[UNITS], high[UNITS];
+        grid_dependency_wait();
+        for (int row = 0; row < shape.num_rows; ++row) {
+            const float* of_row = x + static_cast<size_t>(row) * shape.x_stride;
+            float values[KEPT][8];
 #pragma unroll
-                for (int unit = 0; unit < UNITS; ++unit) {
-                    low[unit] = shared[slot + unit * UNIT_VECTORS];
-                    high[unit] = shared[slot + unit * UNIT_VECTORS + 32];
-                }
-                const auto* span_scales =
-                    reinterpret_cast<const unsigned char*>(shared + slot - lane + Stream::SPAN_VECTORS);
-                product.add_span(low, high, span_scales, span_inputs, lane);
-                // After these two the next span has arrived, and not too many copies run. Every lane has read the
-                // slot, and sees the scales that other lanes copied.
-                if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
-                __syncwarp();
-                stream.copy_next(shared_address(shared + slot), of_tile, lane);
-                slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
+            for (int k = 0; k < KEPT; ++k) load(of_row, threadIdx.x + k * THREADS, values[k]);
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k) {
+                norm_sums.add(values[k], weights[k], has_norm, threadIdx.x + k * THREADS);
             }
-            if (stages) tell_squares();
-            if (!exists) break;
-            if (end < num_spans) {
-                product.sums.leave(sums);
-                continue;
+            for (int octet = threadIdx.x + KEPT * THREADS; octet / 32 * 32 < num_octets; octet += THREADS) {
+                float some[8], by[8];
+                load(of_row, octet, some);
+                if (has_norm) load(norm_weight, octet, by);
+                norm_sums.add(some, by, has_norm, octet);
             }
-            if (use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
-            float* tile_sums = partials + buffer / BLOCKS * BUFFER_FLOATS + of_tile * WARP_FLOATS;
-            const int home = home_of<BLOCKS>(local, part);
-            if (home == rank) {
-                product.write(tile_sums, lane);
-                if (BLOCKS > 1 && own == 0 && lane == 0) {
-                    barrier_expect(&written[buffer], (TILE_WARPS - PART_WARPS) * WARP_FLOATS * sizeof(float));
-                }
-                barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
-            } else {
-                __syncwarp();  // every lane has read what it sent before
-                product.write(scratch, lane);
-                __syncwarp();
-                if (4 * lane < WARP_FLOATS) {
-                    const float4 sums_of_lane = reinterpret_cast<const float4*>(scratch)[lane];
-                    store_async(tile_sums + 4 * lane, sums_of_lane, &written[buffer], home);
-                }
+            __syncthreads();
+            const NormFactor factor = norm_sums.factor(shape.num_inputs, shape.eps, has_norm);
+            if (threadIdx.x == 0) scales_of_rows[row] = factor.scale;
+            const auto put = [&](int octet, const float(&some)[8]) {
+                if (octet >= num_octets) return;
+                uint4 words;
+                words.x = pack_pair<__half>(some[0] * factor.factor, some[1] * factor.factor);
+                words.y = pack_pair<__half>(some[2] * factor.factor, some[3] * factor.factor);
+                words.z = pack_pair<__half>(some[4] * factor.factor, some[5] * factor.factor);
+                words.w = pack_pair<__half>(some[6] * factor.factor, some[7] * factor.factor);
+                *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) = words;
+            };
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k) put(threadIdx.x + k * THREADS, values[k]);
+            for (int octet = threadIdx.x + KEPT * THREADS; octet < num_octets; octet += THREADS) {
+                float some[8], by[8];
+                load(of_row, octet, some);
+                if (has_norm) load(norm_weight, octet, by);
+                if (has_norm) multiply_octet(some, by);
+                put(octet, some);
             }
-            // One tile late, when all warps have long arrived.
-            if (local > 0 && finishes(local - 1)) {
-                finish(local - 1, tile + (NUM_BUFFERS - 1) * tile_step >= num_tiles);
-            }
-            if (finishes(local)) output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, own, lane);
+            __syncthreads();  // the sums of this row have been read
         }
-        if (end == num_spans && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }
-    if (BLOCKS > 1 && has_norm) barrier_wait(&squared, 0);  // stored here, even if not read
+#pragma unroll
+    for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * Slot::BYTES);
+    copy_async_wait<SLOTS - FIRST>();  // the first slots, and x
+    __syncthreads();
+    if (CLUSTER > 1) cluster_wait();
+
+    // What a warp multiplies next: taken from its slot, and from x, before the copy into that slot starts.
+    Weights weights[2];
+    typename Weights::Scales by;
+    uint4 v[4] = {};
+    const bool has_span_scales = Slot::has_span_scales(shape.group_shift), has_row = g < shape.num_rows;
+    // A lane's inputs of a span: 16 neighbours of each step, of int4 32, of 16 bits 8 of each unit.
+    constexpr int LANE_BYTES = Weights::UNIT_INPUTS / 2, STEP_AT = Weights::IS_INT4 ? 32 : 128;
+    constexpr int HALF_AT = Weights::UNIT_INPUTS == 32 ? 64 : 16;
+    const unsigned char* const own_inputs =
+        inputs + (has_row ? g : 0) * pitch + (stream.begin - block_begin) * 256 + t * LANE_BYTES;
+    const unsigned char* span_inputs = own_inputs;
+    int slot = 0;
+    const auto take = [&] {
+        const unsigned char* place = slots + slot * Slot::BYTES;
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            Slot::take(weights[step], place, step, shape.group_shift, has_span_scales, zero_points != nullptr);
+        }
+        if (has_row) {
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                v[q] = *reinterpret_cast<const uint4*>(span_inputs + q / 2 * STEP_AT + q % 2 * HALF_AT);
+            }
+        }
+        span_inputs += 256;
+    };
+    const int end = chunk_begin(chunk + 1);
+    take();
+    int local = 0;  // number of the tile in this part
+#pragma unroll 1
+    for (int tile = first_tile; tile < num_tiles; tile += tile_step, ++local) {
+        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+        for (int span = chunk_begin(chunk); span < end; ++span) {
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+                unsigned a[4][4];
+                if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
+                weights[step].widen(a, by);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const uint4& b = v[2 * step + k / 2];
+                    mma<__half>(d, a[k][0], a[k][1], a[k][2], a[k][3], k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
+                }
+            }
+            copy_async_wait<SLOTS - 2>();
+            __syncwarp();  // every lane has taken what lies in the slot at hand
+            const unsigned at = slots_at + slot * Slot::BYTES;
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            if (span + 1 == end) span_inputs = own_inputs;
+            take();
+            stream.copy_next(at);
+        }
+        const auto finish = [&](int row, int column, float sum) {
+            const float bias = biases != nullptr ? biases[tile * TILE_ROWS + column] : 0.0f;
+            return __fmaf_rn(sum, scales_of_rows[row], bias);
+        };
+        if (num_chunks == 1) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int row = 2 * t + c;
+                if (row >= shape.num_rows) break;
+                const float low = finish(row, g, d[c]), high = finish(row, g + 8, d[2 + c]);
+                if (shape.epilogue == SWIGLU) {
+                    const int column = tile * HALF_ROWS + g;
+                    __half* place = static_cast<__half*>(out) + static_cast<size_t>(row) * shape.out_stride + column;
+                    if (column < shape.num_outputs) *place = gated_half(low, high);
+                    continue;
+                }
+                const int column = tile * TILE_ROWS + g;
+                float* place = static_cast<float*>(out) + static_cast<size_t>(row) * shape.out_stride + column;
+                const bool adds = shape.epilogue == ADD;
+                if (column < shape.num_outputs) place[0] = adds ? __fadd_rn(__ldcg(place), low) : low;
+                if (column + 8 < shape.num_outputs) place[8] = adds ? __fadd_rn(__ldcg(place + 8), high) : high;
+            }
+            continue;
+        }
+        // A buffer of a tile is in one block; the blocks take tiles in turn.
+        const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;
+        const int buffer = local % shape.num_buffers, chunk_floats = shape.num_rows * TILE_ROWS;
+        float* const of_tile = sums_of_block + (part * shape.num_buffers + buffer) * num_chunks * chunk_floats;
+        float* const sums = of_tile + chunk * chunk_floats;
+        unsigned long long* barrier = &written[part * own_chunks][local % BUFFERS];
+        // The finisher has read what lies in this buffer.
+        if (CLUSTER == 1 && local >= BUFFERS) sync_threads_of(1 + part, 32 * own_chunks);
+        if (CLUSTER > 1 && home == rank && own == 0 && lane == 0) {
+            barrier_expect(barrier, own_chunks * chunk_floats * 4);
+        }
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int row = 2 * t + c;
+            if (row >= shape.num_rows) break;
+            float* at = sums + row * TILE_ROWS + g;
+            if (CLUSTER == 1 || home == rank) {
+                at[0] = d[c], at[8] = d[2 + c];
+            } else {
+                store_async(at, d[c], barrier, home), store_async(at + 8, d[2 + c], barrier, home);
+            }
+        }
+        if (CLUSTER == 1 || home == rank) barrier_arrive(barrier);
+        if (home != rank || own != 0) continue;
+        const int column = lane % TILE_ROWS, output = tile * TILE_ROWS + column;
+        float before[MAX_ROWS / 2];
+#pragma unroll
+        for (int i = 0; i < MAX_ROWS / 2; ++i) {
+            const int row = lane / 16 + 2 * i;
+            const bool is_there = shape.epilogue == ADD && row < shape.num_rows && output < shape.num_outputs;
+            const float* place = static_cast<const float*>(out) + static_cast<size_t>(row) * shape.out_stride + output;
+            before[i] = is_there ? __ldcg(place) : 0.0f;
+        }
+        barrier_wait(barrier, local / BUFFERS % 2);
+#pragma unroll
+        for (int i = 0; i < MAX_ROWS / 2; ++i) {
+            const int row = lane / 16 + 2 * i;
+            if (row >= shape.num_rows || output >= shape.num_outputs) break;
+            const float* of_row = of_tile + row * TILE_ROWS + column;
+            float result = finish(row, column, of_row[0]);
+            if (shape.epilogue == ADD) result = __fadd_rn(before[i], result);
+            for (int c = 1; c < num_chunks; ++c) {
+                result = __fadd_rn(result, __fmaf_rn(of_row[c * chunk_floats], scales_of_rows[row], 0.0f));
+            }
+            static_cast<float*>(out)[static_cast<size_t>(row) * shape.out_stride + output] = result;
+        }
+    }
 }

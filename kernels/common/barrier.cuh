@@ -113,6 +113,10 @@ __device__ __forceinline__ void sync_threads_of(int id) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");
 }
 
+__device__ __forceinline__ void sync_threads_of(int id, int num_threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
 // Counts these warps among the NUM_THREADS threads that sync_threads_of waits for, without waiting.
 template <int NUM_THREADS>
 __device__ __forceinline__ void arrive_threads_of(int id) {

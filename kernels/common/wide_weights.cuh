@@ -83,7 +83,7 @@ struct WideWeights {
         take_words_of(place + UNIT_BYTES / 2, words[1]);
     }
     __device__ __forceinline__ void take_scales(const ScaleT* place, const unsigned char* zero_points, bool has_zeros) {
-        scales[0] = place[0], scales[1] = place[8];
+        scales[0] = place[0], scales[1] = place[SCALES_A_HALF<ScaleT>];
         if (!IS_PLAIN && has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
     }
 

@@ -1,0 +1,28 @@
+"""Into how many chunks a product's inputs are cut. The matrix alone decides it: so a row has the same bits in any kernel.
+
+A chunk is one chain of products in the tensor cores; the chunks' sums are added in order. One row needs several chains on
+each multiprocessor, as a chain advances by one product at a time. Many tokens want few, whose sums are written and added.
+"""
+
+from llmcli.kernels.tiles import TileLayout
+
+SPAN_INPUTS = 128  # a chunk has whole spans
+_MOST_CHUNKS = {"int4": 8}
+# The fewest chains of a matrix: some twelve of each multiprocessor of a large card. A chunk of int4 is read in half the
+# time (docs/log/2026-11-28-one-arithmetic.md).
+_FEWEST_CHAINS, _FEWEST_OF_INT4 = 1536, 3072
+
+
+def num_spans(layout: TileLayout) -> int:
+    """Spans of a row's inputs."""
+    return -(-layout.num_inputs // SPAN_INPUTS)
+
+
+def num_chunks(layout: TileLayout, *, is_gated: bool = False) -> int:
+    """The chunks of a matrix: a power of two. Gate and up, whose outputs are multiplied, have one."""
+    most = 1 if is_gated else min(_MOST_CHUNKS.get(layout.weight_type, 4), num_spans(layout))
+    fewest_chains = _FEWEST_OF_INT4 if layout.weight_type == "int4" else _FEWEST_CHAINS
+    chunks = 1
+    while 2 * chunks <= most and chunks * layout.num_tiles < fewest_chains:
+        chunks *= 2
+    return chunks
