@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         if (lane == 0) squares[warp][row] = all[2];
     }
     __syncthreads();
-    const int row = threadIdx.x / TILE_ROWS, column = threadIdx.x % TILE_ROWS;
-    if (row >= shape.num_rows) return;  // whole halves of a warp
+    const int row = min(static_cast<int>(threadIdx.x) / TILE_ROWS, shape.num_rows - 1), column = threadIdx.x % TILE_ROWS;
     float sum = 0.0f, of_squares = 0.0f;
     for (int w = 0; w < NUM_WARPS; ++w) {
         sum = __fadd_rn(sum, of_warps[w][row][column]);
@@ -77,10 +76,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     const int tile_outputs = shape.epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
     const int output = tile * tile_outputs + column;
     if (shape.epilogue == SWIGLU) {
-        const unsigned half = 0xffffu << (threadIdx.x % 32 / TILE_ROWS * TILE_ROWS);
-        result = swiglu_of(result, __shfl_down_sync(half, result, HALF_ROWS, TILE_ROWS));
+        result = swiglu_of(result, __shfl_down_sync(0xffffffffu, result, HALF_ROWS));
     }
-    if (column >= tile_outputs || output >= shape.num_outputs) return;
+    const bool is_other = threadIdx.x / TILE_ROWS >= shape.num_rows;  // a thread without a row of its own
+    if (is_other || column >= tile_outputs || output >= shape.num_outputs) return;
     float* place = out + static_cast<size_t>(row) * shape.out_stride + output;
     *place = shape.epilogue == ADD ? __fadd_rn(__ldcg(place), result) : result;
 }

@@ -18,6 +18,10 @@ __device__ __forceinline__ bool has_half<float>(float) {
     return false;  // hardly ever
 }
 template <>
+__device__ __forceinline__ bool has_half<BlockScale>(float) {
+    return false;
+}
+template <>
 __device__ __forceinline__ bool has_half<__half>(float) {
     return true;
 }

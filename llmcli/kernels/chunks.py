@@ -1,7 +1,7 @@
-"""Into how many chunks a product's inputs are cut. The matrix alone decides it: so a row has the same bits in any kernel.
+"""The chunks into which a product's inputs are cut. The matrix alone decides them: so any kernel gives the same bits.
 
-A chunk is one chain of products in the tensor cores; the chunks' sums are added in order. One row needs several chains on
-each multiprocessor, as a chain advances by one product at a time. Many tokens want few, whose sums are written and added.
+A chunk is one chain of products in the tensor cores; the chunks' sums are added in order. One row needs several chains
+on each multiprocessor, as a chain advances by one product at a time. Many tokens want few: sums are written and added.
 """
 
 from llmcli.kernels.tiles import TileLayout

@@ -189,8 +189,10 @@ def gemv(
     tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
     out_type = "float16" if epilogue == "swiglu" and not is_float else "float32"
     x_type = "float16" if is_rounded and not is_float else "float32"
-    check("gemv", "x", x, dtype=x_type, shape=(None, layout.num_inputs), row_stride=True, aligned=16 if is_rounded else 4)
-    check("gemv", "out", out, dtype=out_type, shape=(num_rows, None), row_stride=True, aligned=x.itemsize)
+    check(
+        "gemv", "x", x, dtype=x_type, shape=(None, layout.num_inputs), row_stride=True, aligned=16 if is_rounded else 4
+    )
+    check("gemv", "out", out, dtype=out_type, shape=(num_rows, None), row_stride=True, aligned=x.dtype.itemsize)
     if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
         raise ValueError(f"gemv: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}")
     if is_rounded and x.strides[0] % 16 and num_rows > 1:
@@ -226,8 +228,8 @@ def gemv(
             num_outputs=out.shape[1],
             num_groups=layout.num_groups,
             group_shift=layout.group_size.bit_length() - 1 if layout.group_size else 31,
-            x_stride=x.strides[0] // x.itemsize,
-            out_stride=out.strides[0] // out.itemsize,
+            x_stride=x.strides[0] // x.dtype.itemsize,
+            out_stride=out.strides[0] // out.dtype.itemsize,
             epilogue=EPILOGUES.index(epilogue),
             num_chunks=chunks,
             num_buffers=plan.buffers,
@@ -327,3 +329,24 @@ def gemv_cost(
         layout=layout,
         num_rows=num_rows,
     )
+
+
+def _variants() -> list[str]:
+    """Kernels of usual models on usual cards, and of every type."""
+    layouts = [
+        *(TileLayout(one, TILE_ROWS, 8192, 128, "bfloat16") for one in ("int8", "int4", "fp8")),
+        TileLayout("int8", TILE_ROWS, 8192, None, "float16"),
+        TileLayout("int8", TILE_ROWS, 8192, 32, "float32", is_symmetric=False),
+        TileLayout("int4", TILE_ROWS, 8192, 32, "float16", is_symmetric=False),
+        TileLayout("fp8", TILE_ROWS, 8192, 128, BLOCK_SCALE),
+        TileLayout("float16", TILE_ROWS, 8192),
+        TileLayout("bfloat16", TILE_ROWS, 8192),
+    ]
+    forms = ((False, 16, 4, 1), (True, 16, 4, 1), (True, 8, 6, 2))
+    return [gemv_name(layout, *form) for layout in layouts for form in forms]
+
+
+SPEC = KernelSpec(
+    "gemv", "few rows times a tiled matrix of 4 to 16 bits, with norm, bias and residual or SwiGLU", tuple(_variants())
+)
+FLOAT_SPEC = KernelSpec("gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float",))
