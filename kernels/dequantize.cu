@@ -44,7 +44,7 @@ __device__ __forceinline__ int code_at<Int8>(const uint4& bytes, int index) {
 template <>
 __device__ __forceinline__ int code_at<Int4>(const uint4& bytes, int index) {
     const unsigned words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-    return words[index / 8] >> (4 * (index % 8)) & 0xfu;
+    return words[index / 8] >> (4 * nibble_of(index % 8)) & 0xfu;
 }
 
 // The weight at an index of these, without its scale.

@@ -35,7 +35,7 @@ constexpr int MOST_REGISTERS =
     (START_REGISTERS<TILES, BLOCKS> * (TILES / 4 + 1) - FEWEST_REGISTERS) / (TILES / 4) / 8 * 8;
 
 // TILES: of a block. BLOCKS: that share a multiprocessor. STAGES, SLOTS: of the rings of tokens and of weights.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int TILES, int BLOCKS, int STAGES, int SLOTS,
+template <typename WeightT, typename ScaleT, int WIDENING, int TOKENS, int TILES, int BLOCKS, int STAGES, int SLOTS,
           int HOST_SHARED_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
 #if __CUDA_ARCH__ >= 900
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
                     const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
                     const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
                     WideShape shape) {
-    using Slot = NarrowSlot<WeightT, ScaleT, IS_PLAIN>;
+    using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
     using Weights = typename Slot::Weights;
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
     static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * TILES * Slot::BYTES,
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     registers_up_to<MOST_REGISTERS<TILES, BLOCKS>>();
     unsigned char* slots = memory + STAGES * STAGE_BYTES + warp * SLOTS * Slot::BYTES;
     const unsigned slots_at = shared_address(slots);
-    NarrowSource<WeightT, ScaleT, IS_PLAIN, TILES> source(work, shape, warp, tiles, scales, zero_points);
+    NarrowSource<WeightT, ScaleT, WIDENING, TILES> source(work, shape, warp, tiles, scales, zero_points);
     const auto copy_next = [&](int slot) { source.copy_next(work, shape, warp, slots_at + slot * Slot::BYTES); };
 #pragma unroll
     for (int i = 0; i < SLOTS - 1; ++i) copy_next(i);
@@ -99,20 +99,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     Weights weights[2];  // of a span's steps
     unsigned a[2][4][4];
     typename Weights::Scales by;
-    // Whether a lane keeps one scale a row for a span: if a group has the whole span, or (int4) the lane's part of it.
-    const bool has_span_scales = IS_PLAIN || (TOKENS < 64 && shape.group_shift >= (Weights::IS_INT4 ? 5 : SPAN_SHIFT));
-    const unsigned lane_input = lane % 4 * (Weights::UNIT_INPUTS / 4);
+    const bool has_span_scales = Slot::MOST_GROUPS == 1 || (TOKENS < 64 && Slot::has_span_scales(shape.group_shift));
     const auto take = [&](int slot, int step) {
-        const unsigned char* place = slots + slot * Slot::BYTES;
-        weights[step].take_words(place + step * Weights::STEP_BYTES + lane * 16);
-        if constexpr (Slot::HAS_SCALES) {
-            if (step > 0 && has_span_scales) return;
-            const unsigned input = lane_input + step * (Weights::IS_INT4 ? 16 : STEP_INPUTS);
-            const unsigned group = IS_PLAIN ? 0 : input >> min(shape.group_shift, SPAN_SHIFT);
-            const unsigned number = group * TILE_ROWS + lane / 4;
-            weights[step].take_scales(reinterpret_cast<const ScaleT*>(place + Slot::SCALES_AT) + number,
-                                      place + Slot::ZEROS_AT + number, zero_points != nullptr);
-        }
+        Slot::take(weights[step], slots + slot * Slot::BYTES, step, shape.group_shift, has_span_scales,
+                   zero_points != nullptr, lane);
     };
     // Waits for the oldest running copies, whose span is in this slot, and fetches its first step.
     const auto take_first = [&](int slot) {

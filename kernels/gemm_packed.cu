@@ -80,18 +80,6 @@ struct GemmStep {
     }
 };
 
-// Undoes the order of unpack_part: x has its inputs in their own order.
-template <typename WeightT>
-__device__ __forceinline__ void order_inputs(unsigned (&v)[4]) {
-    if constexpr (TileFormat<WeightT>::IS_PERMUTED) {
-        const unsigned a = v[0], b = v[1], c = v[2], d = v[3];
-        v[0] = __byte_perm(a, b, 0x5410);
-        v[1] = __byte_perm(c, d, 0x5410);
-        v[2] = __byte_perm(a, b, 0x7632);
-        v[3] = __byte_perm(c, d, 0x7632);
-    }
-}
-
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int TOKEN_TILES, int STAGES,
           int HOST_STEP_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
@@ -147,8 +135,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
             unsigned a[4], b[4];
             unpack_part<WeightT>(low, part, low_zero, a);
             unpack_part<WeightT>(high, part, high_zero, b);
-            order_inputs<WeightT>(a);
-            order_inputs<WeightT>(b);
 #pragma unroll
             for (int c = 0; c < TOKEN_TILES; ++c) {
                 const uint4 v = *reinterpret_cast<const uint4*>(tokens + c * 8 * Step::TOKEN_BYTES + 64 * part);

@@ -33,7 +33,7 @@
 
 constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128;
 
-template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
+template <typename WeightT, typename ScaleT, int WIDENING, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(SHARERS, 1, 1)
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                   const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
                   const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
                   WideShape shape) {
-    using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
+    using Weights = WideWeights<WeightT, ScaleT, WIDENING>;
     using Work = WideWork<TOKENS>;
     constexpr int STEP_BYTES = Work::STEP_BYTES;
     // With few tokens a step is so short that weights loaded two steps early come late from memory. With more tokens,
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     WideSource<ScaleT> source;
     typename Weights::Scales by;
     // Whether a lane has one scale a row for a span: if a group has the whole span, or (int4) the lane's part of it.
-    const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
+    const bool has_span_scales = WIDENING == LIFTED || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
     int ahead_piece = work.first;
     unsigned ahead_span = 0, ahead_end = 0;  // of the tile; end: of the piece
@@ -109,13 +109,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
-        source.zero_points = IS_PLAIN || zero_points == nullptr ? nullptr : zero_points + groups;
+        source.zero_points = WIDENING == LIFTED || zero_points == nullptr ? nullptr : zero_points + groups;
         ahead_span = work.begin(ahead_piece), ahead_end = work.end(ahead_piece);
     };
     const unsigned group_spans_shift = number_here(shape.group_shift - 7);
     // The group of a lane's inputs of the span ahead, `more` inputs further on.
     const auto group_ahead = [&](unsigned more) {
-        if (IS_PLAIN) return ahead_span >> group_spans_shift;  // the same for all lanes
+        if (WIDENING == LIFTED) return ahead_span >> group_spans_shift;  // the same for all lanes
         return (ahead_span * 2 * STEP_INPUTS + lane_input + more) >> shape.group_shift;
     };
     // The first step of the span ahead, then its second one.

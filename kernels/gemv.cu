@@ -47,40 +47,46 @@ __device__ __forceinline__ int row_pitch(int num_spans) {
 }
 
 // The spans of one warp, tile by tile.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+template <typename WeightT, typename ScaleT, int WIDENING>
 struct WeightStream {
-    using Slot = WeightSlot<WeightT, ScaleT, IS_PLAIN>;
-    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES;
+    using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
+    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES, SPAN_UNITS_ = SPAN_BYTES / UNIT_BYTES;
     const unsigned char *tiles, *zero_points, *source;
-    const ScaleT* scales;
+    const ScaleT *scales, *tile_scales;
+    const unsigned char* tile_zeros;
     unsigned long long policy;
-    int num_tiles, num_groups, group_shift, num_units, begin, end, tile, tile_step, span;
+    int num_tiles, num_groups, group_shift, num_units, begin, end, tile, tile_step, span, lane;
 
     __device__ __forceinline__ void seek() {
         span = begin;
-        const size_t unit = static_cast<size_t>(tile) * num_units + begin * (SPAN_BYTES / UNIT_BYTES);
-        source = tiles + unit * UNIT_BYTES + threadIdx.x % 32 * 16;
+        const size_t unit = static_cast<size_t>(tile) * num_units + begin * SPAN_UNITS_;
+        source = tiles + unit * UNIT_BYTES + lane * 16;
+        if constexpr (Slot::HAS_SCALES) {
+            const size_t group = static_cast<size_t>(tile) * num_groups;
+            tile_scales = scales + group * SCALES_A_TILE<ScaleT>;
+            if (Slot::HAS_ZEROS) tile_zeros = zero_points + group * TILE_ROWS;
+        }
     }
     // Starts the copies of the next span, if there is one, and closes their group.
     __device__ __forceinline__ void copy_next(unsigned slot) {
         if (tile < num_tiles) {
-            const unsigned at = slot + threadIdx.x % 32 * 16;
+            const unsigned at = slot + lane * 16;
             // Of 16-bit weights a tile's last span may lack units.
-            if (Slot::HAS_SCALES || (span + 1) * (SPAN_BYTES / UNIT_BYTES) <= num_units) {
+            if (Slot::HAS_SCALES || (span + 1) * SPAN_UNITS_ <= num_units) {
 #pragma unroll
                 for (int i = 0; i < SPAN_BYTES; i += 512) copy_async_streaming(at + i, source + i, policy);
             } else {
-                const int bytes = (num_units - span * (SPAN_BYTES / UNIT_BYTES)) * UNIT_BYTES;
+                const int bytes = (num_units - span * SPAN_UNITS_) * UNIT_BYTES;
 #pragma unroll
                 for (int i = 0; i < SPAN_BYTES; i += 512) {
                     copy_async(at + i, i < bytes ? source + i : source, i < bytes ? 16 : 0);
                 }
             }
-            const size_t group = static_cast<size_t>(tile) * num_groups + (span << SPAN_SHIFT >> group_shift);
-            Slot::copy_scales(scales, zero_points, group, group_shift, slot);
+            Slot::copy_scales(tile_scales, tile_zeros, span << SPAN_SHIFT >> group_shift, group_shift,
+                              zero_points != nullptr, slot, lane);
             source += SPAN_BYTES;
             if (++span == end) {
-                tile += tile_step;
+                tile = number_here(tile) + tile_step;  // a branch: else all of it would be issued for every span
                 seek();
             }
         }
@@ -88,7 +94,7 @@ struct WeightStream {
     }
 };
 
-template <typename WeightT, typename ScaleT, bool IS_PLAIN, typename XT, int WARPS, int SLOTS, int CLUSTER,
+template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int WARPS, int SLOTS, int CLUSTER,
           int HOST_SLOT_BYTES>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
@@ -97,7 +103,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
              const unsigned char* __restrict__ zero_points, const XT* x, const float* row_scales,
              const float* __restrict__ norm_weight, const float* __restrict__ biases, void* out, GemvShape shape) {
-    using Slot = WeightSlot<WeightT, ScaleT, IS_PLAIN>;
+    using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
     using Weights = typename Slot::Weights;
     constexpr bool IS_ROUNDED = sizeof(XT) == 2;
     constexpr int THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
@@ -110,7 +116,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     // From a shuffle, the place of a slot would be in a uniform register: NVRTC 13.0 writes a copy with a policy to
     // such a place as an illegal instruction (seen on a card).
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    // Both are kept in registers: to work them out again takes longer.
+    const int warp = number_here(threadIdx.x / 32), lane = number_here(threadIdx.x % 32), g = lane / 4, t = lane % 4;
     const int rank = cluster_rank<CLUSTER>(), num_chunks = shape.num_chunks, own_chunks = num_chunks / CLUSTER;
     const int part = warp / own_chunks, own = warp % own_chunks, chunk = rank * own_chunks + own;
     const int num_parts = WARPS / own_chunks, num_clusters = gridDim.x / CLUSTER;
@@ -126,13 +133,13 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const int pitch = row_pitch<WeightT>((num_spans + CLUSTER - 1) / CLUSTER);  // the same in all blocks
     float* const sums_of_block = reinterpret_cast<float*>(inputs + shape.num_rows * pitch);
 
-    WeightStream<WeightT, ScaleT, IS_PLAIN> stream;
+    WeightStream<WeightT, ScaleT, WIDENING> stream;
     stream.tiles = tiles, stream.scales = scales, stream.zero_points = zero_points, stream.policy = streaming_policy();
     stream.num_tiles = num_tiles, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
     stream.num_units = Slot::HAS_SCALES ? num_spans * (Weights::SPAN_BYTES / UNIT_BYTES)
                                         : (shape.num_inputs + Weights::UNIT_INPUTS - 1) / Weights::UNIT_INPUTS;
     stream.begin = chunk_begin(chunk), stream.end = chunk_begin(chunk + 1);
-    stream.tile = first_tile, stream.tile_step = tile_step;
+    stream.tile = first_tile, stream.tile_step = tile_step, stream.lane = lane;
     stream.seek();
     const unsigned slots_at = shared_address(slots);
 #pragma unroll
@@ -143,6 +150,10 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     __syncthreads();
     if (CLUSTER > 1) cluster_arrive();
 
+    const auto fill = [&] {
+#pragma unroll
+        for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * Slot::BYTES);
+    };
     // x comes to shared memory in fp16, with zeros up to whole spans.
     if constexpr (IS_ROUNDED) {
         grid_dependency_wait();
@@ -154,6 +165,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             copy_async(shared_address(inputs + row * pitch + column * 2), source, 2 * count);
         }
         copy_async_commit();
+        fill();
         if (threadIdx.x < shape.num_rows) {
             scales_of_rows[threadIdx.x] = row_scales != nullptr ? row_scales[threadIdx.x] : 1.0f;
         }
@@ -176,6 +188,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             float values[KEPT][8];
 #pragma unroll
             for (int k = 0; k < KEPT; ++k) load(of_row, threadIdx.x + k * THREADS, values[k]);
+            if (row == 0) fill();  // once these loads are under way
 #pragma unroll
             for (int k = 0; k < KEPT; ++k) {
                 norm_sums.add(values[k], weights[k], has_norm, threadIdx.x + k * THREADS);
@@ -210,8 +223,6 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             __syncthreads();  // the sums of this row have been read
         }
     }
-#pragma unroll
-    for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * Slot::BYTES);
     copy_async_wait<SLOTS - FIRST>();  // the first slots, and x
     __syncthreads();
     if (CLUSTER > 1) cluster_wait();
@@ -232,7 +243,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         const unsigned char* place = slots + slot * Slot::BYTES;
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-            Slot::take(weights[step], place, step, shape.group_shift, has_span_scales, zero_points != nullptr);
+            Slot::take(weights[step], place, step, shape.group_shift, has_span_scales, zero_points != nullptr, lane);
         }
         if (has_row) {
 #pragma unroll

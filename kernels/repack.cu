@@ -3,21 +3,22 @@
 // Shapes:   source rows of num_inputs weights SourceT or codes (int4: two a byte), row_bytes apart, any alignment that
 //           SourceT has; tiles [.][units][1024] bytes; scales: source [num_rows, source_groups] T -> [.][groups][16] T;
 //           zero points: source [ceil(num_rows * BITS / 32), source_groups] int32 -> [.][groups][16] uint8 flags int32
-//           [1] in-out: |= 1 for a value that is not finite, |= 2 for one that no longer is in the new type; or null
+//           [1] in-out: |= 1 for a value that is not finite, |= 2 for one that no longer is in the new type, |= 4 for a
+//           scale that fp16 lacks, |= 8 for one that cannot be lifted; or null
 // Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). The source's rows 8i .. 8i+7 go to
 //           the half tile first_half + i * half_step: half h is the rows 8 * (h % 2) .. of tile h / 2
 // Launch:   grid (ceil(elements / 256)), block (256); repack: an element is 16 bytes of tiles; repack_scales,
 //           repack_zero_points: one value
 // Traffic:  source read once, destination written once; a warp stores 512 contiguous bytes and reads 64 of each of 8
 //           rows
-// Numerics: codes and unconverted weights keep their bits; a conversion rounds to nearest even. Padding: codes of zero,
+// Numerics: codes (int4 in another order, common/tile.cuh) and unconverted weights keep their bits; a conversion rounds to nearest even. Padding: codes of zero,
 //           zeros, scales 0
 // Choice:   one thread a 16-byte vector of the destination: stores are whole, sources are whole sectors; runs once, at
 //           load
 #include "common/tile.cuh"
 
 constexpr int BLOCK_SIZE = 256;
-constexpr int NOT_FINITE = 1, OUT_OF_RANGE = 2;
+constexpr int NOT_FINITE = 1, OUT_OF_RANGE = 2, NOT_HALF = 4, NOT_LIFTED = 8;
 
 struct SourceShape {
     int num_rows, num_inputs, num_units, num_halves, first_half, half_step;
@@ -25,6 +26,7 @@ struct SourceShape {
 };
 struct GroupShape {
     int num_rows, source_groups, source_group_size, num_groups, group_size, num_halves, first_half, half_step;
+    float lift;
 };
 
 template <typename T>
@@ -35,6 +37,11 @@ template <>
 struct SourceBits<Int4> {
     static constexpr int VALUE = 4;
 };
+
+template <typename T>
+constexpr bool IS_HALF = false;
+template <>
+constexpr bool IS_HALF<__half> = true;
 
 template <typename T>
 __device__ __forceinline__ bool is_finite(T value) {
@@ -131,6 +138,13 @@ struct Vector<Int4, Int4> {
         result.y = end_codes(result.y, count - 8);
         result.z = end_codes(result.z, count - 16);
         result.w = end_codes(result.w, count - 24);
+        return make_uint4(in_pairs(result.x), in_pairs(result.y), in_pairs(result.z), in_pairs(result.w));
+    }
+    // From the inputs in order to pairs of neighbours 16 bits apart (common/tile.cuh).
+    __device__ __forceinline__ static unsigned in_pairs(unsigned word) {
+        unsigned result = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) result |= (word >> (4 * i) & 0xfu) << (4 * nibble_of(i));
         return result;
     }
     // With an odd count the last byte holds one code.
@@ -195,7 +209,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     const size_t index = static_cast<size_t>(place.row) * shape.source_groups + place.group;
     const T value = place.exists ? source[index] : from_float<T>(0.0f);
     scales[place.destination] = value;
-    if (!is_finite(value) && flags != nullptr) atomicOr(flags, NOT_FINITE);
+    // Scales that fp16 has, exactly; and those that may be lifted (common/wide_weights.cuh).
+    const float size = fabsf(to_float(value)), lifted = size * shape.lift;
+    int found = 0;
+    if (size != 0.0f && (size < 0x1p-17f || size > 65504.0f) && !IS_HALF<T>) found |= NOT_HALF;
+    if (size != 0.0f && (lifted < 1.0f || lifted > 65504.0f)) found |= NOT_LIFTED;
+    if (!is_finite(value)) found |= NOT_FINITE;
+    if (found != 0 && flags != nullptr && (*flags & found) != found) atomicOr(flags, found);
 }
 
 template <int BITS>

@@ -6,11 +6,10 @@
 #pragma once
 
 #include "common/cluster.cuh"
+#include "common/weight_slot.cuh"
 #include "common/wide_output.cuh"
-#include "common/wide_weights.cuh"
 
 constexpr int NARROW_SHARERS = 2;  // blocks of a cluster
-constexpr int SPAN_SHIFT = 7;      // log2 of a span's inputs
 constexpr int SWIGLU_TILES = 16;   // whose 128 outputs are a span of the next product's inputs
 
 // A piece is a cluster's work at a time: TILES of each block, and all inputs or a part of them.
@@ -41,21 +40,10 @@ private:
     static constexpr int SHARED_TILES = NARROW_SHARERS * TILES;
 };
 
-// [weights of a span][groups][16 scales][groups][16 zero points]
-template <typename WeightT, typename ScaleT, bool IS_PLAIN>
-struct NarrowSlot {
-    using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
-    static constexpr bool HAS_SCALES = TileFormat<WeightT>::HAS_SCALES, HAS_ZEROS = HAS_SCALES && !IS_PLAIN;
-    static constexpr int MOST_GROUPS = IS_PLAIN ? 1 : 8;  // of 16 inputs or more
-    static constexpr int SCALES_AT = Weights::SPAN_BYTES;
-    static constexpr int ZEROS_AT = SCALES_AT + HAS_SCALES * MOST_GROUPS * TILE_ROWS * static_cast<int>(sizeof(ScaleT));
-    static constexpr int BYTES = ZEROS_AT + HAS_ZEROS * MOST_GROUPS * TILE_ROWS;
-};
-
 // The spans that a warp copies, piece by piece.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TILES>
+template <typename WeightT, typename ScaleT, int WIDENING, int TILES>
 struct NarrowSource {
-    using Slot = NarrowSlot<WeightT, ScaleT, IS_PLAIN>;
+    using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
     const unsigned char* tiles;
     const ScaleT* scales;
     const unsigned char* zero_points;
@@ -98,17 +86,8 @@ private:
         for (int byte = 0; byte < Slot::Weights::SPAN_BYTES; byte += 512) {
             copy_async(slot + byte + lane * 16, source + byte);
         }
-        if constexpr (Slot::HAS_SCALES) {
-            const int num_groups = IS_PLAIN ? 1 : max(1 << SPAN_SHIFT >> min(shape.group_shift, SPAN_SHIFT), 1);
-            const size_t group = first_group + (span << SPAN_SHIFT >> shape.group_shift);
-            if (lane < num_groups * static_cast<int>(sizeof(ScaleT))) {
-                copy_async(slot + Slot::SCALES_AT + lane * 16,
-                           reinterpret_cast<const unsigned char*>(scales + group * TILE_ROWS) + lane * 16);
-            }
-            if (Slot::HAS_ZEROS && zero_points != nullptr && lane < num_groups) {
-                copy_async(slot + Slot::ZEROS_AT + lane * 16, zero_points + group * TILE_ROWS + lane * 16);
-            }
-        }
+        Slot::copy_scales(scales + first_group * TILE_ROWS, zero_points + first_group * TILE_ROWS,
+                          span << SPAN_SHIFT >> shape.group_shift, shape.group_shift, zero_points != nullptr, slot, lane);
     }
 };
 

@@ -15,14 +15,18 @@ constexpr int HALF_ROWS = TILE_ROWS / 2;
 constexpr int UNIT_BYTES = 1024;
 constexpr int UNIT_VECTORS = UNIT_BYTES / 16;
 
-// Codes q + 128, and q + 8 two to a byte, the first in the low half. An asymmetric scheme has zero points instead.
+// Codes q + 128, and q + 8. An asymmetric scheme has zero points instead. A word of eight int4 has the inputs 0 2 4 6 1
+// 3 5 7, from its low bits on: so pairs of neighbours lie 16 bits apart, as pairs of fp16 do.
 struct Int8 {};
 struct Int4 {};
 // 8-bit floats (e4m3), a byte each as the checkpoint has them, with scales. NaN does not occur.
 struct Fp8 {};
 
+// Which four bits of a word of int4 have an input.
+__device__ __forceinline__ constexpr int nibble_of(int input) { return input / 2 + input % 2 * 4; }
+
 // ActivationT: the type in which activations are multiplied. OFFSET: the code of zero, 0 for floats. HAS_SCALES: they
-// have scales. IS_PERMUTED: see unpack_part.
+// have scales.
 template <typename WeightT>
 struct TileFormat;
 template <>
@@ -30,42 +34,36 @@ struct TileFormat<Int8> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 64, OFFSET = 128;
     static constexpr bool HAS_SCALES = true;
-    static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<Int4> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 128, OFFSET = 8;
     static constexpr bool HAS_SCALES = true;
-    static constexpr bool IS_PERMUTED = true;
 };
 template <>
 struct TileFormat<Fp8> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 64, OFFSET = 0;
     static constexpr bool HAS_SCALES = true;
-    static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<__half> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
     static constexpr bool HAS_SCALES = false;
-    static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<__nv_bfloat16> {
     using ActivationT = __nv_bfloat16;
     static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
     static constexpr bool HAS_SCALES = false;
-    static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<float> {
     using ActivationT = float;
     static constexpr int UNIT_INPUTS = 16, OFFSET = 0;
     static constexpr bool HAS_SCALES = false;
-    static constexpr bool IS_PERMUTED = false;
 };
 
 // The scales of a group that a half tile has, and a tile; and the place of a row's among those of its tile.
@@ -151,7 +149,6 @@ struct CodeZero {
 };
 
 // One part (8 inputs of one row) as 4 registers of 2 values: [0], [1] of the first k-step, [2], [3] of the second.
-// The order of the 8 inputs is int4: 0 4 1 5 2 6 3 7; otherwise 0 1 2 3 4 5 6 7.
 template <typename WeightT>
 __device__ __forceinline__ void unpack_part(const uint4& bytes, int part, const CodeZero& zero, unsigned (&values)[4]) {
     values[0] = bytes.x;

@@ -2,34 +2,18 @@
 //
 // Lane 4g + t has 16 neighbours of the rows g and g + 8. They have one scale each, as groups are of 16 inputs or more.
 // Widened they are what dequantize writes, bit for bit: exact codes times the scale, rounded to fp32, then to fp16.
-// Products are made in fp16, two in one instruction, if the result is the same.
+// Products are made in fp16, two in one instruction, if the result is the same. The matrix decides that (`widening` in
+// llmcli/kernels/tiles.py): a choice for each span would take more instructions than it saves.
 #pragma once
 
 #include "common/load.cuh"
 #include "common/tile.cuh"
 #include "common/wide_image.cuh"
 
-// Whether fp16 has a scale of this type. It then multiplies as fp32 does: 8 bits of a code times 11 of the scale are
-// exact there, so the only rounding is that to fp16.
-template <typename ScaleT>
-__device__ __forceinline__ bool has_half(float scale);
-template <>
-__device__ __forceinline__ bool has_half<float>(float) {
-    return false;  // hardly ever
-}
-template <>
-__device__ __forceinline__ bool has_half<BlockScale>(float) {
-    return false;
-}
-template <>
-__device__ __forceinline__ bool has_half<__half>(float) {
-    return true;
-}
-template <>
-__device__ __forceinline__ bool has_half<__nv_bfloat16>(float scale) {
-    const float size = fabsf(scale);
-    return size >= 0x1p-17f && size < 0x1p16f;
-}
+// BY_FLOATS: any scales. BY_HALVES: fp16 has the scales. It then multiplies as fp32 does: 8 bits of a code times 11 of
+// the scale are exact there, so the only rounding is that to fp16. LIFTED: the same for codes without zero points, with
+// one scale for a span, which times 2^24 (int4: 2^20) is 0 or in [1, 2^16).
+constexpr int BY_FLOATS = 0, BY_HALVES = 1, LIFTED = 2;
 
 __device__ __forceinline__ void take_words_of(const unsigned char* place, unsigned (&words)[4]) {
     const uint4 all = *reinterpret_cast<const uint4*>(place);
@@ -48,20 +32,19 @@ struct WideSource {
     const unsigned char* zero_points;
 };
 
-template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+template <typename WeightT, typename ScaleT, int WIDENING>
 struct WideScales;
 
-// IS_PLAIN: codes without zero points, scales that fp16 may have, one for all inputs of a span.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+template <typename WeightT, typename ScaleT, int WIDENING>
 struct WideWeights {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
-    static constexpr bool IS_INT4 = UNIT_INPUTS == 128;
+    static constexpr bool IS_INT4 = UNIT_INPUTS == 128, IS_LIFTED = WIDENING == LIFTED;
     static constexpr int WORDS = IS_INT4 ? 2 : 4;
     // From a span's first step to its second one, and to the next span.
     static constexpr int STEP_BYTES = IS_INT4 ? 8 : UNIT_BYTES, SPAN_BYTES = IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
-    static_assert(!IS_PLAIN || (OFFSET > 0 && sizeof(ScaleT) == 2), "plain weights are codes with 16-bit scales");
-    using Scales = WideScales<WeightT, ScaleT, IS_PLAIN>;
+    static_assert(!IS_LIFTED || (OFFSET > 0 && sizeof(ScaleT) == 2), "codes with 16-bit scales may be lifted");
+    using Scales = WideScales<WeightT, ScaleT, WIDENING>;
 
     unsigned words[2][WORDS];  // of the rows g and g + 8
     ScaleT scales[2];  // not yet floats: converting would wait for them
@@ -75,7 +58,7 @@ struct WideWeights {
         const size_t place = static_cast<size_t>(group) * TILE_ROWS;
         scales[0] = load_stored_here(source.scales + place);
         scales[1] = load_stored_here(source.scales + place + 8);
-        if (!IS_PLAIN && source.zero_points != nullptr) {
+        if (!IS_LIFTED && source.zero_points != nullptr) {
             zeros[0] = load_stored_here(source.zero_points + place);
             zeros[1] = load_stored_here(source.zero_points + place + 8);
         }
@@ -88,35 +71,35 @@ struct WideWeights {
     }
     __device__ __forceinline__ void take_scales(const ScaleT* place, const unsigned char* zero_points, bool has_zeros) {
         scales[0] = place[0], scales[1] = place[SCALES_A_HALF<ScaleT>];
-        if (!IS_PLAIN && has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
+        if (!IS_LIFTED && has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
     }
 
-    // As a of the four k-steps. Plain weights choose their form for the whole warp: a divergent branch costs
-    // instructions on both paths.
+    // As a of the four k-steps.
     __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales& by) const {
-        if (IS_PLAIN && __builtin_expect(by.is_sum, 1)) {
 #pragma unroll
-            for (int step = 0; step < 4; ++step) {
-                widen_sums(0, step, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
-                widen_sums(1, step, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
+        for (int step = 0; step < 4; ++step) {
+            if constexpr (IS_LIFTED) {
+                widen_lifted(0, step, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
+                widen_lifted(1, step, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
+            } else if constexpr (WIDENING == BY_HALVES) {
+                widen_four(0, step, by.zeros[0], __low2half2(by.halves), a[step][0], a[step][2]);
+                widen_four(1, step, by.zeros[1], __high2half2(by.halves), a[step][1], a[step][3]);
+            } else {
+                widen_four(0, step, by.zeros[0], by.wide[0], a[step][0], a[step][2]);
+                widen_four(1, step, by.zeros[1], by.wide[1], a[step][1], a[step][3]);
             }
-        } else if (IS_PLAIN ? __all_sync(0xffffffffu, has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1]))
-                            : has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1])) {
-            widen_by(a, by, __float2half2_rn(by.wide[0]), __float2half2_rn(by.wide[1]));
-        } else {
-            widen_by(a, by, by.wide[0], by.wide[1]);
         }
     }
 
 private:
-    __device__ __forceinline__ void widen_sums(int v, int step, __half2 scale, __half2 less, unsigned& first,
-                                               unsigned& last) const {
+    // As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 in bits 4 to 7 (c + 8) * 2^-20. That times the lifted
+    // scale, less 128 or 8 scales, all exact, rounds once: to c scales.
+    __device__ __forceinline__ void widen_lifted(int v, int step, __half2 scale, __half2 less, unsigned& first,
+                                                 unsigned& last) const {
         const unsigned word = words[v][IS_INT4 ? step / 2 : step];
         if constexpr (IS_INT4) {
-            // Bits 4 to 7 of each half get a code: the lower ones from `lifted`, the upper ones from the word itself.
-            const unsigned lifted = word << 4, bytes = step % 2 * 0x2222;
-            first = __byte_perm(lifted, word, 0x4400 + bytes) & 0x00f000f0u;
-            last = __byte_perm(lifted, word, 0x5511 + bytes) & 0x00f000f0u;
+            first = (step % 2 == 0 ? word << 4 : word >> 4) & 0x00f000f0u;
+            last = (step % 2 == 0 ? word : word >> 8) & 0x00f000f0u;
         } else {
             first = __byte_perm(word, 0, 0x4140);
             last = __byte_perm(word, 0, 0x4342);
@@ -124,29 +107,19 @@ private:
         first = as_bits(__hfma2(as_half2(first), scale, less));
         last = as_bits(__hfma2(as_half2(last), scale, less));
     }
-    template <typename T>
-    __device__ __forceinline__ void widen_by(unsigned (&a)[4][4], const Scales& by, T scale, T scale_of_8) const {
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-            widen_four(0, step, by.zeros[0], scale, a[step][0], a[step][2]);
-            widen_four(1, step, by.zeros[1], scale_of_8, a[step][1], a[step][3]);
-        }
-    }
 
     // The four inputs of a k-step, two and two.
     template <typename T>
     __device__ __forceinline__ void widen_four(int v, int step, int zero_point, T scale, unsigned& first,
                                                unsigned& last) const {
         if constexpr (IS_INT4) {
-            // A byte of two codes in both halves: 1024 + the low one, and 1024 + 16 times the high one.
-            const unsigned word = words[v][step / 2] >> (step % 2 * 16);
-            // Those times 1/16 and 1, less 64 + z and 1024 + z.
-            const unsigned zero = 0xd400e400u + static_cast<unsigned>(zero_point) * 0x00100001u;
-            const __half2 parts = as_half2(0x2c003c00u);
-            const __half2 low = as_half2(nibbles_of_1024<0x00f0000fu>(__byte_perm(word, 0, 0x4040)));
-            const __half2 high = as_half2(nibbles_of_1024<0x00f0000fu>(__byte_perm(word, 0, 0x4141)));
-            first = scaled(__hfma2(low, parts, as_half2(zero)), scale);
-            last = scaled(__hfma2(high, parts, as_half2(zero)), scale);
+            const unsigned word = words[v][step / 2] >> (step % 2 * 8);
+            const CodeZero zero(zero_point);
+            const __half2 sixteenth = as_half2(0x2c002c00u);
+            const __half2 low = __hsub2(as_half2(nibbles_of_1024<0x000f000fu>(word)), zero.low);
+            const __half2 high = __hfma2(as_half2(nibbles_of_1024<0x00f000f0u>(word)), sixteenth, zero.high);
+            first = scaled(low, scale);
+            last = scaled(high, scale);
         } else if constexpr (OFFSET == 0) {
             widen_fp8(words[v][step], first, last);
             first = scaled(as_half2(first), scale);
@@ -225,34 +198,26 @@ private:
     }
 };
 template <>
-struct WideWeights<__half, float, false> : WideFloats<__half> {};
+struct WideWeights<__half, float, BY_FLOATS> : WideFloats<__half> {};
 template <>
-struct WideWeights<__nv_bfloat16, float, false> : WideFloats<__nv_bfloat16> {};
+struct WideWeights<__nv_bfloat16, float, BY_FLOATS> : WideFloats<__nv_bfloat16> {};
 
 // The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
-template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+template <typename WeightT, typename ScaleT, int WIDENING>
 struct WideScales {
-    // Whether codes are multiplied unchanged. As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 in bits 4
-    // to 7 (c + 8) * 2^-20. That times 2^24 or 2^20 scales, less 128 or 8 scales, all exact, rounds once: to c scales.
-    // `halves` are 2^24 or 2^20 scales then.
-    static constexpr float LIFT = WideWeights<WeightT, ScaleT, IS_PLAIN>::IS_INT4 ? 0x1p20f : 0x1p24f;
-    bool is_sum;
+    using Weights = WideWeights<WeightT, ScaleT, WIDENING>;
+    static constexpr float LIFT = !Weights::IS_LIFTED ? 1.0f : Weights::IS_INT4 ? 0x1p20f : 0x1p24f;
     __half2 halves, less;
     float wide[2];
     int zeros[2];
 
-    __device__ __forceinline__ void prepare(const WideWeights<WeightT, ScaleT, IS_PLAIN>& weights, bool is_symmetric) {
+    __device__ __forceinline__ void prepare(const Weights& weights, bool is_symmetric) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             wide[i] = to_float(weights.scales[i]);
-            zeros[i] = IS_PLAIN || is_symmetric ? weights.OFFSET : weights.zeros[i];
+            zeros[i] = Weights::IS_LIFTED || is_symmetric ? Weights::OFFSET : weights.zeros[i];
         }
-        if constexpr (IS_PLAIN) {
-            halves = __floats2half2_rn(wide[0] * LIFT, wide[1] * LIFT);
-            // They must be finite and at least 1. Then their exponents, 5 bits, are 15 to 30, and 16 to 31 with one
-            // more: only those have the first of the 5 bits.
-            is_sum = __all_sync(0xffffffffu, (~(as_bits(halves) + 0x04000400u) & 0x40004000u) == 0);
-            less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
-        }
+        if constexpr (WIDENING != BY_FLOATS) halves = __floats2half2_rn(wide[0] * LIFT, wide[1] * LIFT);
+        if constexpr (Weights::IS_LIFTED) less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
     }
 };

@@ -9,19 +9,19 @@ from typing import Any, Literal
 import numpy as np
 
 from llmcli.kernels.arguments import check
-from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.gemv import EPILOGUES, Epilogue, slot_bytes
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, WIDE_TOKENS, check_image, image_bytes
 from llmcli.kernels.tiles import (
     HALF_ROWS,
     SCALE_C_TYPES,
-    SCALE_DTYPES,
-    TILE_ROWS,
     WEIGHT_BITS,
     WEIGHT_C_TYPES,
+    WIDENINGS,
     TiledMatrix,
     TileLayout,
+    Widening,
 )
 from llmcli.kernels.wide_plan import (
     CLUSTER,
@@ -31,8 +31,7 @@ from llmcli.kernels.wide_plan import (
     NarrowForm,
     NarrowPlan,
     WidePlan,
-    all_layouts,
-    is_plain,
+    all_forms,
     num_spans,
     plan_narrow,
     plan_wide,
@@ -50,7 +49,6 @@ _MULTIPROCESSOR_BYTES = 228 * 1024  # shared memory; the driver takes some for e
 _RESERVED_BYTES = 1024
 _LEAST_STAGES, _MAX_STAGES, _MAX_SLOTS = 2, 4, 8  # spans of tokens, and of a warp's weights, being copied at once
 _LEAST_RING_BYTES = 6240  # of a warp's weights: three slots of int8
-_MOST_GROUPS = 8  # of a span
 
 
 class WideShape(ctypes.Structure):
@@ -177,11 +175,12 @@ def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], s
     plan: NarrowPlan | WidePlan
     if num_tokens <= MAX_NARROW_TOKENS:
         plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
-        name, block = narrow_name(layout, plan.form), narrow_block_size(plan.form)
-        shared_bytes = narrow_shared_bytes(layout, plan.form)
+        name, block = narrow_name(layout, matrix.widening, plan.form), narrow_block_size(plan.form)
+        shared_bytes = narrow_shared_bytes(layout, matrix.widening, plan.form)
     else:
         plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
-        name, block, shared_bytes = kernel_name(layout, plan.tokens), BLOCK_SIZE, _shared_bytes(plan.tokens)
+        name, block = kernel_name(layout, matrix.widening, plan.tokens), BLOCK_SIZE
+        shared_bytes = _shared_bytes(plan.tokens)
     device.launch(
         name.partition("<")[0],
         name,
@@ -194,18 +193,18 @@ def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], s
     )
 
 
-def kernel_name(layout: TileLayout, tokens: int) -> str:
+def kernel_name(layout: TileLayout, widening: Widening, tokens: int) -> str:
     """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
     weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
     rings = f"{_STAGES[tokens]}, {_shared_bytes(tokens)}"
-    return f"gemm_wide<{weight_type}, {scale_type}, {str(is_plain(layout)).lower()}, {tokens}, {rings}>"
+    return f"gemm_wide<{weight_type}, {scale_type}, {WIDENINGS.index(widening)}, {tokens}, {rings}>"
 
 
-def narrow_name(layout: TileLayout, form: NarrowForm) -> str:
+def narrow_name(layout: TileLayout, widening: Widening, form: NarrowForm) -> str:
     """The name expression for blocks of a form."""
     types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
-    block = form.tokens, form.tiles, form.blocks, *_rings(layout, form)
-    return f"gemm_narrow<{types}, {str(is_plain(layout)).lower()}, {', '.join(map(str, block))}>"
+    block = form.tokens, form.tiles, form.blocks, *_rings(layout, widening, form)
+    return f"gemm_narrow<{types}, {WIDENINGS.index(widening)}, {', '.join(map(str, block))}>"
 
 
 def narrow_block_size(form: NarrowForm) -> int:
@@ -213,29 +212,20 @@ def narrow_block_size(form: NarrowForm) -> int:
     return 32 * (form.tiles + 4)
 
 
-def narrow_shared_bytes(layout: TileLayout, form: NarrowForm) -> int:
+def narrow_shared_bytes(layout: TileLayout, widening: Widening, form: NarrowForm) -> int:
     """Bytes of dynamic shared memory of a block."""
-    return _rings(layout, form)[2]
+    return _rings(layout, widening, form)[2]
 
 
-def _slot_bytes(layout: TileLayout) -> int:
-    """Bytes of a tile's span of weights, with room for the most scales and zero points that it may have."""
-    num_bytes = TILE_ROWS * SPAN_INPUTS * WEIGHT_BITS[layout.weight_type] // 8
-    if layout.scale_type is None:
-        return num_bytes
-    scale_bytes = SCALE_DTYPES[layout.scale_type].itemsize
-    return num_bytes + TILE_ROWS * (scale_bytes if is_plain(layout) else _MOST_GROUPS * (scale_bytes + 1))
-
-
-def _rings(layout: TileLayout, form: NarrowForm) -> tuple[int, int, int]:
+def _rings(layout: TileLayout, widening: Widening, form: NarrowForm) -> tuple[int, int, int]:
     """Stages of tokens, slots of weights, and the bytes of both."""
     room = _MULTIPROCESSOR_BYTES // form.blocks - _RESERVED_BYTES - NARROW_STATIC_SHARED_BYTES
-    stage_bytes, slot_bytes = 2 * SPAN_INPUTS * form.tokens, form.tiles * _slot_bytes(layout)
+    stage_bytes, slots_bytes = 2 * SPAN_INPUTS * form.tokens, form.tiles * slot_bytes(layout, widening)
     # Weights need two slots, so that some are being copied, and more if these are small.
-    stages = (room - max(2 * slot_bytes, form.tiles * _LEAST_RING_BYTES)) // stage_bytes
+    stages = (room - max(2 * slots_bytes, form.tiles * _LEAST_RING_BYTES)) // stage_bytes
     stages = max(_LEAST_STAGES, min(stages, _MAX_STAGES))
-    slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slot_bytes)
-    return stages, slots, stages * stage_bytes + slots * slot_bytes
+    slots = min(_MAX_SLOTS, (room - stages * stage_bytes) // slots_bytes)
+    return stages, slots, stages * stage_bytes + slots * slots_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,13 +268,13 @@ def _shared_bytes(tokens: int) -> int:
 SPEC = KernelSpec(
     "gemm_wide",
     "many tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
-    tuple(dict.fromkeys(kernel_name(layout, tokens) for layout in all_layouts() for tokens in WIDE_TOKENS)),
+    tuple(dict.fromkeys(kernel_name(layout, way, tokens) for layout, way in all_forms() for tokens in WIDE_TOKENS)),
     only_arch="sm_90",
 )
 
 NARROW_SPEC = KernelSpec(
     "gemm_narrow",
     "up to 64 tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
-    tuple(dict.fromkeys(narrow_name(layout, form) for layout in all_layouts() for form in NARROW_FORMS)),
+    tuple(dict.fromkeys(narrow_name(layout, way, form) for layout, way in all_forms() for form in NARROW_FORMS)),
     only_arch="sm_90",
 )

@@ -19,10 +19,12 @@ from llmcli.kernels.tiles import (
     TILE_ROWS,
     WEIGHT_BITS,
     WEIGHT_C_TYPES,
+    WIDENINGS,
     TiledMatrix,
     TileLayout,
+    Widening,
+    fastest_widening,
 )
-from llmcli.kernels.wide_plan import is_plain
 
 Epilogue = Literal["store", "add", "swiglu"]
 
@@ -31,7 +33,8 @@ GATED_SCALE = 16.0  # of common/silu.cuh: SwiGLU's results are stored in fp16, d
 EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 STATIC_SHARED_BYTES = 512  # barriers and scales; what follows is aligned to 128
 _WARPS = (16, 12, 8, 4)  # a kernel for each
-_FEWEST_SLOTS, _MOST_SLOTS = 2, 6
+_FEWEST_SLOTS, _MOST_SLOTS = 2, 12
+_RING_BYTES = 176 * 1024  # of all warps: more under way do not arrive sooner (measured)
 _BUFFERS = 2
 _HALF_SHARED = 118 * 1024  # more than half of a large card's: else blocks of the next kernel gather on some
 
@@ -91,6 +94,7 @@ def plan_gemv(
     num_rows: int,
     chunks: int,
     *,
+    widening: Widening,
     is_rounded: bool,
     num_multiprocessors: int,
     shared_bytes_per_block: int,
@@ -106,7 +110,7 @@ def plan_gemv(
         plans = [
             plan
             for cluster in ((1, 2) if can_cluster and is_rounded and chunks > 1 else (1,))
-            if (plan := _plan(layout, rows, chunks, cluster, num_multiprocessors, room))
+            if (plan := _plan(layout, widening, rows, chunks, cluster, num_multiprocessors, room))
         ]
         if plans:
             return max(plans, key=lambda plan: (plan.warps * min(plan.slots, 4), -plan.cluster))
@@ -114,7 +118,13 @@ def plan_gemv(
 
 
 def _plan(
-    layout: TileLayout, rows: int, chunks: int, cluster: int, num_multiprocessors: int, room: int
+    layout: TileLayout,
+    widening: Widening,
+    rows: int,
+    chunks: int,
+    cluster: int,
+    num_multiprocessors: int,
+    room: int,
 ) -> GemvPlan | None:
     own_chunks = chunks // cluster
     num_clusters = min(num_multiprocessors // cluster, layout.num_tiles)
@@ -131,32 +141,32 @@ def _plan(
         return None
     sums_bytes = parts * buffers * chunks * rows * TILE_ROWS * 4 if chunks > 1 else 0
     fixed = x_bytes + max(sums_bytes, norm_bytes)
-    slots = min((room - fixed) // (warps * slot_bytes(layout)), _MOST_SLOTS)
+    slots = min(min(room - fixed, _RING_BYTES) // (warps * slot_bytes(layout, widening)), _MOST_SLOTS)
     if slots < _FEWEST_SLOTS:
         return None
-    shared_bytes = max(fixed + warps * slots * slot_bytes(layout), min(_HALF_SHARED, room))
+    shared_bytes = max(fixed + warps * slots * slot_bytes(layout, widening), min(_HALF_SHARED, room))
     return GemvPlan(rows, warps, slots, cluster, num_clusters * cluster, buffers, shared_bytes)
 
 
-def slot_bytes(layout: TileLayout) -> int:
+def slot_bytes(layout: TileLayout, widening: Widening) -> int:
     """WeightSlot::BYTES of common/weight_slot.cuh: a span with its scales and zero points, in lines of 128 bytes."""
     num_bytes = TILE_ROWS * 128 * WEIGHT_BITS[layout.weight_type] // 8
     if layout.scale_type is not None:
         is_block = layout.scale_type == BLOCK_SCALE
-        groups = 1 if is_plain(layout) or is_block else 8
+        groups = 1 if widening == "lifted" or is_block else 8
         num_bytes += groups * (2 if is_block else TILE_ROWS) * SCALE_DTYPES[layout.scale_type].itemsize
-        num_bytes += groups * TILE_ROWS * (layout.has_codes and not is_plain(layout))
+        num_bytes += groups * TILE_ROWS * (layout.has_codes and widening != "lifted")
     return -(-num_bytes // 128) * 128
 
 
-def gemv_name(layout: TileLayout, is_rounded: bool, warps: int, slots: int, cluster: int) -> str:
+def gemv_name(layout: TileLayout, widening: Widening, is_rounded: bool, warps: int, slots: int, cluster: int) -> str:
     """The name expression; its last parameter is a size, for the compiler to compare."""
     arguments = (
         WEIGHT_C_TYPES[layout.weight_type],
         SCALE_C_TYPES[layout.scale_type or "float32"],
-        str(is_plain(layout)).lower(),
+        str(WIDENINGS.index(widening)),
         "__half" if is_rounded else "float",
-        *map(str, (warps, slots, cluster, slot_bytes(layout))),
+        *map(str, (warps, slots, cluster, slot_bytes(layout, widening))),
     )
     return f"gemv<{', '.join(arguments)}>"
 
@@ -216,6 +226,7 @@ def gemv(
             layout,
             rows,
             chunks,
+            widening=matrix.widening,
             is_rounded=is_rounded,
             num_multiprocessors=device.num_multiprocessors,
             shared_bytes_per_block=device.shared_bytes_per_block,
@@ -238,7 +249,7 @@ def gemv(
         scales = None if row_scales is None else row_scales[some]
         device.launch(
             "gemv",
-            gemv_name(layout, is_rounded, plan.warps, plan.slots, plan.cluster),
+            gemv_name(layout, matrix.widening, is_rounded, plan.warps, plan.slots, plan.cluster),
             grid=(plan.num_blocks,),
             block=32 * plan.warps,
             arguments=(
@@ -343,7 +354,8 @@ def _variants() -> list[str]:
         TileLayout("bfloat16", TILE_ROWS, 8192),
     ]
     forms = ((False, 16, 4, 1), (True, 16, 4, 1), (True, 8, 6, 2))
-    return [gemv_name(layout, *form) for layout in layouts for form in forms]
+    names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
+    return [*names, gemv_name(layouts[0], "floats", True, 16, 4, 1), gemv_name(layouts[1], "floats", True, 16, 4, 1)]
 
 
 SPEC = KernelSpec(

@@ -6,7 +6,7 @@ kernels/common/tile.cuh describes the layout. Nothing here needs a card.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ _UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
 _MAX_GROUPS_PER_UNIT = 8
 SPAN_UNITS = {"int8": 2, "fp8": 2, "int4": 1, "float16": 1, "bfloat16": 1, "float32": 1}  # multiplied together
 _SCALED = ("int8", "int4", "fp8")
+_HALF_TYPES = ("float16", "bfloat16")
 ALIGNMENT = 256  # of every array inside an arena, in bytes
 
 WEIGHT_BITS = {"int8": 8, "fp8": 8, "int4": 4, "float16": 16, "bfloat16": 16, "float32": 32}
@@ -175,9 +176,31 @@ class TileLayout:
         return TiledMatrix(self, tiles, scales, zero_points)
 
 
+# How kernels widen weights to fp16, each with the same bits: see common/wide_weights.cuh.
+Widening = Literal["floats", "halves", "lifted"]
+WIDENINGS: tuple[Widening, ...] = ("floats", "halves", "lifted")
+_LIFTS = {"int8": 2.0**24, "int4": 2.0**20}
+LIFTED_SPAN = 128  # inputs that have one scale, where codes are lifted
+
+
+def fastest_widening(layout: TileLayout) -> Widening:
+    """The fastest way to widen such weights to fp16, if their scales allow it (`lift_of`)."""
+    if layout.scale_type not in _HALF_TYPES:
+        return "floats"
+    has_span_scales = layout.group_size is None or layout.group_size >= LIFTED_SPAN
+    return "lifted" if layout.has_codes and layout.is_symmetric and has_span_scales else "halves"
+
+
+def lift_of(layout: TileLayout) -> float:
+    """What lifts the scales of codes: `lifted` takes scales of 0, and those whose multiple is 1 to 65504."""
+    return _LIFTS.get(layout.weight_type, 1.0)
+
+
 @dataclass(frozen=True)
 class TiledMatrix:
     """One matrix on the card.
+
+    `widening` is the fastest that its scales allow. The slowest is right for all.
 
     Shapes: tiles uint8 [num_tiles, num_units, 1024]; scales [num_tiles, num_groups, 16] in the stored type (bfloat16 as
             uint16), those of blocks [num_tiles, num_groups, 2], or None; zero_points uint8 [num_tiles, num_groups, 16],
@@ -188,6 +211,7 @@ class TiledMatrix:
     tiles: Any
     scales: Any | None
     zero_points: Any | None
+    widening: Widening = "floats"
 
     @property
     def num_bytes(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, WIDE_TOKENS, num_steps
-from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayout
+from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayout, Widening, fastest_widening
 
 CLUSTER = 2  # blocks that share tokens
 BLOCK_TILES = 8  # of a block of gemm_wide
@@ -34,13 +34,6 @@ def takes(layout: TileLayout) -> bool:
         return layout.num_inputs % SPAN_INPUTS == 0
     has_row_scales = layout.weight_type in _SCALED and layout.scale_type != BLOCK_SCALE
     return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
-
-
-def is_plain(layout: TileLayout) -> bool:
-    """Whether the kernels may multiply codes unchanged, with one scale for all inputs of a span."""
-    has_codes = layout.weight_type in ("int8", "int4") and layout.is_symmetric
-    has_span_scales = layout.group_size is None or layout.group_size >= SPAN_INPUTS
-    return has_codes and has_span_scales and layout.scale_type in _HALF_TYPES
 
 
 def num_spans(layout: TileLayout) -> int:
@@ -151,14 +144,17 @@ def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> i
     return min(range(1, min(num_spans(layout), _MAX_NARROW_PARTS) + 1), key=span_times)
 
 
-def all_layouts() -> Iterator[TileLayout]:
+def all_forms() -> Iterator[tuple[TileLayout, Widening]]:
     """A matrix for each variant of the kernels, except for the number of tokens."""
     for weight_type in _SCALED:
         for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
             for group_size in (64, 128) if weight_type != "fp8" else (128,):
-                yield TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
+                layout = TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
+                yield layout, fastest_widening(layout)
+                if scale_type == "bfloat16":
+                    yield layout, "floats"
     for weight_type in _HALF_TYPES:
-        yield TileLayout(weight_type, TILE_ROWS, 4096)
+        yield TileLayout(weight_type, TILE_ROWS, 4096), "floats"
 
 
 def _items(layout: TileLayout) -> int:

@@ -1,10 +1,11 @@
 """Matrices for cases of kernels: as checkpoints store them, as tiles by a NumPy reference, and exactly in float64."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from llmcli.kernels.repack import NOT_HALF, NOT_LIFTED, widening_of
 from llmcli.kernels.tiles import (
     ALIGNMENT,
     BLOCK_SCALE,
@@ -15,6 +16,8 @@ from llmcli.kernels.tiles import (
     WEIGHT_BITS,
     TiledMatrix,
     TileLayout,
+    Widening,
+    lift_of,
     tile_layout,
 )
 from llmcli.lab.problem import Arrays, stored_values
@@ -74,6 +77,19 @@ class StoredMatrix:
         return tile_layout(self.weight_type, rows, inputs, self.group_size, self.scale_type, is_symmetric)
 
     @property
+    def widening(self) -> Widening:
+        """The fastest way to widen it that its scales allow, as loading finds it."""
+        if self.scales is None:
+            return "floats"
+        sizes = np.abs(stored_values(self.scales))
+        sizes, layout = sizes[sizes > 0], self.layout
+        lifted = sizes * lift_of(layout)
+        flags = NOT_LIFTED * bool(((lifted < 1) | (lifted > 65504)).any())
+        if self.scale_type != "float16":
+            flags |= NOT_HALF * bool(((sizes < 2.0**-17) | (sizes > 65504)).any())
+        return widening_of(layout, flags)
+
+    @property
     def source(self) -> np.ndarray:
         """The tensor's bytes as on disk."""
         if self.scales is None:
@@ -131,7 +147,7 @@ def random_matrix(
 def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     """The tiles by NumPy, on the host."""
     layout = stored.layout
-    matrix = layout.place(aligned_zeros(layout.arena_bytes))
+    matrix = replace(layout.place(aligned_zeros(layout.arena_bytes)), widening=stored.widening)
     matrix.tiles[...] = tile_rows(layout, stored.values).reshape(matrix.tiles.shape)
     if matrix.scales is not None:
         assert stored.scales is not None
@@ -148,9 +164,9 @@ def arrays_of(matrix: TiledMatrix) -> dict[str, np.ndarray]:
     return {name: array for name, array in given.items() if array is not None}
 
 
-def matrix_of(layout: TileLayout, arrays: Arrays) -> TiledMatrix:
+def matrix_of(layout: TileLayout, arrays: Arrays, widening: Widening = "floats") -> TiledMatrix:
     """The matrix of a problem's arrays."""
-    return TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"))
+    return TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"), widening)
 
 
 def aligned_zeros(num_bytes: int) -> np.ndarray:
@@ -186,7 +202,9 @@ def tile_rows(layout: TileLayout, weights: np.ndarray) -> np.ndarray:
     if layout.weight_type == "int4":
         codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
         codes[: layout.num_rows, : layout.num_inputs] = weights
-        padded: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
+        # A word of eight has the inputs 0 2 4 6 1 3 5 7.
+        ordered = codes.reshape(len(codes), -1, 4, 2).transpose(0, 1, 3, 2).reshape(codes.shape)
+        padded: np.ndarray = ordered[:, ::2] | ordered[:, 1::2] << 4
     else:
         rows = np.ascontiguousarray(weights).view(np.uint8).reshape(layout.num_rows, -1)
         filler = _ZERO_CODE if layout.has_codes else 0

@@ -12,4 +12,5 @@ def upload(matrix: TiledMatrix) -> TiledMatrix:
     def copy(array: Any) -> Any:
         return None if array is None else cupy.asarray(array)
 
-    return TiledMatrix(matrix.layout, copy(matrix.tiles), copy(matrix.scales), copy(matrix.zero_points))
+    arrays = (copy(matrix.tiles), copy(matrix.scales), copy(matrix.zero_points))
+    return TiledMatrix(matrix.layout, *arrays, matrix.widening)

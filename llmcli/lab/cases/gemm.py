@@ -191,7 +191,7 @@ def wide_case(
 
     def solve(device: Device, arrays: Arrays) -> None:
         common = {
-            "matrix": matrix_of(layout, arrays),
+            "matrix": matrix_of(layout, arrays, stored.widening),
             "image": arrays["image"].view(np.uint8),
             "row_scales": arrays["row_scales"],
             "bias": arrays.get("bias"),

@@ -154,7 +154,7 @@ def problem_of(case: Case, epilogue: Epilogue = "store", num_outputs: int | None
     def solve(device: Device, arrays: Arrays) -> None:
         gemv(
             device,
-            matrix=matrix_of(layout, arrays),
+            matrix=matrix_of(layout, arrays, case.stored.widening),
             x=arrays["x"][:, :num_inputs],
             out=arrays["out"],
             row_scales=arrays.get("row_scales"),
