@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
         take(slot, 0);
     };
     const auto widen = [&](int step) {
-        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
+        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr, shape.lift);
         weights[step].widen(a[step], by);
     };
     float sums[TOKENS / 2];
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     take_first(0);
     grid_dependency_wait();
     if (threadIdx.x < TOKENS) {
-        token_scales[threadIdx.x] = threadIdx.x < shape.num_tokens ? row_scales[threadIdx.x] : 1.0f;
+        const bool exists = threadIdx.x < shape.num_tokens;
+        token_scales[threadIdx.x] = exists ? row_scales[threadIdx.x] * shape.power : 1.0f;
     }
     sync_threads_of<32 * TILES>(1);
 #pragma unroll 1

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
     };
     const auto widen = [&](int step) {
-        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
+        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr, shape.lift);
         weights[step].widen(a[step], by);
     };
 
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
             const int token = first_token + i * GROUP_THREADS + thread;
-            loaded_scales[i] = token < shape.num_tokens ? row_scales[token] : 1.0f;
+            loaded_scales[i] = token < shape.num_tokens ? row_scales[token] * shape.power : 1.0f;
         }
         wgmma_wait<0>();
         release(span_at + 8);

@@ -37,7 +37,7 @@ constexpr int MAX_ROWS = 8, BUFFERS = 2;
 struct GemvShape {
     int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, num_chunks;
     int num_buffers;
-    float eps;
+    float eps, lift, power;  // of codes: see common/wide_output.cuh
 };
 
 // The bytes between two rows of x in shared memory, so that eight lanes read 128 bytes of different banks.
@@ -47,7 +47,7 @@ __device__ __forceinline__ int row_pitch(int num_spans) {
 }
 
 // The spans of one warp, tile by tile.
-template <typename WeightT, typename ScaleT, int WIDENING>
+template <typename WeightT, typename ScaleT, int WIDENING, int SPANS>
 struct WeightStream {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
     static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES, SPAN_UNITS_ = SPAN_BYTES / UNIT_BYTES;
@@ -67,35 +67,44 @@ struct WeightStream {
             if (Slot::HAS_ZEROS) tile_zeros = zero_points + group * TILE_ROWS;
         }
     }
-    // Starts the copies of the next span, if there is one, and closes their group.
+    // Starts the copies of the chunk's next SPANS spans, or of those that are left, and closes their group.
     __device__ __forceinline__ void copy_next(unsigned slot) {
         if (tile < num_tiles) {
-            const unsigned at = slot + lane * 16;
-            // Of 16-bit weights a tile's last span may lack units.
-            if (Slot::HAS_SCALES || (span + 1) * SPAN_UNITS_ <= num_units) {
 #pragma unroll
-                for (int i = 0; i < SPAN_BYTES; i += 512) copy_async_streaming(at + i, source + i, policy);
-            } else {
-                const int bytes = (num_units - span * SPAN_UNITS_) * UNIT_BYTES;
-#pragma unroll
-                for (int i = 0; i < SPAN_BYTES; i += 512) {
-                    copy_async(at + i, i < bytes ? source + i : source, i < bytes ? 16 : 0);
-                }
+            for (int i = 0; i < SPANS; ++i) {
+                if (i > 0 && span >= end) break;
+                copy_span(slot + i * Slot::BYTES);
+                source += SPAN_BYTES, ++span;
             }
-            Slot::copy_scales(tile_scales, tile_zeros, span << SPAN_SHIFT >> group_shift, group_shift,
-                              zero_points != nullptr, slot, lane);
-            source += SPAN_BYTES;
-            if (++span == end) {
+            if (span >= end) {
                 tile = number_here(tile) + tile_step;  // a branch: else all of it would be issued for every span
                 seek();
             }
         }
         copy_async_commit();
     }
+
+private:
+    __device__ __forceinline__ void copy_span(unsigned slot) const {
+        const unsigned at = slot + lane * 16;
+        // Of 16-bit weights a tile's last span may lack units.
+        if (Slot::HAS_SCALES || (span + 1) * SPAN_UNITS_ <= num_units) {
+#pragma unroll
+            for (int i = 0; i < SPAN_BYTES; i += 512) copy_async_streaming(at + i, source + i, policy);
+        } else {
+            const int bytes = (num_units - span * SPAN_UNITS_) * UNIT_BYTES;
+#pragma unroll
+            for (int i = 0; i < SPAN_BYTES; i += 512) {
+                copy_async(at + i, i < bytes ? source + i : source, i < bytes ? 16 : 0);
+            }
+        }
+        Slot::copy_scales(tile_scales, tile_zeros, span << SPAN_SHIFT >> group_shift, group_shift,
+                          zero_points != nullptr, slot, lane);
+    }
 };
 
-template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int WARPS, int SLOTS, int CLUSTER,
-          int HOST_SLOT_BYTES>
+template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int WARPS, int SLOTS, int SPANS,
+          int CLUSTER, int HOST_SPAN_BYTES>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(CLUSTER, 1, 1)
@@ -106,8 +115,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
     using Weights = typename Slot::Weights;
     constexpr bool IS_ROUNDED = sizeof(XT) == 2;
-    constexpr int THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
-    static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
+    constexpr int SLOT_BYTES = SPANS * Slot::BYTES, THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
+    static_assert(HOST_SPAN_BYTES == Slot::BYTES, "gemv.py plans another size");
     static_assert(IS_ROUNDED || CLUSTER == 1, "a block that norms has all inputs");
 
     alignas(128) extern __shared__ uint4 shared[];
@@ -128,12 +137,12 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const int num_tiles = (shape.num_outputs + tile_outputs - 1) / tile_outputs, tile_step = num_parts * num_clusters;
     const int first_tile = part < num_parts ? blockIdx.x / CLUSTER + part * num_clusters : num_tiles;
     // Shared memory: slots [warp][slot]; rows of x; sums [part][buffer][chunk][row][16].
-    unsigned char* const slots = memory + warp * SLOTS * Slot::BYTES;
-    unsigned char* const inputs = memory + WARPS * SLOTS * Slot::BYTES;
+    unsigned char* const slots = memory + warp * SLOTS * SLOT_BYTES;
+    unsigned char* const inputs = memory + WARPS * SLOTS * SLOT_BYTES;
     const int pitch = row_pitch<WeightT>((num_spans + CLUSTER - 1) / CLUSTER);  // the same in all blocks
     float* const sums_of_block = reinterpret_cast<float*>(inputs + shape.num_rows * pitch);
 
-    WeightStream<WeightT, ScaleT, WIDENING> stream;
+    WeightStream<WeightT, ScaleT, WIDENING, SPANS> stream;
     stream.tiles = tiles, stream.scales = scales, stream.zero_points = zero_points, stream.policy = streaming_policy();
     stream.num_tiles = num_tiles, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
     stream.num_units = Slot::HAS_SCALES ? num_spans * (Weights::SPAN_BYTES / UNIT_BYTES)
@@ -143,7 +152,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     stream.seek();
     const unsigned slots_at = shared_address(slots);
 #pragma unroll
-    for (int s = 0; s < FIRST; ++s) stream.copy_next(slots_at + s * Slot::BYTES);
+    for (int s = 0; s < FIRST; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
     if (lane < BUFFERS) barrier_init(&written[warp][lane], 32 * own_chunks);
     if (CLUSTER > 1) barrier_init_fence();
     grid_dependency_launch();
@@ -152,7 +161,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 
     const auto fill = [&] {
 #pragma unroll
-        for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * Slot::BYTES);
+        for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
     };
     // x comes to shared memory in fp16, with zeros up to whole spans.
     if constexpr (IS_ROUNDED) {
@@ -167,7 +176,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         copy_async_commit();
         fill();
         if (threadIdx.x < shape.num_rows) {
-            scales_of_rows[threadIdx.x] = row_scales != nullptr ? row_scales[threadIdx.x] : 1.0f;
+            const float scale = row_scales != nullptr ? row_scales[threadIdx.x] : 1.0f;
+            scales_of_rows[threadIdx.x] = scale * shape.power;
         }
     } else {
         constexpr int KEPT = 2;  // octets of a thread that stay in registers
@@ -201,7 +211,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             }
             __syncthreads();
             const NormFactor factor = norm_sums.factor(shape.num_inputs, shape.eps, has_norm);
-            if (threadIdx.x == 0) scales_of_rows[row] = factor.scale;
+            if (threadIdx.x == 0) scales_of_rows[row] = factor.scale * shape.power;
             const auto put = [&](int octet, const float(&some)[8]) {
                 if (octet >= num_octets) return;
                 uint4 words;
@@ -239,8 +249,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         inputs + (has_row ? g : 0) * pitch + (stream.begin - block_begin) * 256 + t * LANE_BYTES;
     const unsigned char* span_inputs = own_inputs;
     int slot = 0;
-    const auto take = [&] {
-        const unsigned char* place = slots + slot * Slot::BYTES;
+    const auto take = [&](int i) {  // span i of the slot
+        const unsigned char* place = slots + slot * SLOT_BYTES + i * Slot::BYTES;
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             Slot::take(weights[step], place, step, shape.group_shift, has_span_scales, zero_points != nullptr, lane);
@@ -254,30 +264,35 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         span_inputs += 256;
     };
     const int end = chunk_begin(chunk + 1);
-    take();
+    take(0);
     int local = 0;  // number of the tile in this part
 #pragma unroll 1
     for (int tile = first_tile; tile < num_tiles; tile += tile_step, ++local) {
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-        for (int span = chunk_begin(chunk); span < end; ++span) {
+        for (int span = chunk_begin(chunk); span < end; span += SPANS) {
 #pragma unroll
-            for (int step = 0; step < 2; ++step) {
-                unsigned a[4][4];
-                if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
-                weights[step].widen(a, by);
+            for (int i = 0; i < SPANS; ++i) {
+                if (i > 0 && span + i >= end) break;
 #pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    const uint4& b = v[2 * step + k / 2];
-                    mma<__half>(d, a[k][0], a[k][1], a[k][2], a[k][3], k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
+                for (int step = 0; step < 2; ++step) {
+                    unsigned a[4][4];
+                    if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr, shape.lift);
+                    weights[step].widen(a, by);
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) {
+                        const uint4& b = v[2 * step + k / 2];
+                        mma<__half>(d, a[k][0], a[k][1], a[k][2], a[k][3], k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
+                    }
                 }
+                if (i + 1 < SPANS && span + i + 1 < end) take(i + 1);
             }
             copy_async_wait<SLOTS - 2>();
             __syncwarp();  // every lane has taken what lies in the slot at hand
-            const unsigned at = slots_at + slot * Slot::BYTES;
+            const unsigned at = slots_at + slot * SLOT_BYTES;
             slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            if (span + 1 == end) span_inputs = own_inputs;
-            take();
+            if (span + SPANS >= end) span_inputs = own_inputs;
+            take(0);
             stream.copy_next(at);
         }
         const auto finish = [&](int row, int column, float sum) {

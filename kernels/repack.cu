@@ -4,7 +4,7 @@
 //           SourceT has; tiles [.][units][1024] bytes; scales: source [num_rows, source_groups] T -> [.][groups][16] T;
 //           zero points: source [ceil(num_rows * BITS / 32), source_groups] int32 -> [.][groups][16] uint8 flags int32
 //           [1] in-out: |= 1 for a value that is not finite, |= 2 for one that no longer is in the new type, |= 4 for a
-//           scale that fp16 lacks, |= 8 for one that cannot be lifted; or null
+//           scale that fp16 lacks, or null; repack_scales: [2], the second the largest magnitude's bits as a float
 // Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). The source's rows 8i .. 8i+7 go to
 //           the half tile first_half + i * half_step: half h is the rows 8 * (h % 2) .. of tile h / 2
 // Launch:   grid (ceil(elements / 256)), block (256); repack: an element is 16 bytes of tiles; repack_scales,
@@ -18,7 +18,7 @@
 #include "common/tile.cuh"
 
 constexpr int BLOCK_SIZE = 256;
-constexpr int NOT_FINITE = 1, OUT_OF_RANGE = 2, NOT_HALF = 4, NOT_LIFTED = 8;
+constexpr int NOT_FINITE = 1, OUT_OF_RANGE = 2, NOT_HALF = 4;
 
 struct SourceShape {
     int num_rows, num_inputs, num_units, num_halves, first_half, half_step;
@@ -26,7 +26,6 @@ struct SourceShape {
 };
 struct GroupShape {
     int num_rows, source_groups, source_group_size, num_groups, group_size, num_halves, first_half, half_step;
-    float lift;
 };
 
 template <typename T>
@@ -209,13 +208,14 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     const size_t index = static_cast<size_t>(place.row) * shape.source_groups + place.group;
     const T value = place.exists ? source[index] : from_float<T>(0.0f);
     scales[place.destination] = value;
-    // Scales that fp16 has, exactly; and those that may be lifted (common/wide_weights.cuh).
-    const float size = fabsf(to_float(value)), lifted = size * shape.lift;
+    // Whether fp16 has the scale, exactly; and the largest magnitude.
+    const float size = fabsf(to_float(value));
     int found = 0;
     if (size != 0.0f && (size < 0x1p-17f || size > 65504.0f) && !IS_HALF<T>) found |= NOT_HALF;
-    if (size != 0.0f && (lifted < 1.0f || lifted > 65504.0f)) found |= NOT_LIFTED;
     if (!is_finite(value)) found |= NOT_FINITE;
-    if (found != 0 && flags != nullptr && (*flags & found) != found) atomicOr(flags, found);
+    if (flags == nullptr) return;
+    if (found != 0) atomicOr(flags, found);
+    if (__float_as_int(size) > flags[1]) atomicMax(flags + 1, __float_as_int(size));  // mostly it is not
 }
 
 template <int BITS>

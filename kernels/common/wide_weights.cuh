@@ -11,8 +11,9 @@
 #include "common/wide_image.cuh"
 
 // BY_FLOATS: any scales. BY_HALVES: fp16 has the scales. It then multiplies as fp32 does: 8 bits of a code times 11 of
-// the scale are exact there, so the only rounding is that to fp16. LIFTED: the same for codes without zero points, with
-// one scale for a span, which times 2^24 (int4: 2^20) is 0 or in [1, 2^16).
+// the scale are exact there, so the only rounding is that to fp16. LIFTED: codes without zero points, with one scale for
+// a span, in 16 bits. Weights are divided by one power of two of the matrix, so that all scales are below 2^-8: then fp16
+// has them times 2^24, and a code need not become a number first.
 constexpr int BY_FLOATS = 0, BY_HALVES = 1, LIFTED = 2;
 
 __device__ __forceinline__ void take_words_of(const unsigned char* place, unsigned (&words)[4]) {
@@ -79,8 +80,8 @@ struct WideWeights {
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
             if constexpr (IS_LIFTED) {
-                widen_lifted(0, step, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
-                widen_lifted(1, step, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
+                widen_lifted(0, step, by, a[step][0], a[step][2]);
+                widen_lifted(1, step, by, a[step][1], a[step][3]);
             } else if constexpr (WIDENING == BY_HALVES) {
                 widen_four(0, step, by.zeros[0], __low2half2(by.halves), a[step][0], a[step][2]);
                 widen_four(1, step, by.zeros[1], __high2half2(by.halves), a[step][1], a[step][3]);
@@ -92,20 +93,25 @@ struct WideWeights {
     }
 
 private:
-    // As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 in bits 4 to 7 (c + 8) * 2^-20. That times the lifted
-    // scale, less 128 or 8 scales, all exact, rounds once: to c scales.
-    __device__ __forceinline__ void widen_lifted(int v, int step, __half2 scale, __half2 less, unsigned& first,
+    // As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 (c + 8) * 2^-24, or in bits 4 to 7 (c + 8) * 2^-20. That
+    // times the lifted scale, less 128 or 8 scales, rounds once: to c scales. (Of a scale 2^7 below the largest one or
+    // smaller, those 128 or 8 scales may be rounded to a multiple of 2^-24 too.)
+    __device__ __forceinline__ void widen_lifted(int v, int step, const Scales& by, unsigned& first,
                                                  unsigned& last) const {
         const unsigned word = words[v][IS_INT4 ? step / 2 : step];
+        const auto of_row = [&](__half2 pair) { return v == 0 ? __low2half2(pair) : __high2half2(pair); };
+        __half2 scale_of_last = of_row(by.halves);
         if constexpr (IS_INT4) {
-            first = (step % 2 == 0 ? word << 4 : word >> 4) & 0x00f000f0u;
-            last = (step % 2 == 0 ? word : word >> 8) & 0x00f000f0u;
+            const unsigned pairs = step % 2 == 0 ? word : word >> 8;
+            first = pairs & 0x000f000fu;
+            last = pairs & 0x00f000f0u;
+            scale_of_last = of_row(by.sixteenth);
         } else {
             first = __byte_perm(word, 0, 0x4140);
             last = __byte_perm(word, 0, 0x4342);
         }
-        first = as_bits(__hfma2(as_half2(first), scale, less));
-        last = as_bits(__hfma2(as_half2(last), scale, less));
+        first = as_bits(__hfma2(as_half2(first), of_row(by.halves), of_row(by.less)));
+        last = as_bits(__hfma2(as_half2(last), scale_of_last, of_row(by.less)));
     }
 
     // The four inputs of a k-step, two and two.
@@ -164,7 +170,7 @@ struct WideFloats {
     struct Scales {
         unsigned one;
 
-        __device__ __forceinline__ void prepare(const WideFloats&, bool is_symmetric) {
+        __device__ __forceinline__ void prepare(const WideFloats&, bool is_symmetric, float) {
             one = is_symmetric ? 0x3c003c00u : 0;
         }
     };
@@ -202,22 +208,26 @@ struct WideWeights<__half, float, BY_FLOATS> : WideFloats<__half> {};
 template <>
 struct WideWeights<__nv_bfloat16, float, BY_FLOATS> : WideFloats<__nv_bfloat16> {};
 
-// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
+// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply. `lift`: of lifted codes,
+// 2^24 over the matrix's power of two.
 template <typename WeightT, typename ScaleT, int WIDENING>
 struct WideScales {
     using Weights = WideWeights<WeightT, ScaleT, WIDENING>;
-    static constexpr float LIFT = !Weights::IS_LIFTED ? 1.0f : Weights::IS_INT4 ? 0x1p20f : 0x1p24f;
-    __half2 halves, less;
+    __half2 halves, sixteenth, less;
     float wide[2];
     int zeros[2];
 
-    __device__ __forceinline__ void prepare(const Weights& weights, bool is_symmetric) {
+    __device__ __forceinline__ void prepare(const Weights& weights, bool is_symmetric, float lift) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             wide[i] = to_float(weights.scales[i]);
             zeros[i] = Weights::IS_LIFTED || is_symmetric ? Weights::OFFSET : weights.zeros[i];
         }
-        if constexpr (WIDENING != BY_FLOATS) halves = __floats2half2_rn(wide[0] * LIFT, wide[1] * LIFT);
-        if constexpr (Weights::IS_LIFTED) less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
+        if constexpr (WIDENING == BY_HALVES) halves = __floats2half2_rn(wide[0], wide[1]);
+        if constexpr (Weights::IS_LIFTED) {
+            halves = __floats2half2_rn(wide[0] * lift, wide[1] * lift);
+            if constexpr (Weights::IS_INT4) sixteenth = __hmul2(halves, as_half2(0x2c002c00u));
+            less = __hmul2(halves, as_half2(Weights::IS_INT4 ? 0x80088008u : 0x80808080u));  // -2^-21, -2^-17
+        }
     }
 };

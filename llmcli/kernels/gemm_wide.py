@@ -65,6 +65,8 @@ class WideShape(ctypes.Structure):
         ("down_unit_inputs", ctypes.c_int32),
         ("repeats", ctypes.c_int32),
         ("num_parts", ctypes.c_int32),
+        ("lift", ctypes.c_float),
+        ("power", ctypes.c_float),
     )
 
 
@@ -163,6 +165,8 @@ def _shape(
         group_shift=layout.group_size.bit_length() - 1 if layout.group_size else _ONE_GROUP,
         epilogue=EPILOGUES.index(epilogue),
         num_parts=1,
+        lift=matrix.lift,
+        power=2.0**matrix.power,
     )
 
 

@@ -54,6 +54,8 @@ class GemvShape(ctypes.Structure):
         ("num_chunks", ctypes.c_int32),
         ("num_buffers", ctypes.c_int32),
         ("eps", ctypes.c_float),
+        ("lift", ctypes.c_float),
+        ("power", ctypes.c_float),
     )
 
 
@@ -75,13 +77,14 @@ class GemvFloatShape(ctypes.Structure):
 class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
-    `num_rows` rows go into one launch. A block has `warps` warps, each with a ring of `slots` spans of weights.
+    `num_rows` rows go into one launch. A block has `warps` warps, each with a ring of `slots` slots of `spans` spans.
     `cluster` blocks halve the chunks between them; sums of `buffers` tiles wait at a time.
     """
 
     num_rows: int
     warps: int
     slots: int
+    spans: int
     cluster: int
     num_blocks: int
     buffers: int
@@ -141,11 +144,18 @@ def _plan(
         return None
     sums_bytes = parts * buffers * chunks * rows * TILE_ROWS * 4 if chunks > 1 else 0
     fixed = x_bytes + max(sums_bytes, norm_bytes)
-    slots = min(min(room - fixed, _RING_BYTES) // (warps * slot_bytes(layout, widening)), _MOST_SLOTS)
+    spans = _spans_a_slot(layout, warps)
+    bytes_a_slot = warps * spans * slot_bytes(layout, widening)
+    slots = min(min(room - fixed, _RING_BYTES) // bytes_a_slot, _MOST_SLOTS)
     if slots < _FEWEST_SLOTS:
         return None
-    shared_bytes = max(fixed + warps * slots * slot_bytes(layout, widening), min(_HALF_SHARED, room))
-    return GemvPlan(rows, warps, slots, cluster, num_clusters * cluster, buffers, shared_bytes)
+    shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
+    return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
+
+
+def _spans_a_slot(layout: TileLayout, warps: int) -> int:
+    """Few warps, and short spans, would take long for what a slot costs beside its spans."""
+    return 2 if layout.weight_type == "int4" or (layout.has_scales and warps < max(_WARPS)) else 1
 
 
 def slot_bytes(layout: TileLayout, widening: Widening) -> int:
@@ -159,14 +169,16 @@ def slot_bytes(layout: TileLayout, widening: Widening) -> int:
     return -(-num_bytes // 128) * 128
 
 
-def gemv_name(layout: TileLayout, widening: Widening, is_rounded: bool, warps: int, slots: int, cluster: int) -> str:
+def gemv_name(
+    layout: TileLayout, widening: Widening, is_rounded: bool, warps: int, slots: int, spans: int, cluster: int
+) -> str:
     """The name expression; its last parameter is a size, for the compiler to compare."""
     arguments = (
         WEIGHT_C_TYPES[layout.weight_type],
         SCALE_C_TYPES[layout.scale_type or "float32"],
         str(WIDENINGS.index(widening)),
         "__half" if is_rounded else "float",
-        *map(str, (warps, slots, cluster, slot_bytes(layout, widening))),
+        *map(str, (warps, slots, spans, cluster, slot_bytes(layout, widening))),
     )
     return f"gemv<{', '.join(arguments)}>"
 
@@ -245,11 +257,13 @@ def gemv(
             num_chunks=chunks,
             num_buffers=plan.buffers,
             eps=eps,
+            lift=matrix.lift,
+            power=2.0**matrix.power,
         )
         scales = None if row_scales is None else row_scales[some]
         device.launch(
             "gemv",
-            gemv_name(layout, matrix.widening, is_rounded, plan.warps, plan.slots, plan.cluster),
+            gemv_name(layout, matrix.widening, is_rounded, plan.warps, plan.slots, plan.spans, plan.cluster),
             grid=(plan.num_blocks,),
             block=32 * plan.warps,
             arguments=(
@@ -353,9 +367,13 @@ def _variants() -> list[str]:
         TileLayout("float16", TILE_ROWS, 8192),
         TileLayout("bfloat16", TILE_ROWS, 8192),
     ]
-    forms = ((False, 16, 4, 1), (True, 16, 4, 1), (True, 8, 6, 2))
+    forms = ((False, 16, 4, 1, 1), (True, 16, 4, 2, 1), (True, 8, 6, 1, 2))
     names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
-    return [*names, gemv_name(layouts[0], "floats", True, 16, 4, 1), gemv_name(layouts[1], "floats", True, 16, 4, 1)]
+    return [
+        *names,
+        gemv_name(layouts[0], "floats", True, 16, 4, 1, 1),
+        gemv_name(layouts[1], "floats", True, 16, 4, 1, 1),
+    ]
 
 
 SPEC = KernelSpec(

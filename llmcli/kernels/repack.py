@@ -20,14 +20,12 @@ from llmcli.kernels.tiles import (
     TileLayout,
     Widening,
     fastest_widening,
-    lift_of,
 )
 
 BLOCK_SIZE = 256
 NOT_FINITE = 1  # flags: the source has NaN or infinity
 OUT_OF_RANGE = 2  # flags: a finite value that the new type cannot hold
 NOT_HALF = 4  # flags: fp16 lacks a scale
-NOT_LIFTED = 8  # flags: a scale cannot be lifted (`lift_of`)
 
 _HALF_UNIT_BYTES = UNIT_BYTES // 2
 _FLOATS = ("float", "__half", "__nv_bfloat16")
@@ -100,7 +98,6 @@ class GroupShape(ctypes.Structure):
         ("num_halves", ctypes.c_int32),
         ("first_half", ctypes.c_int32),
         ("half_step", ctypes.c_int32),
-        ("lift", ctypes.c_float),
     )
 
 
@@ -187,9 +184,7 @@ def repack_scales(
 def widening_of(layout: TileLayout, flags: int) -> Widening:
     """The fastest way to widen a matrix whose scales left these flags."""
     fastest = fastest_widening(layout)
-    if fastest == "lifted" and flags & NOT_LIFTED:
-        fastest = "halves"
-    return "floats" if flags & NOT_HALF else fastest
+    return "floats" if fastest == "halves" and flags & NOT_HALF else fastest
 
 
 def repack_zero_points(
@@ -250,5 +245,4 @@ def _group_shape(layout: TileLayout, group_size: int | None, segment: Segment, n
         num_halves=segment.num_halves,
         first_half=segment.first_half,
         half_step=segment.half_step,
-        lift=lift_of(layout),
     )

@@ -3,6 +3,7 @@
 kernels/common/tile.cuh describes the layout. Nothing here needs a card.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -176,31 +177,31 @@ class TileLayout:
         return TiledMatrix(self, tiles, scales, zero_points)
 
 
-# How kernels widen weights to fp16, each with the same bits: see common/wide_weights.cuh.
+# How kernels widen weights to fp16: see common/wide_weights.cuh.
 Widening = Literal["floats", "halves", "lifted"]
 WIDENINGS: tuple[Widening, ...] = ("floats", "halves", "lifted")
-_LIFTS = {"int8": 2.0**24, "int4": 2.0**20}
-LIFTED_SPAN = 128  # inputs that have one scale, where codes are lifted
+_LIFTED_SPAN = 128  # inputs that have one scale, where codes are lifted
+_LARGEST_LIFTED = -8  # scales over the matrix's power of two are below 2 to this
 
 
 def fastest_widening(layout: TileLayout) -> Widening:
-    """The fastest way to widen such weights to fp16, if their scales allow it (`lift_of`)."""
+    """The fastest way to widen such weights to fp16. `halves` is one only if fp16 has all scales."""
     if layout.scale_type not in _HALF_TYPES:
         return "floats"
-    has_span_scales = layout.group_size is None or layout.group_size >= LIFTED_SPAN
+    has_span_scales = layout.group_size is None or layout.group_size >= _LIFTED_SPAN
     return "lifted" if layout.has_codes and layout.is_symmetric and has_span_scales else "halves"
 
 
-def lift_of(layout: TileLayout) -> float:
-    """What lifts the scales of codes: `lifted` takes scales of 0, and those whose multiple is 1 to 65504."""
-    return _LIFTS.get(layout.weight_type, 1.0)
+def power_of(largest_scale: float) -> int:
+    """The exponent of the power of two that lifted weights are divided by."""
+    return math.frexp(largest_scale)[1] - _LARGEST_LIFTED if largest_scale > 0 else 0
 
 
 @dataclass(frozen=True)
 class TiledMatrix:
     """One matrix on the card.
 
-    `widening` is the fastest that its scales allow. The slowest is right for all.
+    `widening` is the fastest that its scales allow. Lifted weights are divided by 2 to the `power`.
 
     Shapes: tiles uint8 [num_tiles, num_units, 1024]; scales [num_tiles, num_groups, 16] in the stored type (bfloat16 as
             uint16), those of blocks [num_tiles, num_groups, 2], or None; zero_points uint8 [num_tiles, num_groups, 16],
@@ -212,6 +213,12 @@ class TiledMatrix:
     scales: Any | None
     zero_points: Any | None
     widening: Widening = "floats"
+    power: int = 0
+
+    @property
+    def lift(self) -> float:
+        """What scales are multiplied by: codes are not numbers of their size, but of 2^-24 times it."""
+        return 2.0 ** (24 - self.power)
 
     @property
     def num_bytes(self) -> int:

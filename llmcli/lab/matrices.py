@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.repack import NOT_HALF, NOT_LIFTED, widening_of
+from llmcli.kernels.repack import NOT_HALF, widening_of
 from llmcli.kernels.tiles import (
     ALIGNMENT,
     BLOCK_SCALE,
@@ -17,7 +17,7 @@ from llmcli.kernels.tiles import (
     TiledMatrix,
     TileLayout,
     Widening,
-    lift_of,
+    power_of,
     tile_layout,
 )
 from llmcli.lab.problem import Arrays, stored_values
@@ -82,12 +82,19 @@ class StoredMatrix:
         if self.scales is None:
             return "floats"
         sizes = np.abs(stored_values(self.scales))
-        sizes, layout = sizes[sizes > 0], self.layout
-        lifted = sizes * lift_of(layout)
-        flags = NOT_LIFTED * bool(((lifted < 1) | (lifted > 65504)).any())
-        if self.scale_type != "float16":
-            flags |= NOT_HALF * bool(((sizes < 2.0**-17) | (sizes > 65504)).any())
-        return widening_of(layout, flags)
+        is_outside = ((sizes < 2.0**-17) | (sizes > 65504)) & (sizes > 0)
+        return widening_of(self.layout, NOT_HALF * bool(self.scale_type != "float16" and is_outside.any()))
+
+    @property
+    def power(self) -> int:
+        """The exponent that lifted weights are divided by."""
+        return power_of(float(np.abs(stored_values(self.scales)).max())) if self.widening == "lifted" else 0
+
+    @property
+    def halves(self) -> np.ndarray:
+        """The weights as they are multiplied: rounded to fp16, exactly. Shapes: float64 [num_rows, num_inputs]"""
+        divided = np.ldexp(self.weights, -self.power).astype(np.float32)
+        return np.ldexp(divided.astype(np.float16).astype(np.float64), self.power)
 
     @property
     def source(self) -> np.ndarray:
@@ -147,7 +154,7 @@ def random_matrix(
 def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     """The tiles by NumPy, on the host."""
     layout = stored.layout
-    matrix = replace(layout.place(aligned_zeros(layout.arena_bytes)), widening=stored.widening)
+    matrix = replace(layout.place(aligned_zeros(layout.arena_bytes)), widening=stored.widening, power=stored.power)
     matrix.tiles[...] = tile_rows(layout, stored.values).reshape(matrix.tiles.shape)
     if matrix.scales is not None:
         assert stored.scales is not None
@@ -164,9 +171,10 @@ def arrays_of(matrix: TiledMatrix) -> dict[str, np.ndarray]:
     return {name: array for name, array in given.items() if array is not None}
 
 
-def matrix_of(layout: TileLayout, arrays: Arrays, widening: Widening = "floats") -> TiledMatrix:
-    """The matrix of a problem's arrays."""
-    return TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"), widening)
+def matrix_of(layout: TileLayout, arrays: Arrays, like: StoredMatrix | None = None) -> TiledMatrix:
+    """The matrix of a problem's arrays, widened as that of `like`."""
+    matrix = TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"))
+    return matrix if like is None else replace(matrix, widening=like.widening, power=like.power)
 
 
 def aligned_zeros(num_bytes: int) -> np.ndarray:

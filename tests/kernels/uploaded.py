@@ -1,5 +1,6 @@
 """Matrices of the lab on a card."""
 
+from dataclasses import replace
 from typing import Any
 
 from llmcli.kernels.tiles import TiledMatrix
@@ -12,5 +13,5 @@ def upload(matrix: TiledMatrix) -> TiledMatrix:
     def copy(array: Any) -> Any:
         return None if array is None else cupy.asarray(array)
 
-    arrays = (copy(matrix.tiles), copy(matrix.scales), copy(matrix.zero_points))
-    return TiledMatrix(matrix.layout, *arrays, matrix.widening)
+    arrays = {name: copy(getattr(matrix, name)) for name in ("tiles", "scales", "zero_points")}
+    return replace(matrix, **arrays)

@@ -156,7 +156,7 @@ def wide_case(
         num_spans = -(-layout.num_inputs // 128)
         inputs = slice(*(num_spans * one // num_parts * 128 for one in (part, part + 1)))
         halves = x.astype(np.float64)[:, inputs]
-        weights = stored.weights.astype(np.float32).astype(np.float16).astype(np.float64)[:, inputs]  # as dequantize
+        weights = stored.halves[:, inputs]
         y = (halves @ weights.T) * scales[:, None]
         bound = truncated_sum_bound(halves, weights, layout.unit_inputs) * scales[:, None] + 4 * ROUNDING * np.abs(y)
         if has_bias and part == 0:
@@ -191,7 +191,7 @@ def wide_case(
 
     def solve(device: Device, arrays: Arrays) -> None:
         common = {
-            "matrix": matrix_of(layout, arrays, stored.widening),
+            "matrix": matrix_of(layout, arrays, stored),
             "image": arrays["image"].view(np.uint8),
             "row_scales": arrays["row_scales"],
             "bias": arrays.get("bias"),

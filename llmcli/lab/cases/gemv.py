@@ -65,7 +65,7 @@ class Case:
         if is_float:
             bound = (np.sqrt(num_terms) + 4) * ROUNDING * np.abs(x) @ np.abs(weights).T
         else:
-            weights = weights.astype(np.float32).astype(np.float16).astype(np.float64)
+            weights = self.stored.halves
             if self.x.dtype == np.float32:
                 scale = np.maximum(np.ldexp(1.0, np.frexp(np.abs(x).max(axis=1, keepdims=True))[1] - 15), 1)
                 error += _HALF * np.abs(x) + HALF_SUBNORMAL[np.dtype(np.float16)] * scale
@@ -154,7 +154,7 @@ def problem_of(case: Case, epilogue: Epilogue = "store", num_outputs: int | None
     def solve(device: Device, arrays: Arrays) -> None:
         gemv(
             device,
-            matrix=matrix_of(layout, arrays, case.stored.widening),
+            matrix=matrix_of(layout, arrays, case.stored),
             x=arrays["x"][:, :num_inputs],
             out=arrays["out"],
             row_scales=arrays.get("row_scales"),
