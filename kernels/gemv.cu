@@ -6,7 +6,7 @@
 //           root are 1. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float. SWIGLU,
 //           whose tiles have gate and up in their halves: out [num_rows, out_stride] __half, results / GATED_SCALE
 // Requires: 1 <= num_rows <= 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one group a row;
-//           num_chunks a power of two, at most the spans of 128 inputs and, with SWIGLU, 1; CLUSTER 1 with x float;
+//           num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with SWIGLU, 1; CLUSTER 1 with x float;
 //           tiles, scales, zero_points, an x of __half and its rows 16-byte aligned
 // Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
 //           the warps of a chunk); dynamic shared memory by llmcli/kernels/gemv.py; may overlap the kernel in front
@@ -35,7 +35,7 @@ constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 constexpr int MAX_ROWS = 8, BUFFERS = 2;
 
 struct GemvShape {
-    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, num_chunks;
+    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, chunk_shift;
     int num_buffers;
     float eps, lift, power;  // of codes: see common/wide_output.cuh
 };
@@ -127,11 +127,12 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     // such a place as an illegal instruction (seen on a card).
     // Both are kept in registers: to work them out again takes longer.
     const int warp = number_here(threadIdx.x / 32), lane = number_here(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    const int rank = cluster_rank<CLUSTER>(), num_chunks = shape.num_chunks, own_chunks = num_chunks / CLUSTER;
-    const int part = warp / own_chunks, own = warp % own_chunks, chunk = rank * own_chunks + own;
-    const int num_parts = WARPS / own_chunks, num_clusters = gridDim.x / CLUSTER;
+    const int rank = cluster_rank<CLUSTER>(), num_chunks = 1 << shape.chunk_shift;
+    const int own_shift = shape.chunk_shift - (CLUSTER - 1), own_chunks = 1 << own_shift;
+    const int part = warp >> own_shift, own = warp & (own_chunks - 1), chunk = rank * own_chunks + own;
+    const int num_parts = WARPS >> own_shift, num_clusters = gridDim.x / CLUSTER;
     const int num_spans = wide_steps(shape.num_inputs) / 2;
-    const auto chunk_begin = [&](int number) { return num_spans * number / num_chunks; };
+    const auto chunk_begin = [&](int number) { return num_spans * number >> shape.chunk_shift; };
     const int block_begin = chunk_begin(rank * own_chunks), block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
     const int tile_outputs = shape.epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
     const int num_tiles = (shape.num_outputs + tile_outputs - 1) / tile_outputs, tile_step = num_parts * num_clusters;
@@ -166,12 +167,14 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     // x comes to shared memory in fp16, with zeros up to whole spans.
     if constexpr (IS_ROUNDED) {
         grid_dependency_wait();
-        const int row_vectors = block_spans * 16, all = shape.num_rows * row_vectors;
-        for (int i = threadIdx.x; i < all; i += THREADS) {
-            const int row = i / row_vectors, column = (i - row * row_vectors) * 8;
-            const int input = block_begin * 128 + column, count = max(min(shape.num_inputs - input, 8), 0);
-            const XT* source = x + static_cast<size_t>(row) * shape.x_stride + (count > 0 ? input : 0);
-            copy_async(shared_address(inputs + row * pitch + column * 2), source, 2 * count);
+        const int first = block_begin * 128, width = block_spans * 128, count = shape.num_inputs - first;
+        for (int row = 0; row < shape.num_rows; ++row) {
+            const XT* source = x + static_cast<size_t>(row) * shape.x_stride + first;
+            const unsigned at = shared_address(inputs + row * pitch);
+            for (int column = threadIdx.x * 8; column < width; column += THREADS * 8) {
+                const int bytes = max(min(count - column, 8), 0) * 2;
+                copy_async(at + column * 2, bytes > 0 ? source + column : x, bytes);
+            }
         }
         copy_async_commit();
         fill();
@@ -321,7 +324,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         }
         // A buffer of a tile is in one block; the blocks take tiles in turn.
         const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;
-        const int buffer = local % shape.num_buffers, chunk_floats = shape.num_rows * TILE_ROWS;
+        const int buffer = CLUSTER == 1 ? local % BUFFERS : local, chunk_floats = shape.num_rows * TILE_ROWS;
         float* const of_tile = sums_of_block + (part * shape.num_buffers + buffer) * num_chunks * chunk_floats;
         float* const sums = of_tile + chunk * chunk_floats;
         unsigned long long* barrier = &written[part * own_chunks][local % BUFFERS];
