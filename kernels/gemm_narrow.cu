@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     typename Weights::Scales by;
     const bool has_span_scales = Slot::MOST_GROUPS == 1 || (TOKENS < 64 && Slot::has_span_scales(shape.group_shift));
     const auto take = [&](int slot, int step) {
-        Slot::take(weights[step], slots + slot * Slot::BYTES, step, shape.group_shift, has_span_scales,
+        Slot::take(weights[step], slots + slot * Slot::BYTES, 0, step, shape.group_shift, has_span_scales,
                    zero_points != nullptr, lane);
     };
     // Waits for the oldest running copies, whose span is in this slot, and fetches its first step.

@@ -32,7 +32,7 @@
 #include "common/weight_slot.cuh"
 
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
-constexpr int MAX_ROWS = 8, BUFFERS = 2;
+constexpr int MAX_ROWS = 8, MAX_CHUNKS = 8, BUFFERS = 2;
 
 struct GemvShape {
     int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, chunk_shift;
@@ -49,7 +49,7 @@ __device__ __forceinline__ int row_pitch(int num_spans) {
 // The spans of one warp, tile by tile.
 template <typename WeightT, typename ScaleT, int WIDENING, int SPANS>
 struct WeightStream {
-    using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
+    using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
     static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES, SPAN_UNITS_ = SPAN_BYTES / UNIT_BYTES;
     const unsigned char *tiles, *zero_points, *source;
     const ScaleT *scales, *tile_scales;
@@ -70,14 +70,20 @@ struct WeightStream {
     // Starts the copies of the chunk's next SPANS spans, or of those that are left, and closes their group.
     __device__ __forceinline__ void copy_next(unsigned slot) {
         if (tile < num_tiles) {
+            const bool has_zeros = zero_points != nullptr;
+            if (span + SPANS <= end && (Slot::HAS_SCALES || (span + SPANS) * SPAN_UNITS_ <= num_units)) {
 #pragma unroll
-            for (int i = 0; i < SPANS; ++i) {
-                if (i > 0 && span >= end) break;
-                copy_span(slot + i * Slot::BYTES);
-                source += SPAN_BYTES, ++span;
+                for (int i = 0; i < SPANS * SPAN_BYTES; i += 512) {
+                    copy_async_streaming(slot + lane * 16 + i, source + i, policy);
+                }
+                Slot::copy_scales(tile_scales, tile_zeros, span, SPANS, group_shift, has_zeros, slot, lane);
+            } else {
+                copy_rest(slot, has_zeros);
             }
-            if (span >= end) {
-                tile = number_here(tile) + tile_step;  // a branch: else all of it would be issued for every span
+            source += SPANS * SPAN_BYTES, span += SPANS;
+#pragma unroll 1
+            while (span >= end) {  // once; an `if` would be issued for every slot
+                tile += tile_step;
                 seek();
             }
         }
@@ -85,26 +91,20 @@ struct WeightStream {
     }
 
 private:
-    __device__ __forceinline__ void copy_span(unsigned slot) const {
-        const unsigned at = slot + lane * 16;
-        // Of 16-bit weights a tile's last span may lack units.
-        if (Slot::HAS_SCALES || (span + 1) * SPAN_UNITS_ <= num_units) {
-#pragma unroll
-            for (int i = 0; i < SPAN_BYTES; i += 512) copy_async_streaming(at + i, source + i, policy);
-        } else {
-            const int bytes = (num_units - span * SPAN_UNITS_) * UNIT_BYTES;
-#pragma unroll
-            for (int i = 0; i < SPAN_BYTES; i += 512) {
-                copy_async(at + i, i < bytes ? source + i : source, i < bytes ? 16 : 0);
-            }
+    // The chunk's last slot may have fewer spans; and of 16-bit weights a tile's last span may lack units.
+    __device__ __forceinline__ void copy_rest(unsigned slot, bool has_zeros) const {
+        const int count = min(SPANS, end - span), units = min(count * SPAN_UNITS_, num_units - span * SPAN_UNITS_);
+#pragma unroll 1
+        for (int i = 0; i < count * SPAN_BYTES; i += 512) {
+            const bool exists = i < units * UNIT_BYTES;
+            copy_async(slot + lane * 16 + i, exists ? source + i : source, exists ? 16 : 0);
         }
-        Slot::copy_scales(tile_scales, tile_zeros, span << SPAN_SHIFT >> group_shift, group_shift,
-                          zero_points != nullptr, slot, lane);
+        Slot::copy_scales(tile_scales, tile_zeros, span, count, group_shift, has_zeros, slot, lane);
     }
 };
 
 template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int WARPS, int SLOTS, int SPANS,
-          int CLUSTER, int HOST_SPAN_BYTES>
+          int CLUSTER, int HOST_SLOT_BYTES>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(CLUSTER, 1, 1)
@@ -112,11 +112,11 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
              const unsigned char* __restrict__ zero_points, const XT* x, const float* row_scales,
              const float* __restrict__ norm_weight, const float* __restrict__ biases, void* out, GemvShape shape) {
-    using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
+    using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
     using Weights = typename Slot::Weights;
     constexpr bool IS_ROUNDED = sizeof(XT) == 2;
-    constexpr int SLOT_BYTES = SPANS * Slot::BYTES, THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
-    static_assert(HOST_SPAN_BYTES == Slot::BYTES, "gemv.py plans another size");
+    constexpr int SLOT_BYTES = Slot::BYTES, THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
+    static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
     static_assert(IS_ROUNDED || CLUSTER == 1, "a block that norms has all inputs");
 
     alignas(128) extern __shared__ uint4 shared[];
@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     Weights weights[2];
     typename Weights::Scales by;
     uint4 v[4] = {};
-    const bool has_span_scales = Slot::has_span_scales(shape.group_shift), has_row = g < shape.num_rows;
+    const int group_shift = shape.group_shift;
+    const bool has_span_scales = Slot::has_span_scales(group_shift), has_row = g < shape.num_rows;
     // A lane's inputs of a span: 16 neighbours of each step, of int4 32, of 16 bits 8 of each unit.
     constexpr int LANE_BYTES = Weights::UNIT_INPUTS / 2, STEP_AT = Weights::IS_INT4 ? 32 : 128;
     constexpr int HALF_AT = Weights::UNIT_INPUTS == 32 ? 64 : 16;
@@ -253,10 +254,10 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const unsigned char* span_inputs = own_inputs;
     int slot = 0;
     const auto take = [&](int i) {  // span i of the slot
-        const unsigned char* place = slots + slot * SLOT_BYTES + i * Slot::BYTES;
+        const unsigned char* place = slots + slot * SLOT_BYTES;
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-            Slot::take(weights[step], place, step, shape.group_shift, has_span_scales, zero_points != nullptr, lane);
+            Slot::take(weights[step], place, i, step, group_shift, has_span_scales, zero_points != nullptr, lane);
         }
         if (has_row) {
 #pragma unroll
@@ -271,6 +272,22 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     int local = 0;  // number of the tile in this part
 #pragma unroll 1
     for (int tile = first_tile; tile < num_tiles; tile += tile_step, ++local) {
+        // A buffer of a tile is in one block; the blocks take tiles in turn. One warp finishes a tile, and loads what
+        // is needed besides the sums before it multiplies.
+        const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;
+        const bool finishes = num_chunks > 1 && home == rank && own == 0;
+        const int own_output = tile * TILE_ROWS + lane % TILE_ROWS;
+        float before[MAX_ROWS / 2], own_bias = 0.0f;
+        if (finishes) {
+            if (biases != nullptr) own_bias = biases[own_output];
+#pragma unroll
+            for (int i = 0; i < MAX_ROWS / 2; ++i) {
+                const int row = lane / TILE_ROWS + 2 * i;
+                const bool exists = shape.epilogue == ADD && row < shape.num_rows && own_output < shape.num_outputs;
+                const float* place = static_cast<const float*>(out) + static_cast<size_t>(row) * shape.out_stride;
+                before[i] = exists ? __ldcg(place + own_output) : 0.0f;
+            }
+        }
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
         for (int span = chunk_begin(chunk); span < end; span += SPANS) {
@@ -298,16 +315,15 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             take(0);
             stream.copy_next(at);
         }
-        const auto finish = [&](int row, int column, float sum) {
-            const float bias = biases != nullptr ? biases[tile * TILE_ROWS + column] : 0.0f;
-            return __fmaf_rn(sum, scales_of_rows[row], bias);
-        };
         if (num_chunks == 1) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const int row = 2 * t + c;
                 if (row >= shape.num_rows) break;
-                const float low = finish(row, g, d[c]), high = finish(row, g + 8, d[2 + c]);
+                const float of_low = biases != nullptr ? biases[tile * TILE_ROWS + g] : 0.0f;
+                const float of_high = biases != nullptr ? biases[tile * TILE_ROWS + g + 8] : 0.0f;
+                const float low = __fmaf_rn(d[c], scales_of_rows[row], of_low);
+                const float high = __fmaf_rn(d[2 + c], scales_of_rows[row], of_high);
                 if (shape.epilogue == SWIGLU) {
                     const int column = tile * HALF_ROWS + g;
                     __half* place = static_cast<__half*>(out) + static_cast<size_t>(row) * shape.out_stride + column;
@@ -322,8 +338,6 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             }
             continue;
         }
-        // A buffer of a tile is in one block; the blocks take tiles in turn.
-        const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;
         const int buffer = CLUSTER == 1 ? local % BUFFERS : local, chunk_floats = shape.num_rows * TILE_ROWS;
         float* const of_tile = sums_of_block + (part * shape.num_buffers + buffer) * num_chunks * chunk_floats;
         float* const sums = of_tile + chunk * chunk_floats;
@@ -345,28 +359,22 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             }
         }
         if (CLUSTER == 1 || home == rank) barrier_arrive(barrier);
-        if (home != rank || own != 0) continue;
-        const int column = lane % TILE_ROWS, output = tile * TILE_ROWS + column;
-        float before[MAX_ROWS / 2];
-#pragma unroll
-        for (int i = 0; i < MAX_ROWS / 2; ++i) {
-            const int row = lane / 16 + 2 * i;
-            const bool is_there = shape.epilogue == ADD && row < shape.num_rows && output < shape.num_outputs;
-            const float* place = static_cast<const float*>(out) + static_cast<size_t>(row) * shape.out_stride + output;
-            before[i] = is_there ? __ldcg(place) : 0.0f;
-        }
+        if (!finishes) continue;
         barrier_wait(barrier, local / BUFFERS % 2);
 #pragma unroll
         for (int i = 0; i < MAX_ROWS / 2; ++i) {
-            const int row = lane / 16 + 2 * i;
-            if (row >= shape.num_rows || output >= shape.num_outputs) break;
-            const float* of_row = of_tile + row * TILE_ROWS + column;
-            float result = finish(row, column, of_row[0]);
+            const int row = lane / TILE_ROWS + 2 * i;
+            if (row >= shape.num_rows || own_output >= shape.num_outputs) break;
+            const float* of_row = of_tile + row * TILE_ROWS + lane % TILE_ROWS;
+            const float scale = scales_of_rows[row];
+            float result = __fmaf_rn(of_row[0], scale, own_bias);
             if (shape.epilogue == ADD) result = __fadd_rn(before[i], result);
-            for (int c = 1; c < num_chunks; ++c) {
-                result = __fadd_rn(result, __fmaf_rn(of_row[c * chunk_floats], scales_of_rows[row], 0.0f));
+#pragma unroll
+            for (int c = 1; c < MAX_CHUNKS; ++c) {
+                if (c >= num_chunks) break;
+                result = __fadd_rn(result, __fmaf_rn(of_row[c * chunk_floats], scale, 0.0f));
             }
-            static_cast<float*>(out)[static_cast<size_t>(row) * shape.out_stride + output] = result;
+            static_cast<float*>(out)[static_cast<size_t>(row) * shape.out_stride + own_output] = result;
         }
     }
 }

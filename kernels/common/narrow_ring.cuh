@@ -86,8 +86,8 @@ private:
         for (int byte = 0; byte < Slot::Weights::SPAN_BYTES; byte += 512) {
             copy_async(slot + byte + lane * 16, source + byte);
         }
-        Slot::copy_scales(scales + first_group * TILE_ROWS, zero_points + first_group * TILE_ROWS,
-                          span << SPAN_SHIFT >> shape.group_shift, shape.group_shift, zero_points != nullptr, slot, lane);
+        Slot::copy_scales(scales + first_group * TILE_ROWS, zero_points + first_group * TILE_ROWS, span, 1,
+                          shape.group_shift, zero_points != nullptr, slot, lane);
     }
 };
 

@@ -7,7 +7,8 @@ on each multiprocessor, as a chain advances by one product at a time. Many token
 from llmcli.kernels.tiles import TileLayout
 
 SPAN_INPUTS = 128  # a chunk has whole spans
-_MOST_CHUNKS = {"int4": 8}
+# A row of few inputs takes as long as its chain, so it has more chunks.
+_MOST_CHUNKS, _MOST_OF_SHORT_ROWS, _SHORT_SPANS = 4, 8, 64
 # The fewest chains of a matrix: some twelve of each multiprocessor of a large card. A chunk of int4 is read in half the
 # time (docs/log/2026-11-28-one-arithmetic.md).
 _FEWEST_CHAINS, _FEWEST_OF_INT4 = 1536, 3072
@@ -20,7 +21,8 @@ def num_spans(layout: TileLayout) -> int:
 
 def num_chunks(layout: TileLayout, *, is_gated: bool = False) -> int:
     """The chunks of a matrix: a power of two. Gate and up, whose outputs are multiplied, have one."""
-    most = 1 if is_gated else min(_MOST_CHUNKS.get(layout.weight_type, 4), num_spans(layout))
+    is_short = layout.weight_type == "int4" or num_spans(layout) <= _SHORT_SPANS
+    most = 1 if is_gated else min(_MOST_OF_SHORT_ROWS if is_short else _MOST_CHUNKS, num_spans(layout))
     fewest_chains = _FEWEST_OF_INT4 if layout.weight_type == "int4" else _FEWEST_CHAINS
     chunks = 1
     while 2 * chunks <= most and chunks * layout.num_tiles < fewest_chains:

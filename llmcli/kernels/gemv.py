@@ -145,7 +145,7 @@ def _plan(
     sums_bytes = parts * buffers * chunks * rows * TILE_ROWS * 4 if chunks > 1 else 0
     fixed = x_bytes + max(sums_bytes, norm_bytes)
     spans = _spans_a_slot(layout, warps)
-    bytes_a_slot = warps * spans * slot_bytes(layout, widening)
+    bytes_a_slot = warps * slot_bytes(layout, widening, spans)
     slots = min(min(room - fixed, _RING_BYTES) // bytes_a_slot, _MOST_SLOTS)
     if slots < _FEWEST_SLOTS:
         return None
@@ -158,15 +158,15 @@ def _spans_a_slot(layout: TileLayout, warps: int) -> int:
     return 2 if layout.weight_type == "int4" or (layout.has_scales and warps < max(_WARPS)) else 1
 
 
-def slot_bytes(layout: TileLayout, widening: Widening) -> int:
-    """WeightSlot::BYTES of common/weight_slot.cuh: a span with its scales and zero points, in lines of 128 bytes."""
+def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
+    """WeightSlot::BYTES of common/weight_slot.cuh: spans with their scales and zero points, in lines of 128 bytes."""
     num_bytes = TILE_ROWS * 128 * WEIGHT_BITS[layout.weight_type] // 8
     if layout.scale_type is not None:
         is_block = layout.scale_type == BLOCK_SCALE
         groups = 1 if widening == "lifted" or is_block else 8
         num_bytes += groups * (2 if is_block else TILE_ROWS) * SCALE_DTYPES[layout.scale_type].itemsize
         num_bytes += groups * TILE_ROWS * (layout.has_codes and widening != "lifted")
-    return -(-num_bytes // 128) * 128
+    return -(-spans * num_bytes // 128) * 128
 
 
 def gemv_name(
@@ -178,7 +178,7 @@ def gemv_name(
         SCALE_C_TYPES[layout.scale_type or "float32"],
         str(WIDENINGS.index(widening)),
         "__half" if is_rounded else "float",
-        *map(str, (warps, slots, spans, cluster, slot_bytes(layout, widening))),
+        *map(str, (warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
     )
     return f"gemv<{', '.join(arguments)}>"
 
