@@ -5,7 +5,7 @@
 //           null (1); or float, which is rounded here: w * x / sqrt(mean(x^2) + eps), without norm_weight w and the
 //           root are 1. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float. SWIGLU,
 //           whose tiles have gate and up in their halves: out [num_rows, out_stride] __half, results / GATED_SCALE
-// Requires: 1 <= num_rows <= 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one group a row;
+// Requires: 1 <= num_rows <= ROWS, which is 1 or 8; inputs of an x of float a multiple of 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one group a row;
 //           num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with SWIGLU, 1; CLUSTER 1 with x float;
 //           tiles, scales, zero_points, an x of __half and its rows 16-byte aligned
 // Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
@@ -32,7 +32,7 @@
 #include "common/weight_slot.cuh"
 
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
-constexpr int MAX_ROWS = 8, MAX_CHUNKS = 8, BUFFERS = 2;
+constexpr int MAX_CHUNKS = 8, BUFFERS = 2;
 
 struct GemvShape {
     int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, chunk_shift;
@@ -103,7 +103,7 @@ private:
     }
 };
 
-template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int WARPS, int SLOTS, int SPANS,
+template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int ROWS, int WARPS, int SLOTS, int SPANS,
           int CLUSTER, int HOST_SLOT_BYTES>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
@@ -117,11 +117,12 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     constexpr bool IS_ROUNDED = sizeof(XT) == 2;
     constexpr int SLOT_BYTES = Slot::BYTES, THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
     static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
+    constexpr int FINISHED = ROWS == 1 ? 1 : ROWS / 2;  // outputs of a lane
     static_assert(IS_ROUNDED || CLUSTER == 1, "a block that norms has all inputs");
 
     alignas(128) extern __shared__ uint4 shared[];
     __shared__ unsigned long long written[WARPS][BUFFERS];
-    __shared__ float scales_of_rows[MAX_ROWS];
+    __shared__ float scales_of_rows[ROWS];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     // From a shuffle, the place of a slot would be in a uniform register: NVRTC 13.0 writes a copy with a policy to
     // such a place as an illegal instruction (seen on a card).
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     stream.tile = first_tile, stream.tile_step = tile_step, stream.lane = lane;
     stream.seek();
     const unsigned slots_at = shared_address(slots);
-#pragma unroll
+#pragma unroll 1  // short code starts sooner
     for (int s = 0; s < FIRST; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
     if (lane < BUFFERS) barrier_init(&written[warp][lane], 32 * own_chunks);
     if (CLUSTER > 1) barrier_init_fence();
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     if (CLUSTER > 1) cluster_arrive();
 
     const auto fill = [&] {
-#pragma unroll
+#pragma unroll 1
         for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
     };
     // x comes to shared memory in fp16, with zeros up to whole spans.
@@ -183,55 +184,46 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             scales_of_rows[threadIdx.x] = scale * shape.power;
         }
     } else {
-        constexpr int KEPT = 2;  // octets of a thread that stay in registers
-        const bool has_norm = norm_weight != nullptr, is_even = shape.num_inputs % 8 == 0 && shape.x_stride % 4 == 0;
+        const bool has_norm = norm_weight != nullptr;
         const int num_octets = num_spans * 16;
         NormSums norm_sums(sums_of_block, num_octets);  // the memory serves one after the other
-        const auto load = [&](const float* row, int octet, float(&values)[8]) {
-            load_octet(row, octet, shape.num_inputs, is_even, values);
-        };
-        float weights[KEPT][8];
-#pragma unroll
-        for (int k = 0; k < KEPT; ++k) {
-            if (has_norm) load(norm_weight, threadIdx.x + k * THREADS, weights[k]);
-        }
+        // A thread keeps its first octet; rows of more than 8 * THREADS inputs are read twice.
+        float first_weights[8], first_values[8];
+        if (has_norm) load_octet(norm_weight, threadIdx.x, shape.num_inputs, first_weights);
         grid_dependency_wait();
+#pragma unroll 1
         for (int row = 0; row < shape.num_rows; ++row) {
             const float* of_row = x + static_cast<size_t>(row) * shape.x_stride;
-            float values[KEPT][8];
-#pragma unroll
-            for (int k = 0; k < KEPT; ++k) load(of_row, threadIdx.x + k * THREADS, values[k]);
+            load_octet(of_row, threadIdx.x, shape.num_inputs, first_values);
             if (row == 0) fill();  // once these loads are under way
+            const auto normed = [&](int octet, float(&values)[8], float(&weights)[8]) {
+                const bool is_first = octet < THREADS;
+                if (!is_first) load_octet(of_row, octet, shape.num_inputs, values);
+                if (!is_first && has_norm) load_octet(norm_weight, octet, shape.num_inputs, weights);
 #pragma unroll
-            for (int k = 0; k < KEPT; ++k) {
-                norm_sums.add(values[k], weights[k], has_norm, threadIdx.x + k * THREADS);
-            }
-            for (int octet = threadIdx.x + KEPT * THREADS; octet / 32 * 32 < num_octets; octet += THREADS) {
-                float some[8], by[8];
-                load(of_row, octet, some);
-                if (has_norm) load(norm_weight, octet, by);
-                norm_sums.add(some, by, has_norm, octet);
+                for (int i = 0; i < 8; ++i) {
+                    if (is_first) values[i] = first_values[i], weights[i] = first_weights[i];
+                }
+            };
+#pragma unroll 1
+            for (int octet = threadIdx.x; octet < 32 * norm_sums.num_groups; octet += THREADS) {  // whole warps
+                float values[8], weights[8];
+                normed(octet, values, weights);
+                norm_sums.add(values, weights, has_norm, octet);
             }
             __syncthreads();
             const NormFactor factor = norm_sums.factor(shape.num_inputs, shape.eps, has_norm);
             if (threadIdx.x == 0) scales_of_rows[row] = factor.scale * shape.power;
-            const auto put = [&](int octet, const float(&some)[8]) {
-                if (octet >= num_octets) return;
-                uint4 words;
-                words.x = pack_pair<__half>(some[0] * factor.factor, some[1] * factor.factor);
-                words.y = pack_pair<__half>(some[2] * factor.factor, some[3] * factor.factor);
-                words.z = pack_pair<__half>(some[4] * factor.factor, some[5] * factor.factor);
-                words.w = pack_pair<__half>(some[6] * factor.factor, some[7] * factor.factor);
-                *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) = words;
-            };
+#pragma unroll 1
+            for (int octet = threadIdx.x; octet < num_octets; octet += THREADS) {
+                float values[8], weights[8];
+                normed(octet, values, weights);
 #pragma unroll
-            for (int k = 0; k < KEPT; ++k) put(threadIdx.x + k * THREADS, values[k]);
-            for (int octet = threadIdx.x + KEPT * THREADS; octet < num_octets; octet += THREADS) {
-                float some[8], by[8];
-                load(of_row, octet, some);
-                if (has_norm) load(norm_weight, octet, by);
-                if (has_norm) multiply_octet(some, by);
-                put(octet, some);
+                for (int i = 0; i < 8; ++i) values[i] = (has_norm ? values[i] * weights[i] : values[i]) * factor.factor;
+                uint4 words;
+                words.x = pack_pair<__half>(values[0], values[1]), words.y = pack_pair<__half>(values[2], values[3]);
+                words.z = pack_pair<__half>(values[4], values[5]), words.w = pack_pair<__half>(values[6], values[7]);
+                *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) = words;
             }
             __syncthreads();  // the sums of this row have been read
         }
@@ -277,11 +269,11 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;
         const bool finishes = num_chunks > 1 && home == rank && own == 0;
         const int own_output = tile * TILE_ROWS + lane % TILE_ROWS;
-        float before[MAX_ROWS / 2], own_bias = 0.0f;
+        float before[FINISHED], own_bias = 0.0f;
         if (finishes) {
             if (biases != nullptr) own_bias = biases[own_output];
 #pragma unroll
-            for (int i = 0; i < MAX_ROWS / 2; ++i) {
+            for (int i = 0; i < FINISHED; ++i) {
                 const int row = lane / TILE_ROWS + 2 * i;
                 const bool exists = shape.epilogue == ADD && row < shape.num_rows && own_output < shape.num_outputs;
                 const float* place = static_cast<const float*>(out) + static_cast<size_t>(row) * shape.out_stride;
@@ -317,7 +309,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         }
         if (num_chunks == 1) {
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
+            for (int c = 0; c < (ROWS == 1 ? 1 : 2); ++c) {
                 const int row = 2 * t + c;
                 if (row >= shape.num_rows) break;
                 const float of_low = biases != nullptr ? biases[tile * TILE_ROWS + g] : 0.0f;
@@ -348,7 +340,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             barrier_expect(barrier, own_chunks * chunk_floats * 4);
         }
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
+        for (int c = 0; c < (ROWS == 1 ? 1 : 2); ++c) {
             const int row = 2 * t + c;
             if (row >= shape.num_rows) break;
             float* at = sums + row * TILE_ROWS + g;
@@ -362,7 +354,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         if (!finishes) continue;
         barrier_wait(barrier, local / BUFFERS % 2);
 #pragma unroll
-        for (int i = 0; i < MAX_ROWS / 2; ++i) {
+        for (int i = 0; i < FINISHED; ++i) {
             const int row = lane / TILE_ROWS + 2 * i;
             if (row >= shape.num_rows || own_output >= shape.num_outputs) break;
             const float* of_row = of_tile + row * TILE_ROWS + lane % TILE_ROWS;

@@ -6,32 +6,14 @@
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 
-// An octet's values that exist, and zeros. is_even: octets are whole, and vectors aligned.
-template <typename T>
-__device__ __forceinline__ void load_octet(const T* row, int octet, int num_inputs, bool is_even, float (&values)[8]) {
-    const int first = octet * 8;
-    if (is_even && first < num_inputs) {
-        if constexpr (sizeof(T) == 4) {
-            const float4 low = __ldcg(reinterpret_cast<const float4*>(row + first));
-            const float4 high = __ldcg(reinterpret_cast<const float4*>(row + first) + 1);
-            values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
-            values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
-        } else {
-            const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(row + first));
-            const float2 pairs[4] = {unpack_pair<T>(bits.x), unpack_pair<T>(bits.y), unpack_pair<T>(bits.z),
-                                     unpack_pair<T>(bits.w)};
-#pragma unroll
-            for (int i = 0; i < 8; ++i) values[i] = i % 2 == 0 ? pairs[i / 2].x : pairs[i / 2].y;
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = first + i < num_inputs ? to_float(row[first + i]) : 0.0f;
-}
-
-__device__ __forceinline__ void multiply_octet(float (&values)[8], const float (&weights)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] *= weights[i];
+// An octet, or zeros past the last input. Octets are whole, and vectors aligned.
+__device__ __forceinline__ void load_octet(const float* row, int octet, int num_inputs, float (&values)[8]) {
+    const float4 zeros = {0.0f, 0.0f, 0.0f, 0.0f};
+    const bool exists = octet * 8 < num_inputs;
+    const float4* place = reinterpret_cast<const float4*>(row + octet * 8);
+    const float4 low = exists ? __ldcg(place) : zeros, high = exists ? __ldcg(place + 1) : zeros;
+    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
 }
 
 // What rounding to fp16 multiplies by, and what the product is to be multiplied with.
@@ -47,17 +29,17 @@ struct NormSums {
     __device__ __forceinline__ NormSums(float* memory, int num_octets)
         : groups(memory), num_groups((num_octets + 31) / 32) {}
 
-    // Multiplies an octet by the norm's weights. A warp calls it with 32 neighbouring octets.
-    __device__ __forceinline__ void add(float (&values)[8], const float (&weights)[8], bool has_norm, int octet) {
+    // A warp calls it with a group's octets.
+    __device__ __forceinline__ void add(const float (&values)[8], const float (&weights)[8], bool has_norm, int octet) {
         SumMax found = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             found.sum = fmaf(values[i], values[i], found.sum);
-            if (has_norm) values[i] *= weights[i];
-            found.maximum = reduce::Max::combine(found.maximum, fabsf(values[i]));
+            const float value = has_norm ? values[i] * weights[i] : values[i];
+            found.maximum = reduce::Max::combine(found.maximum, fabsf(value));
         }
         found = reduce::over_row<reduce::SumAndMax, 32>(found);
-        if (octet % 32 == 0 && octet / 32 < num_groups) {
+        if (octet % 32 == 0) {
             groups[octet / 32] = found.sum, groups[num_groups + octet / 32] = found.maximum;
         }
     }

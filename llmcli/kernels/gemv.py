@@ -170,7 +170,14 @@ def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
 
 
 def gemv_name(
-    layout: TileLayout, widening: Widening, is_rounded: bool, warps: int, slots: int, spans: int, cluster: int
+    layout: TileLayout,
+    widening: Widening,
+    is_rounded: bool,
+    rows: int,
+    warps: int,
+    slots: int,
+    spans: int,
+    cluster: int,
 ) -> str:
     """The name expression; its last parameter is a size, for the compiler to compare."""
     arguments = (
@@ -178,7 +185,7 @@ def gemv_name(
         SCALE_C_TYPES[layout.scale_type or "float32"],
         str(WIDENINGS.index(widening)),
         "__half" if is_rounded else "float",
-        *map(str, (warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
+        *map(str, (1 if rows == 1 else MAX_ROWS, warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
     )
     return f"gemv<{', '.join(arguments)}>"
 
@@ -211,13 +218,13 @@ def gemv(
     tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
     out_type = "float16" if epilogue == "swiglu" and not is_float else "float32"
     x_type = "float16" if is_rounded and not is_float else "float32"
-    check(
-        "gemv", "x", x, dtype=x_type, shape=(None, layout.num_inputs), row_stride=True, aligned=16 if is_rounded else 4
-    )
+    check("gemv", "x", x, dtype=x_type, shape=(None, layout.num_inputs), row_stride=True, aligned=4 if is_float else 16)
     check("gemv", "out", out, dtype=out_type, shape=(num_rows, None), row_stride=True, aligned=x.dtype.itemsize)
     if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
         raise ValueError(f"gemv: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}")
-    if is_rounded and x.strides[0] % 16 and num_rows > 1:
+    if not is_rounded and not is_float and layout.num_inputs % 8:
+        raise ValueError(f"gemv: cannot round rows of {layout.num_inputs} inputs, expected a multiple of 8")
+    if not is_float and x.strides[0] % 16 and num_rows > 1:
         raise ValueError(f"gemv: rows of x lie {x.strides[0]} bytes apart, expected a multiple of 16")
     if row_scales is not None:
         check("gemv", "row_scales", row_scales, dtype="float32", shape=(num_rows,), aligned=4)
@@ -263,7 +270,9 @@ def gemv(
         scales = None if row_scales is None else row_scales[some]
         device.launch(
             "gemv",
-            gemv_name(layout, matrix.widening, is_rounded, plan.warps, plan.slots, plan.spans, plan.cluster),
+            gemv_name(
+                layout, matrix.widening, is_rounded, plan.num_rows, plan.warps, plan.slots, plan.spans, plan.cluster
+            ),
             grid=(plan.num_blocks,),
             block=32 * plan.warps,
             arguments=(
@@ -367,12 +376,12 @@ def _variants() -> list[str]:
         TileLayout("float16", TILE_ROWS, 8192),
         TileLayout("bfloat16", TILE_ROWS, 8192),
     ]
-    forms = ((False, 16, 4, 1, 1), (True, 16, 4, 2, 1), (True, 8, 6, 1, 2))
+    forms = ((False, 1, 16, 4, 1, 1), (True, 8, 16, 4, 2, 1), (True, 8, 8, 6, 1, 2))
     names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
     return [
         *names,
-        gemv_name(layouts[0], "floats", True, 16, 4, 1, 1),
-        gemv_name(layouts[1], "floats", True, 16, 4, 1, 1),
+        gemv_name(layouts[0], "floats", True, 1, 16, 4, 1, 1),
+        gemv_name(layouts[1], "floats", True, 1, 16, 4, 1, 1),
     ]
 
 

@@ -191,6 +191,7 @@ def _checks_of(forms: list[dict[str, Any]], some: list[dict[str, Any]], *, can_r
     for form in forms:
         yield problem_of(_case(form, 35, 72, 1))
         yield problem_of(_case(form, 100, 1001, 1, is_rounded=can_round))
+        yield problem_of(_case(form, 24, 136, 3))
         yield problem_of(_case(form, 40, 600, 8, is_rounded=can_round))
         yield problem_of(_case(form, 40, 600, 8, has_norm=True))
         yield problem_of(_case(form, 40, 600, 1, has_norm=True))
