@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
         take(slot, 0);
     };
     const auto widen = [&](int step) {
-        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr, shape.lift);
+        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
         weights[step].widen(a[step], by);
     };
     float sums[TOKENS / 2];

@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const size_t tile = min(work.tile_of(work.item_of(ahead_piece), warp), work.num_tiles - 1);
         const int num_units = work.num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
         source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
-        const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
-        source.scales = scales + groups;
-        source.zero_points = WIDENING == LIFTED || zero_points == nullptr ? nullptr : zero_points + groups;
+        const size_t groups = tile * shape.num_groups * TILE_ROWS;
+        source.scales = scales + groups + scale_place<ScaleT>(lane / 4);
+        source.zero_points = WIDENING == LIFTED || zero_points == nullptr ? nullptr : zero_points + groups + lane / 4;
         ahead_span = work.begin(ahead_piece), ahead_end = work.end(ahead_piece);
     };
     const unsigned group_spans_shift = number_here(shape.group_shift - 7);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
     };
     const auto widen = [&](int step) {
-        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr, shape.lift);
+        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
         weights[step].widen(a[step], by);
     };
 

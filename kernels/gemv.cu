@@ -37,7 +37,7 @@ constexpr int MAX_CHUNKS = 8, BUFFERS = 2;
 struct GemvShape {
     int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, chunk_shift;
     int num_buffers;
-    float eps, lift, power;  // of codes: see common/wide_output.cuh
+    float eps, power;  // of lifted codes
 };
 
 // The bytes between two rows of x in shared memory, so that eight lanes read 128 bytes of different banks.
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 #pragma unroll
                 for (int step = 0; step < 2; ++step) {
                     unsigned a[4][4];
-                    if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr, shape.lift);
+                    if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
                     weights[step].widen(a, by);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {

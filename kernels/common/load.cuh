@@ -41,6 +41,12 @@ __device__ __forceinline__ __nv_bfloat16 load_stored_here(const __nv_bfloat16* a
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(bits) : "l"(address));
     return __ushort_as_bfloat16(bits);
 }
+// A pair of lifted scales.
+__device__ __forceinline__ unsigned load_stored_here(const LiftedScale* address) {
+    unsigned bits;
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(bits) : "l"(address));
+    return bits;
+}
 __device__ __forceinline__ int load_stored_here(const unsigned char* address) {
     unsigned value;
     asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(value) : "l"(address));

@@ -77,6 +77,11 @@ template <typename ScaleT>
 __device__ __forceinline__ constexpr int scale_place(int row) {
     return row * SCALES_A_HALF<ScaleT> / HALF_ROWS;
 }
+// Lifted ones lie in pairs, of the rows g and g + 8.
+template <>
+__device__ __forceinline__ constexpr int scale_place<LiftedScale>(int row) {
+    return row % HALF_ROWS * 2 + row / HALF_ROWS;
+}
 
 // Neighbouring units that are multiplied together. With scales they have 128 inputs: sums of these become fp32
 // at once. A matrix has whole spans.

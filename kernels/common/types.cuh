@@ -14,6 +14,12 @@ struct BlockScale {
 };
 __device__ __forceinline__ float to_float(BlockScale scale) { return scale.value; }
 
+// A scale of codes that are lifted (wide_weights.cuh): in fp16, times 2^24 over the matrix's power of two.
+struct LiftedScale {
+  __half value;
+};
+__device__ __forceinline__ float to_float(LiftedScale scale) { return __half2float(scale.value); }
+
 // Rounds to nearest even.
 template <typename T>
 __device__ __forceinline__ T from_float(float value);

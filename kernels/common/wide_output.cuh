@@ -17,7 +17,7 @@ constexpr int MULTIPLIERS = 8;                 // warps of gemm_wide that multip
 struct WideShape {
     int num_tokens, num_inputs, num_outputs, num_groups, group_shift, out_stride, epilogue, down_unit_inputs, repeats;
     int num_parts;
-    float lift, power;  // of codes (wide_weights.cuh): 2^24 over the matrix's power of two, and this
+    float power;  // that lifted codes are divided by (wide_weights.cuh)
 
     __device__ __forceinline__ int num_tiles() const {
         const int of_tile = epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;

@@ -16,6 +16,16 @@
 // has them times 2^24, and a code need not become a number first.
 constexpr int BY_FLOATS = 0, BY_HALVES = 1, LIFTED = 2;
 
+// What a lane keeps of the scales of the rows g and g + 8.
+template <typename ScaleT>
+struct ScalePair {
+    ScaleT values[2];  // not yet floats: converting would wait for them
+};
+template <>
+struct ScalePair<LiftedScale> {
+    unsigned bits;
+};
+
 __device__ __forceinline__ void take_words_of(const unsigned char* place, unsigned (&words)[4]) {
     const uint4 all = *reinterpret_cast<const uint4*>(place);
     words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
@@ -44,11 +54,11 @@ struct WideWeights {
     // From a span's first step to its second one, and to the next span.
     static constexpr int STEP_BYTES = IS_INT4 ? 8 : UNIT_BYTES, SPAN_BYTES = IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
-    static_assert(!IS_LIFTED || (OFFSET > 0 && sizeof(ScaleT) == 2), "codes with 16-bit scales may be lifted");
+    static_assert(!IS_LIFTED || OFFSET > 0, "codes may be lifted");
     using Scales = WideScales<WeightT, ScaleT, WIDENING>;
 
     unsigned words[2][WORDS];  // of the rows g and g + 8
-    ScaleT scales[2];  // not yet floats: converting would wait for them
+    ScalePair<ScaleT> scales;
     int zeros[2];
 
     __device__ __forceinline__ void load_words(const unsigned char* place) {
@@ -57,9 +67,14 @@ struct WideWeights {
     }
     __device__ __forceinline__ void load_scales(const WideSource<ScaleT>& source, unsigned group) {
         const size_t place = static_cast<size_t>(group) * TILE_ROWS;
-        scales[0] = load_stored_here(source.scales + place);
-        scales[1] = load_stored_here(source.scales + place + 8);
-        if (!IS_LIFTED && source.zero_points != nullptr) {
+        if constexpr (IS_LIFTED) {
+            scales.bits = load_stored_here(source.scales + place);
+            return;
+        } else {
+            scales.values[0] = load_stored_here(source.scales + place);
+            scales.values[1] = load_stored_here(source.scales + place + 8);
+        }
+        if (source.zero_points != nullptr) {
             zeros[0] = load_stored_here(source.zero_points + place);
             zeros[1] = load_stored_here(source.zero_points + place + 8);
         }
@@ -71,8 +86,12 @@ struct WideWeights {
         take_words_of(place + UNIT_BYTES / 2, words[1]);
     }
     __device__ __forceinline__ void take_scales(const ScaleT* place, const unsigned char* zero_points, bool has_zeros) {
-        scales[0] = place[0], scales[1] = place[SCALES_A_HALF<ScaleT>];
-        if (!IS_LIFTED && has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
+        if constexpr (IS_LIFTED) {
+            scales.bits = *reinterpret_cast<const unsigned*>(place);
+        } else {
+            scales.values[0] = place[0], scales.values[1] = place[SCALES_A_HALF<ScaleT>];
+            if (has_zeros) zeros[0] = zero_points[0], zeros[1] = zero_points[8];
+        }
     }
 
     // As a of the four k-steps.
@@ -170,7 +189,7 @@ struct WideFloats {
     struct Scales {
         unsigned one;
 
-        __device__ __forceinline__ void prepare(const WideFloats&, bool is_symmetric, float) {
+        __device__ __forceinline__ void prepare(const WideFloats&, bool is_symmetric) {
             one = is_symmetric ? 0x3c003c00u : 0;
         }
     };
@@ -208,8 +227,7 @@ struct WideWeights<__half, float, BY_FLOATS> : WideFloats<__half> {};
 template <>
 struct WideWeights<__nv_bfloat16, float, BY_FLOATS> : WideFloats<__nv_bfloat16> {};
 
-// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply. `lift`: of lifted codes,
-// 2^24 over the matrix's power of two.
+// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
 template <typename WeightT, typename ScaleT, int WIDENING>
 struct WideScales {
     using Weights = WideWeights<WeightT, ScaleT, WIDENING>;
@@ -217,17 +235,18 @@ struct WideScales {
     float wide[2];
     int zeros[2];
 
-    __device__ __forceinline__ void prepare(const Weights& weights, bool is_symmetric, float lift) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            wide[i] = to_float(weights.scales[i]);
-            zeros[i] = Weights::IS_LIFTED || is_symmetric ? Weights::OFFSET : weights.zeros[i];
-        }
-        if constexpr (WIDENING == BY_HALVES) halves = __floats2half2_rn(wide[0], wide[1]);
+    __device__ __forceinline__ void prepare(const Weights& weights, bool is_symmetric) {
         if constexpr (Weights::IS_LIFTED) {
-            halves = __floats2half2_rn(wide[0] * lift, wide[1] * lift);
+            halves = as_half2(weights.scales.bits);
             if constexpr (Weights::IS_INT4) sixteenth = __hmul2(halves, as_half2(0x2c002c00u));
             less = __hmul2(halves, as_half2(Weights::IS_INT4 ? 0x80088008u : 0x80808080u));  // -2^-21, -2^-17
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                wide[i] = to_float(weights.scales.values[i]);
+                zeros[i] = is_symmetric ? Weights::OFFSET : weights.zeros[i];
+            }
+            if constexpr (WIDENING == BY_HALVES) halves = __floats2half2_rn(wide[0], wide[1]);
         }
     }
 };

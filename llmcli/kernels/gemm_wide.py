@@ -15,13 +15,13 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, WIDE_TOKENS, check_image, image_bytes
 from llmcli.kernels.tiles import (
     HALF_ROWS,
-    SCALE_C_TYPES,
     WEIGHT_BITS,
     WEIGHT_C_TYPES,
     WIDENINGS,
     TiledMatrix,
     TileLayout,
     Widening,
+    scale_c_type,
 )
 from llmcli.kernels.wide_plan import (
     CLUSTER,
@@ -65,7 +65,6 @@ class WideShape(ctypes.Structure):
         ("down_unit_inputs", ctypes.c_int32),
         ("repeats", ctypes.c_int32),
         ("num_parts", ctypes.c_int32),
-        ("lift", ctypes.c_float),
         ("power", ctypes.c_float),
     )
 
@@ -165,7 +164,6 @@ def _shape(
         group_shift=layout.group_size.bit_length() - 1 if layout.group_size else _ONE_GROUP,
         epilogue=EPILOGUES.index(epilogue),
         num_parts=1,
-        lift=matrix.lift,
         power=2.0**matrix.power,
     )
 
@@ -199,14 +197,14 @@ def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], s
 
 def kernel_name(layout: TileLayout, widening: Widening, tokens: int) -> str:
     """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
-    weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
+    weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], scale_c_type(layout, widening)
     rings = f"{_STAGES[tokens]}, {_shared_bytes(tokens)}"
     return f"gemm_wide<{weight_type}, {scale_type}, {WIDENINGS.index(widening)}, {tokens}, {rings}>"
 
 
 def narrow_name(layout: TileLayout, widening: Widening, form: NarrowForm) -> str:
     """The name expression for blocks of a form."""
-    types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}"
+    types = f"{WEIGHT_C_TYPES[layout.weight_type]}, {scale_c_type(layout, widening)}"
     block = form.tokens, form.tiles, form.blocks, *_rings(layout, widening, form)
     return f"gemm_narrow<{types}, {WIDENINGS.index(widening)}, {', '.join(map(str, block))}>"
 

@@ -14,7 +14,6 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     BLOCK_SCALE,
     HALF_ROWS,
-    SCALE_C_TYPES,
     SCALE_DTYPES,
     TILE_ROWS,
     WEIGHT_BITS,
@@ -24,6 +23,7 @@ from llmcli.kernels.tiles import (
     TileLayout,
     Widening,
     fastest_widening,
+    scale_c_type,
 )
 
 Epilogue = Literal["store", "add", "swiglu"]
@@ -54,7 +54,6 @@ class GemvShape(ctypes.Structure):
         ("chunk_shift", ctypes.c_int32),
         ("num_buffers", ctypes.c_int32),
         ("eps", ctypes.c_float),
-        ("lift", ctypes.c_float),
         ("power", ctypes.c_float),
     )
 
@@ -182,7 +181,7 @@ def gemv_name(
     """The name expression; its last parameter is a size, for the compiler to compare."""
     arguments = (
         WEIGHT_C_TYPES[layout.weight_type],
-        SCALE_C_TYPES[layout.scale_type or "float32"],
+        scale_c_type(layout, widening),
         str(WIDENINGS.index(widening)),
         "__half" if is_rounded else "float",
         *map(str, (1 if rows == 1 else MAX_ROWS, warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
@@ -264,7 +263,6 @@ def gemv(
             chunk_shift=chunks.bit_length() - 1,
             num_buffers=plan.buffers,
             eps=eps,
-            lift=matrix.lift,
             power=2.0**matrix.power,
         )
         scales = None if row_scales is None else row_scales[some]

@@ -181,6 +181,7 @@ class TileLayout:
 Widening = Literal["floats", "halves", "lifted"]
 WIDENINGS: tuple[Widening, ...] = ("floats", "halves", "lifted")
 _LIFTED_SPAN = 128  # inputs that have one scale, where codes are lifted
+_LIFT = 24  # a code is 2^24 times smaller as an fp16's bits
 _LARGEST_LIFTED = -8  # scales over the matrix's power of two are below 2 to this
 
 
@@ -190,6 +191,20 @@ def fastest_widening(layout: TileLayout) -> Widening:
         return "floats"
     has_span_scales = layout.group_size is None or layout.group_size >= _LIFTED_SPAN
     return "lifted" if layout.has_codes and layout.is_symmetric and has_span_scales else "halves"
+
+
+def scale_c_type(layout: TileLayout, widening: Widening) -> str:
+    """The type of the scales in kernels."""
+    return "LiftedScale" if widening == "lifted" else SCALE_C_TYPES[layout.scale_type or "float32"]
+
+
+def lifted(scales: np.ndarray, power: int) -> np.ndarray:
+    """Scales as kernels take them of lifted codes: float16, in pairs of the rows g and g + 8.
+
+    Shapes: scales float64 [num_tiles, num_groups, 16]; result float16, alike
+    """
+    pairs = scales.reshape(*scales.shape[:2], 2, HALF_ROWS).swapaxes(2, 3)
+    return np.ldexp(pairs, _LIFT - power).astype(np.float16).reshape(scales.shape)
 
 
 def power_of(largest_scale: float) -> int:
@@ -214,11 +229,6 @@ class TiledMatrix:
     zero_points: Any | None
     widening: Widening = "floats"
     power: int = 0
-
-    @property
-    def lift(self) -> float:
-        """What scales are multiplied by: codes are not numbers of their size, but of 2^-24 times it."""
-        return 2.0 ** (24 - self.power)
 
     @property
     def num_bytes(self) -> int:

@@ -17,6 +17,7 @@ from llmcli.kernels.tiles import (
     TiledMatrix,
     TileLayout,
     Widening,
+    lifted,
     power_of,
     tile_layout,
 )
@@ -158,7 +159,10 @@ def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     matrix.tiles[...] = tile_rows(layout, stored.values).reshape(matrix.tiles.shape)
     if matrix.scales is not None:
         assert stored.scales is not None
-        matrix.scales[...] = _grouped(layout, stored, stored.scales, layout.scale_rows)
+        scales = _grouped(layout, stored, stored.scales, layout.scale_rows)
+        if stored.widening == "lifted":
+            scales = lifted(stored_values(scales), stored.power).view(matrix.scales.dtype)
+        matrix.scales[...] = scales
     if matrix.zero_points is not None:
         assert stored.zero_points is not None
         matrix.zero_points[...] = _grouped(layout, stored, stored.zero_points)
