@@ -7,7 +7,7 @@
 //           whose tiles have gate and up in their halves: out [num_rows, out_stride] __half, results / GATED_SCALE
 // Requires: 1 <= num_rows <= ROWS, which is 1 or 8; inputs of an x of float a multiple of 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one group a row;
 //           num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with SWIGLU, 1; CLUSTER 1 with x float;
-//           tiles, scales, zero_points, an x of __half and its rows 16-byte aligned
+//           tiles, scales, zero_points, x and its rows 16-byte aligned; an x of __half has whole vectors of 16 bytes
 // Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
 //           the warps of a chunk); dynamic shared memory by llmcli/kernels/gemv.py; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x from L2 in every block
@@ -44,6 +44,15 @@ struct GemvShape {
 template <typename WeightT>
 __device__ __forceinline__ int row_pitch(int num_spans) {
     return num_spans * 256 + (TileFormat<WeightT>::UNIT_INPUTS == 32 ? 64 : 16);
+}
+
+// The first `count` of eight halves, and zeros.
+__device__ __forceinline__ uint4 whole(const uint4& halves, int count) {
+    if (count >= 8) return halves;
+    const auto word = [&](unsigned bits, int first) {
+        return count > first + 1 ? bits : count > first ? bits & 0xffffu : 0u;
+    };
+    return make_uint4(word(halves.x, 0), word(halves.y, 2), word(halves.z, 4), word(halves.w, 6));
 }
 
 // The spans of one warp, tile by tile.
@@ -168,17 +177,31 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     // x comes to shared memory in fp16, with zeros up to whole spans.
     if constexpr (IS_ROUNDED) {
         grid_dependency_wait();
+        // By loads, not by copies: to wait for these would be to wait for all slots under way.
         const int first = block_begin * 128, width = block_spans * 128, count = shape.num_inputs - first;
+        constexpr int LOADED = 4;  // vectors of a thread at a time
+        bool is_filled = false;
         for (int row = 0; row < shape.num_rows; ++row) {
             const XT* source = x + static_cast<size_t>(row) * shape.x_stride + first;
-            const unsigned at = shared_address(inputs + row * pitch);
-            for (int column = threadIdx.x * 8; column < width; column += THREADS * 8) {
-                const int bytes = max(min(count - column, 8), 0) * 2;
-                copy_async(at + column * 2, bytes > 0 ? source + column : x, bytes);
+            unsigned char* place = inputs + row * pitch;
+#pragma unroll 1
+            for (int begin = threadIdx.x * 8; begin < width; begin += LOADED * THREADS * 8) {
+                uint4 vectors[LOADED] = {};
+#pragma unroll
+                for (int i = 0; i < LOADED; ++i) {
+                    const int column = begin + i * THREADS * 8;
+                    if (column < min(width, count)) vectors[i] = __ldcg(reinterpret_cast<const uint4*>(source + column));
+                }
+                if (!is_filled) fill();
+                is_filled = true;
+#pragma unroll
+                for (int i = 0; i < LOADED; ++i) {
+                    const int column = begin + i * THREADS * 8;
+                    if (column < width) *reinterpret_cast<uint4*>(place + column * 2) = whole(vectors[i], count - column);
+                }
             }
         }
-        copy_async_commit();
-        fill();
+        if (!is_filled) fill();
         if (threadIdx.x < shape.num_rows) {
             const float scale = row_scales != nullptr ? row_scales[threadIdx.x] : 1.0f;
             scales_of_rows[threadIdx.x] = scale * shape.power;
@@ -237,7 +260,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             __syncthreads();  // the sums of this row have been read
         }
     }
-    copy_async_wait<SLOTS - FIRST>();  // the first slots, and x
+    copy_async_wait<SLOTS - 1>();  // the first slot
     __syncthreads();
     if (CLUSTER > 1) cluster_wait();
 
