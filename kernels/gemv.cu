@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         grid_dependency_wait();
         // By loads, not by copies: to wait for these would be to wait for all slots under way.
         const int first = block_begin * 128, width = block_spans * 128, count = shape.num_inputs - first;
-        constexpr int LOADED = 4;  // vectors of a thread at a time
+        constexpr int LOADED = 8;  // vectors of a thread at a time
         bool is_filled = false;
         for (int row = 0; row < shape.num_rows; ++row) {
             const XT* source = x + static_cast<size_t>(row) * shape.x_stride + first;
@@ -210,31 +210,22 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         const bool has_norm = norm_weight != nullptr;
         const int num_octets = num_spans * 16;
         NormSums norm_sums(sums_of_block, num_octets);  // the memory serves one after the other
-        // A thread keeps its first octets; others are read twice.
-        constexpr int KEPT = WARPS == 16 ? 1 : 2;
-        float kept_weights[KEPT][8], kept_values[KEPT][8];
-#pragma unroll
-        for (int k = 0; k < KEPT; ++k) {
-            if (has_norm) load_octet(norm_weight, threadIdx.x + k * THREADS, shape.num_inputs, kept_weights[k]);
-        }
+        // A thread keeps its first octet; rows of more than 8 * THREADS inputs are read twice.
+        float first_weights[8], first_values[8];
+        if (has_norm) load_octet(norm_weight, threadIdx.x, shape.num_inputs, first_weights);
         grid_dependency_wait();
 #pragma unroll 1
         for (int row = 0; row < shape.num_rows; ++row) {
             const float* of_row = x + static_cast<size_t>(row) * shape.x_stride;
-#pragma unroll
-            for (int k = 0; k < KEPT; ++k) {
-                load_octet(of_row, threadIdx.x + k * THREADS, shape.num_inputs, kept_values[k]);
-            }
+            load_octet(of_row, threadIdx.x, shape.num_inputs, first_values);
             if (row == 0) fill();  // once these loads are under way
             const auto normed = [&](int octet, float(&values)[8], float(&weights)[8]) {
-                const bool is_kept = octet < KEPT * THREADS;
-                if (!is_kept) load_octet(of_row, octet, shape.num_inputs, values);
-                if (!is_kept && has_norm) load_octet(norm_weight, octet, shape.num_inputs, weights);
+                const bool is_first = octet < THREADS;
+                if (!is_first) load_octet(of_row, octet, shape.num_inputs, values);
+                if (!is_first && has_norm) load_octet(norm_weight, octet, shape.num_inputs, weights);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    const bool is_second = KEPT > 1 && octet >= THREADS;
-                    if (is_kept) values[i] = is_second ? kept_values[KEPT - 1][i] : kept_values[0][i];
-                    if (is_kept) weights[i] = is_second ? kept_weights[KEPT - 1][i] : kept_weights[0][i];
+                    if (is_first) values[i] = first_values[i], weights[i] = first_weights[i];
                 }
             };
 #pragma unroll 1

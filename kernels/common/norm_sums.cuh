@@ -1,5 +1,6 @@
 // norm_sums: a row's RMS norm and power of two, in one order of sums whoever computes them. An octet is eight neighbours;
-// the squares of 32 octets are added in a butterfly, then those of all groups of 256 inputs in order.
+// the squares of 32 octets are added in a butterfly. So are those of 32 groups of 256 inputs, each with the groups 32, 64,
+// ... further on.
 #pragma once
 
 #include "common/matrix.cuh"
@@ -43,15 +44,16 @@ struct NormSums {
             groups[octet / 32] = found.sum, groups[num_groups + octet / 32] = found.maximum;
         }
     }
-    // A __syncthreads comes before it.
+    // A __syncthreads comes before it. Whole warps call it.
     __device__ __forceinline__ NormFactor factor(int num_inputs, float eps, bool has_norm) const {
-        float sum = 0.0f, maximum = 0.0f;
-        for (int group = 0; group < num_groups; ++group) {
-            sum = __fadd_rn(sum, groups[group]);
-            maximum = reduce::Max::combine(maximum, groups[num_groups + group]);
+        SumMax found = {0.0f, 0.0f};
+        for (int group = threadIdx.x % 32; group < num_groups; group += 32) {
+            found.sum = __fadd_rn(found.sum, groups[group]);
+            found.maximum = reduce::Max::combine(found.maximum, groups[num_groups + group]);
         }
-        const float inverse_rms = has_norm ? rsqrtf(sum / static_cast<float>(num_inputs) + eps) : 1.0f;
-        const RowScale scale = row_scale_for<__half>(maximum * inverse_rms);
+        found = reduce::over_row<reduce::SumAndMax, 32>(found);
+        const float inverse_rms = has_norm ? rsqrtf(found.sum / static_cast<float>(num_inputs) + eps) : 1.0f;
+        const RowScale scale = row_scale_for<__half>(found.maximum * inverse_rms);
         return NormFactor{inverse_rms * scale.inverse, scale.scale};
     }
 };

@@ -112,7 +112,7 @@ def plan_gemv(
         plans = [
             plan
             for cluster in ((1, 2) if can_cluster and is_rounded and chunks > 1 else (1,))
-            if (plan := _plan(layout, widening, rows, chunks, cluster, num_multiprocessors, room))
+            if (plan := _plan(layout, widening, rows, chunks, is_rounded, cluster, num_multiprocessors, room))
         ]
         if plans:
             return max(plans, key=lambda plan: (plan.warps * min(plan.slots, 4), -plan.cluster))
@@ -124,6 +124,7 @@ def _plan(
     widening: Widening,
     rows: int,
     chunks: int,
+    is_rounded: bool,
     cluster: int,
     num_multiprocessors: int,
     room: int,
@@ -133,6 +134,8 @@ def _plan(
     # As many parts as the busiest block has tiles, so that its warps all work.
     busiest = -(-layout.num_tiles // num_clusters)
     warps = min(one for one in _WARPS if one >= min(busiest * own_chunks, max(_WARPS)))
+    if not is_rounded:
+        warps = max(_WARPS)  # all threads round x
     parts = warps // own_chunks
     block_spans = -(-num_spans(layout) // cluster)
     x_bytes = rows * (block_spans * 256 + 64)
