@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(128, 2)
                       const KvT* __restrict__ values, const float* __restrict__ key_scales,
                       const float* __restrict__ value_scales, const int* __restrict__ pages,
                       int num_key_value_heads, int num_tokens, int start, int window, float scale,
-                      float* __restrict__ out) {
+                      Mixed<KvT>* __restrict__ out) {
     using Form = typename PrefillOf<KvT, HEAD_DIM>::Form;
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const int head = blockIdx.x, kv_head = head / (gridDim.x / num_key_value_heads);

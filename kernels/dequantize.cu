@@ -19,6 +19,7 @@ constexpr int BLOCK_SIZE = 256;
 
 struct DequantizeShape {
     int num_tiles, num_inputs, num_units, num_groups, group_shift, out_stride;
+    float unlift;  // of lifted scales
 };
 
 template <typename T>
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
             const size_t group_index = static_cast<size_t>(tile) * shape.num_groups + group;
             const size_t index = group_index * TILE_ROWS + row_in_tile;
             const size_t scale_index = group_index * SCALES_A_TILE<ScaleT> + scale_place<ScaleT>(row_in_tile);
-            const float scale = to_float(scales[scale_index]);
+            const float scale = __fmul_rn(to_float(scales[scale_index]), shape.unlift);
             const int zero = zero_points != nullptr ? zero_points[index] : TileFormat<WeightT>::OFFSET;
 #pragma unroll
             for (int i = 0; i < STEP; ++i) {

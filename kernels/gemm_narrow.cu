@@ -3,7 +3,7 @@
 // Shapes:   as in gemm_wide, with up to TOKENS tokens
 // Requires: as gemm_wide; scales and zero_points 16-byte aligned
 // Launch:   clusters of 2 blocks (32 for each tile of a block, and 128), any number of them; dynamic shared memory by
-//           llmcli/kernels/gemm_wide.py; may overlap the kernel in front. SWIGLU twice, the second with `repeats`
+//           llmcli/kernels/gemm_wide.py; may overlap the kernel in front
 // Traffic:  weights once; the image once for the tiles of a cluster, which L2 serves. Each block takes all of it in
 // Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
 // Choice:   The tensor cores need few clocks for few tokens, so memory sets the time. It gives its full rate only with
@@ -12,9 +12,8 @@
 //           that nothing waits for shared memory (but see TAKES_LATE). For few tokens blocks are small, so that each
 //           multiprocessor gets as many as the others. More tokens take as many bytes as weights do, and what L2 gives
 //           a multiprocessor is the bound: larger blocks fetch them half as often. From 33 tokens on
-//           llmcli/kernels/wide_plan.py chooses between both for each product. The launch with `repeats` lets the next
-//           kernel start at once, whose blocks then ask for their weights. Other launches let it start at their end: at
-//           once is 1 to 3 % slower.
+//           llmcli/kernels/wide_plan.py chooses between both for each product. The next kernel
+//           starts when this one ends: at once is 1 to 3 % slower.
 //           Rejected (docs/log/2026-11-27-wide.md): bulk copies of weights (the copy engine takes too long to begin
 //           each); weights in registers two steps early, as gemm_wide has them; the next product's weights fetched
 //           into L2; SwiGLU in parts, by a kernel of its own
@@ -43,8 +42,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
 #endif
         gemm_narrow(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
                     const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
-                    const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
-                    WideShape shape) {
+                    const float* __restrict__ biases, void* out, float* others, WideShape shape) {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING>;
     using Weights = typename Slot::Weights;
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
@@ -65,8 +63,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     const int lane = threadIdx.x % 32;
     const NarrowWork<TILES> work(shape, cluster_rank<NARROW_SHARERS>());
 
-    if (shape.repeats) grid_dependency_launch();
-    if (shape.repeats && !gives_scales<BLOCK_SIZE<TILES>>(shape.num_tokens, largest, out_scales)) return;
     if (threadIdx.x < STAGES) {
         barrier_init(&filled[threadIdx.x], 1);
         barrier_init(&emptied[threadIdx.x], NARROW_SHARERS * TILES);
@@ -174,8 +170,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
             size_t place = wide_place<64>(lane / 4, column, steps);
             if (shape.down_unit_inputs == 32) place = wide_place<32>(lane / 4, column, steps);
             if (shape.down_unit_inputs == 128) place = wide_place<128>(lane / 4, column, steps);
-            write_gated<TOKENS>(sums, token_scales, biases, static_cast<unsigned char*>(out) + place, largest, shape,
-                                tile, 0);
+            write_gated<TOKENS>(sums, token_scales, biases, static_cast<unsigned char*>(out) + place, shape, tile);
         } else {
             float* place = static_cast<float*>(out);
             if (part > 0) place = others + static_cast<size_t>(part - 1) * shape.num_tokens * shape.num_outputs;

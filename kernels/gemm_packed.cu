@@ -24,6 +24,7 @@ static_assert(BLOCK_TILES * STEP_UNITS * 32 == BLOCK_SIZE, "a warp for each tile
 
 struct GemmShape {
     int num_tokens, num_inputs, num_outputs, x_stride, out_stride;
+    float unlift;  // of lifted scales
 };
 
 // Shared memory of one step: x [unit][token][part][t][8 halves], then for each warp its unit of codes, scales, zeros.
@@ -79,6 +80,12 @@ struct GemmStep {
         }
     }
 };
+
+// A row's scale, from those of its tile's group.
+template <typename ScaleT>
+__device__ __forceinline__ float scale_of(const ScaleT* scales, int row, const GemmShape& shape) {
+    return __fmul_rn(to_float(scales[scale_place<ScaleT>(row)]), shape.unlift);
+}
 
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int TOKEN_TILES, int STAGES,
           int HOST_STEP_BYTES>
@@ -143,7 +150,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
             }
         }
         if constexpr (G::IS_GROUPED) {
-            const float scale_low = to_float(unit_scales[g]), scale_high = to_float(unit_scales[g + 8]);
+            const float scale_low = scale_of(unit_scales, g, shape), scale_high = scale_of(unit_scales, g + 8, shape);
 #pragma unroll
             for (int c = 0; c < TOKEN_TILES; ++c) {
 #pragma unroll
@@ -171,8 +178,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
     if (warp >= BLOCK_TILES || tile * TILE_ROWS >= shape.num_outputs) return;
     float scale_low = 1.0f, scale_high = 1.0f;
     if constexpr (!G::IS_GROUPED) {
-        scale_low = to_float(scales[tile * TILE_ROWS + g]);
-        scale_high = to_float(scales[tile * TILE_ROWS + g + 8]);
+        scale_low = scale_of(scales + tile * TILE_ROWS, g, shape);
+        scale_high = scale_of(scales + tile * TILE_ROWS, g + 8, shape);
     }
 #pragma unroll
     for (int c = 0; c < TOKEN_TILES; ++c) {

@@ -4,12 +4,12 @@
 //           null (common/tile.cuh); image fp16 as common/wide_image.cuh has it, of whole blocks of TOKENS; row_scales
 //           [num_tokens] float; biases [16 * num_tiles] float or null. STORE, ADD: out [num_tokens, out_stride] float,
 //           into which ADD adds; others [num_parts - 1, num_tokens, num_outputs] float or null. SWIGLU, whose tiles
-//           have gate and up in their halves: out is the next product's image; largest [num_tokens] bits of floats,
-//           zeros before; out_scales [num_tokens] float
+//           have gate and up in their halves: out is the next product's image; results are
+//           divided by GATED_SCALE (common/silu.cuh)
 // Requires: sm_90a; tiles, image and SWIGLU's out 16-byte aligned; groups of 16 inputs or more, group_shift = log2 of
 //           them, 31 for one group a row; of 16-bit weights whole spans of 128 inputs; SWIGLU in one part
 // Launch:   clusters of 2 blocks (384), any number of them; dynamic shared memory by llmcli/kernels/gemm_wide.py; may
-//           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
+//           overlap the kernel in front of it.
 // Traffic:  weights once for every TOKENS tokens and the image once for every 256 outputs, side by side so that L2
 //           serves all but the first
 // Numerics: the weights of dequantize and the activations of round_rows; fp32 sums (truncated, not rounded, in the
@@ -25,9 +25,7 @@
 //           tokens it also fetches weights into L2. A thread of another warp copies what SWIGLU leaves in shared
 //           memory. The next kernel starts when this one ends. Rejected: earlier, as its blocks would gather where this
 //           one has none
-//           The largest result of a token's SwiGLU is known when the row is done. So results are written without a
-//           scale; the second launch gives out the scales and ends at once, but where a result needs one, which is
-//           rare, it does everything again. Rejected: weights widened in memory first (a fifth of a prompt's time)
+//           Rejected: weights widened in memory first (a fifth of a prompt's time)
 #include "common/launch.cuh"
 #include "common/wide_work.cuh"
 
@@ -40,8 +38,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #endif
         gemm_wide(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
                   const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
-                  const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
-                  WideShape shape) {
+                  const float* __restrict__ biases, void* out, float* others, WideShape shape) {
     using Weights = WideWeights<WeightT, ScaleT, WIDENING>;
     using Work = WideWork<TOKENS>;
     constexpr int STEP_BYTES = Work::STEP_BYTES;
@@ -64,7 +61,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const int lane = threadIdx.x % 32;
     const Work work(shape, cluster_rank<SHARERS>());
 
-    if (shape.repeats && !gives_scales<BLOCK_SIZE>(shape.num_tokens, largest, out_scales)) return;
     if (threadIdx.x <= STAGES) {
         if (threadIdx.x < STAGES) barrier_init(&filled[threadIdx.x], 1);
         barrier_init(&emptied[threadIdx.x], MULTIPLIERS * SHARERS);
@@ -229,7 +225,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const int g = lane / 4, piece_of_token = 4 * (has_short_units ? group : warp % 2) + lane % 4;
         unsigned char* word = staging + g * TOKEN_BYTES + (piece_of_token ^ g) * 16;
         word += 4 * (has_short_units ? warp % 4 : warp / 2);
-        write_gated<TOKENS>(sums, token_scales[group], biases, word, largest, shape, tile, first_token);
+        write_gated<TOKENS>(sums, token_scales[group], biases, word, shape, tile);
         fence_async_side();
         __syncwarp();
         if (lane == 0) barrier_arrive(&staged);

@@ -218,6 +218,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     if (__float_as_int(size) > flags[1]) atomicMax(flags + 1, __float_as_int(size));  // mostly it is not
 }
 
+// A group's scales become lifted ones (common/wide_weights.cuh), in pairs of the rows g and g + 8, where they lie.
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_SIZE) lift_scales(T* scales, int num_groups, float lift) {
+    const int group = blockIdx.x * BLOCK_SIZE + threadIdx.x;
+    if (group >= num_groups) return;
+    T* of_group = scales + static_cast<size_t>(group) * TILE_ROWS;
+    __half lifted[TILE_ROWS];
+#pragma unroll
+    for (int row = 0; row < TILE_ROWS; ++row) {
+        lifted[scale_place<LiftedScale>(row)] = __float2half_rn(__fmul_rn(to_float(of_group[row]), lift));
+    }
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS; ++i) reinterpret_cast<__half*>(of_group)[i] = lifted[i];
+}
+
 template <int BITS>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     repack_zero_points(const unsigned* __restrict__ source, unsigned char* __restrict__ zero_points, GroupShape shape) {

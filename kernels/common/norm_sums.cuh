@@ -17,6 +17,15 @@ __device__ __forceinline__ void load_octet(const float* row, int octet, int num_
     values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
 }
 
+__device__ __forceinline__ void load_octet(const __half* row, int octet, int num_inputs, float (&values)[8]) {
+    uint4 bits = {0, 0, 0, 0};
+    if (octet * 8 < num_inputs) bits = __ldcg(reinterpret_cast<const uint4*>(row + octet * 8));
+    const float2 pairs[4] = {unpack_pair<__half>(bits.x), unpack_pair<__half>(bits.y), unpack_pair<__half>(bits.z),
+                             unpack_pair<__half>(bits.w)};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = i % 2 == 0 ? pairs[i / 2].x : pairs[i / 2].y;
+}
+
 // What rounding to fp16 multiplies by, and what the product is to be multiplied with.
 struct NormFactor {
     float factor, scale;

@@ -124,8 +124,9 @@ struct PrefillFloat {
                 const int dimension = 64 * step + 4 * x;
                 const float(&places)[4] = mixed[i][step];
                 if (dimension >= HEAD_DIM) continue;
-                *reinterpret_cast<float4*>(block.out + size_t(query) * block.out_stride + dimension) = make_float4(
-                    places[0] * inverse, places[1] * inverse, places[2] * inverse, places[3] * inverse);
+                store_mixed(block.out + size_t(query) * block.out_stride + dimension,
+                            make_float4(places[0] * inverse, places[1] * inverse, places[2] * inverse,
+                                        places[3] * inverse));
             }
         }
     }

@@ -15,7 +15,7 @@
 template <typename KvT>
 struct PrefillBlock {
     const float* q;  // this head's columns of the first token
-    float* out;      // likewise
+    Mixed<KvT>* out;  // likewise
     int q_stride, out_stride;
     HeadTokens<KvT> keys, values;  // of this block's key-value head in page 0
     const int* pages;
@@ -292,8 +292,8 @@ struct PrefillMma {
             if (query >= block.num_tokens) continue;
 #pragma unroll
             for (int j = 0; j < HEAD_DIM / 8; ++j) {
-                *reinterpret_cast<float2*>(block.out + size_t(query) * block.out_stride + 8 * j + 2 * t) =
-                    make_float2(mixed[row][j][half] * inverse, mixed[row][j][half + 1] * inverse);
+                store_mixed(block.out + size_t(query) * block.out_stride + 8 * j + 2 * t,
+                            make_float2(mixed[row][j][half] * inverse, mixed[row][j][half + 1] * inverse));
             }
         }
     }

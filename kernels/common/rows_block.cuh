@@ -59,7 +59,7 @@ struct Call {
     int window, is_cached, num_attention_heads, num_key_value_heads, max_splits;
     float* partials;
     unsigned* counters;
-    float* out;
+    Mixed<KvT>* out;
     int group, tiles;  // query heads that share a key-value head; tiles of heads in a group
 };
 

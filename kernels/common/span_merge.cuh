@@ -14,8 +14,8 @@ __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& 
         const int count = piece.splits[column.token].count, vector = i % VECTORS;
         if (count == 1) continue;
         const size_t head = call.head_of(piece.span, column);
-        *reinterpret_cast<float4*>(call.out + head * HEAD_DIM + 4 * vector) =
-            merge_splits<HEAD_DIM>(call.partials + head * call.max_splits * PART_SIZE<HEAD_DIM>, count, vector);
+        const float* parts = call.partials + head * call.max_splits * PART_SIZE<HEAD_DIM>;
+        store_mixed(call.out + head * HEAD_DIM + 4 * vector, merge_splits<HEAD_DIM>(parts, count, vector));
     }
 }
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>
             }
             __syncwarp();  // before others are copied
         }
-        call.out[head * HEAD_DIM + begin + lane] = merged.result().x;
+        store_mixed(call.out + head * HEAD_DIM + begin + lane, merged.result().x);
     }
 }
 

@@ -21,7 +21,7 @@ struct SpanCall {
     int window, num_attention_heads, num_key_value_heads, max_splits;
     float* partials;
     unsigned* counters;
-    float* out;
+    Mixed<KvT>* out;
 
     __device__ __forceinline__ const int* pages(const Span& span) const {
         return page_table + size_t(span.row) * pages_per_row;

@@ -12,10 +12,10 @@
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 constexpr int MULTIPLIERS = 8;                 // warps of gemm_wide that multiply, a tile each
 
-// down_unit_inputs: of the matrix that takes what SWIGLU writes. repeats: see gemm_wide.cu. num_parts: in which a
+// down_unit_inputs: of the matrix that takes what SWIGLU writes.  num_parts: in which a
 // product is computed, each of some spans of inputs.
 struct WideShape {
-    int num_tokens, num_inputs, num_outputs, num_groups, group_shift, out_stride, epilogue, down_unit_inputs, repeats;
+    int num_tokens, num_inputs, num_outputs, num_groups, group_shift, out_stride, epilogue, down_unit_inputs;
     int num_parts;
     float power;  // that lifted codes are divided by (wide_weights.cuh)
 
@@ -82,80 +82,24 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     }
 }
 
-// Computes silu(gate) * up of a lane's sums, in place, and writes what `scaled` makes of them by token. Returns the
-// largest magnitude, also of tokens that do not exist. No branch comes between two results, as above.
-template <int TOKENS, typename Scaled>
-__device__ __forceinline__ float write_pairs(float (&sums)[TOKENS / 2], const float2* scales, float of_gate,
-                                             float of_up, unsigned char* word, Scaled scaled) {
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < TOKENS / 8; ++i) {
-        const float2 of_tokens = scales[4 * i];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const float of_token = j == 0 ? of_tokens.x : of_tokens.y;
-            const float up = __fmaf_rn(sums[4 * i + 2 + j], of_token, of_up);
-            float& result = sums[4 * i + j];
-            result = __fmul_rn(silu_fast(__fmaf_rn(result, of_token, of_gate)), up);
-            most = fmaxf(most, fabsf(result));
-        }
-        const unsigned pair = pack_pair<__half>(scaled(sums[4 * i], 8 * i), scaled(sums[4 * i + 1], 8 * i + 1));
-        *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pair);
-    }
-    return most;
-}
-
-// silu(gate) * up as the next product's image, and in `sums`. `word` is this lane's of the token g: that of the columns
-// 2t and 2t + 1 of the tile, as wide_place has it. `largest` learns results too large for fp16 without a scale.
+// silu(gate) * up over GATED_SCALE as the next product's image. `word` is this lane's of the token g: that of the columns
+// 2t and 2t + 1 of the tile, as wide_place has it. No branch comes between two results, as above.
 template <int TOKENS>
-__device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const float* scales,
-                                            const float* __restrict__ biases, unsigned char* word, unsigned* largest,
-                                            const WideShape& shape, int tile, int first_token) {
+__device__ __forceinline__ void write_gated(const float (&sums)[TOKENS / 2], const float* scales,
+                                            const float* __restrict__ biases, unsigned char* word,
+                                            const WideShape& shape, int tile) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool exists = tile * HALF_ROWS + g < shape.num_outputs;  // else a zero
     const bool has_bias = biases != nullptr && exists;
     const float of_gate = has_bias ? biases[tile * TILE_ROWS + g] : 0.0f;
     const float of_up = has_bias ? biases[tile * TILE_ROWS + g + 8] : 0.0f;
-    if (!exists) {
-#pragma unroll
-        for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
-    }
-    const int count = shape.num_tokens - first_token - 2 * t;  // tokens from this lane's first one on
-    const auto inverse_of = [&](int token) {
-        if (token >= count) return 1.0f;
-        return row_scale_for<__half>(__uint_as_float(largest[first_token + 2 * t + token])).inverse;
-    };
     const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
-    if (shape.repeats) {
-        const auto scaled = [&](float value, int token) { return __fmul_rn(value, inverse_of(token)); };
-        write_pairs<TOKENS>(sums, of_lane, of_gate, of_up, word, scaled);
-        return;
-    }
-    const auto as_it_is = [](float value, int) { return value; };
-    const float most = write_pairs<TOKENS>(sums, of_lane, of_gate, of_up, word, as_it_is);
-    if (!(most > LARGEST_UNSCALED)) return;
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const float magnitude = fabsf(sums[4 * i + j]);
-            if (8 * i + j < count && magnitude > LARGEST_UNSCALED) {
-                atomicMax(largest + first_token + 8 * i + 2 * t + j, __float_as_uint(magnitude));
-            }
-        }
+        const float2 scale = of_lane[4 * i];
+        const float results[2] = {gated(__fmaf_rn(sums[4 * i], scale.x, of_gate), __fmaf_rn(sums[4 * i + 2], scale.x, of_up)),
+                                  gated(__fmaf_rn(sums[4 * i + 1], scale.y, of_gate), __fmaf_rn(sums[4 * i + 3], scale.y, of_up))};
+        const unsigned pair = exists ? pack_within_range(results[0], results[1]) : 0u;
+        *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pair);
     }
-}
-
-// Writes the scales of SWIGLU's results, in its second launch. Returns whether any is not 1, so that results must be
-// written again. A whole block calls it.
-template <int BLOCK_SIZE>
-__device__ __forceinline__ bool gives_scales(int num_tokens, const unsigned* largest, float* out_scales) {
-    grid_dependency_wait();
-    bool needs_scale = false;
-    for (int token = threadIdx.x; token < num_tokens; token += BLOCK_SIZE) {
-        const float most = __uint_as_float(largest[token]);
-        needs_scale |= most > LARGEST_UNSCALED;
-        if (blockIdx.x == 0) out_scales[token] = row_scale_for<__half>(most).scale;
-    }
-    return __syncthreads_or(needs_scale);
 }

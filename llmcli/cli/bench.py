@@ -18,7 +18,7 @@ from llmcli.cli import lazy
 from llmcli.cli.command import option
 from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.options import (
-    ManyRowsDeviceOptions,
+    DeviceOptions,
     MessageOptions,
     SubjectOptions,
     output_option,
@@ -169,8 +169,7 @@ def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
 
 
 def _checked_fact(report: BenchReport) -> str:
-    like = "in two equal runs" if report.speed_first else "as generate's"
-    return f"{report.num_checked_tokens} tokens, the same {like}"
+    return f"{report.num_checked_tokens} tokens, the same as generate's"
 
 
 def _energy_fact(report: BenchReport) -> str:
@@ -326,7 +325,7 @@ def bench(
     *,
     names: SubjectOptions,
     rows: str = rows_option("1"),
-    devices: ManyRowsDeviceOptions,
+    devices: DeviceOptions,
     kernel: list[str] | None = kernel_option(),
     measuring: MeasuringOptions,
     output: ReportOptions,

@@ -64,16 +64,12 @@ def _num_running() -> int:
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How the model is to be run, as the flags say it. `opened` is the card, if it is open already.
-
-    `speed_first` is for cards: see `llmcli.runners.cuda.load`.
-    """
+    """How the model is to be run, as the flags say it. `opened` is the card, if it is open already."""
 
     device: str
     dtype: str
     num_threads: int | None
     kv_cache: str = "auto"
-    speed_first: bool = False
     opened: Device | None = None
 
     def __post_init__(self) -> None:
@@ -214,7 +210,6 @@ def load_runner(
         allows_less=allows_less or num_rows is None,
         dtype=options.dtype,
         kv_cache=options.kv_cache,
-        speed_first=options.speed_first,
         on_compile=say_compiling,
         on_progress=on_progress,
         timeline=timeline,

@@ -34,7 +34,6 @@ class CardTarget:
     rates: Rates
     available_bytes: int
     facts: CardFacts = TYPICAL_CARD
-    speed_first: bool = field(default=False, kw_only=True)
     is_here: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -49,7 +48,6 @@ class CardTarget:
             max_seq_len=context,
             num_rows=self._most_rows(stored, context) if num_rows is None else num_rows,
             available=self.available_bytes,
-            speed_first=self.speed_first,
             card=self.facts,
             is_here=self.is_here,
         )
@@ -58,7 +56,6 @@ class CardTarget:
             num_rows=plan.num_rows,
             available=self.available_bytes,
             chunk_tokens=PREFILL_CHUNKS[-1],
-            speed_first=self.speed_first,
             card=self.facts,
         )
         other_bytes = plan.total_bytes - plan.weight_bytes - plan.cache_bytes
@@ -78,7 +75,6 @@ class CardTarget:
                 max_seq_len=context,
                 num_rows=middle,
                 chunk_tokens=PREFILL_CHUNKS[-1],
-                speed_first=self.speed_first,
                 card=self.facts,
             )
             low, high = (middle, high) if plan.total_bytes <= self.available_bytes else (low, middle - 1)

@@ -371,22 +371,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class ManyRowsDeviceOptions(DeviceOptions):
-    """Where a model runs, in which precision, and whether a text may depend on others in its batch for speed."""
-
-    speed_first: bool = model_option(
-        False,
-        "Decode faster where more than 8 texts run at once, on Hopper cards. A text may then depend on how many "
-        "run beside it.",
-    )
-
-    def checked(self) -> RunnerOptions:
-        """See `DeviceOptions`."""
-        return replace(super().checked(), speed_first=self.speed_first)
-
-
-@dataclass(frozen=True)
 class ManyRowsRunOptions(RunOptions):
     """The options of a command that generates, for many rows."""
 
-    devices: ManyRowsDeviceOptions = ManyRowsDeviceOptions()
+    devices: DeviceOptions = DeviceOptions()

@@ -68,7 +68,6 @@ def open_card(
         kv_cache=devices.kv_cache,
         context=context,
         num_rows=min(num_rows, lazy.MAX_ROWS),
-        speed_first=devices.speed_first,
         on_compile=say_compiling,
     )
     for kernel in kernels:

@@ -11,7 +11,7 @@ from llmcli.cli import lazy
 from llmcli.cli.command import option
 from llmcli.cli.options import (
     AUTO,
-    ManyRowsDeviceOptions,
+    DeviceOptions,
     MessageOptions,
     SubjectOptions,
     context_option,
@@ -56,18 +56,13 @@ class PlaceOptions:
 
     context: int | None = context_option()
     rows: str = rows_option("1")
-    devices: ManyRowsDeviceOptions = ManyRowsDeviceOptions()
+    devices: DeviceOptions = DeviceOptions()
     card: DistantCardOptions = DistantCardOptions()
 
     def __post_init__(self) -> None:
         if self.card.memory is not None and (self.devices.device, self.devices.threads) != (AUTO, None):
             raise UsageError(
                 "--memory and --bandwidth describe a card that is not here; leave out --device and --threads"
-            )
-        if self.card.memory is not None and self.devices.speed_first:
-            raise UsageError(
-                "--speed-first cannot be combined with --memory and --bandwidth: "
-                "its speed follows from the card's rate of matrix products, which these do not tell"
             )
 
 

@@ -89,7 +89,6 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
         rates,
         lazy.free_bytes(),
         device.facts,
-        speed_first=options.speed_first,
     )
 
 

@@ -3,7 +3,7 @@
 Texts get rows in the order of their requests, or in that of `FairOrder` if several clients ask. In a step every
 running row chooses a token, and a few tokens of new prompts run, so that no row waits long. When pages run out, the
 last row in that order gives its pages back and runs again later. Its text stays the same: a row's bits depend on its
-tokens alone (but see `Arithmetic.most_exact_rows`).
+tokens alone.
 
 A Ctrl-C may come in any call. It is held back while a row changes hands, so no row is lost.
 """

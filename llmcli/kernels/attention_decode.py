@@ -95,7 +95,7 @@ def attention_decode(
     and then reads rows, positions, page_table and, unless `is_cached`, earlier tokens at once: that kernel must not
     write them, nor one that it overlaps.
     Shapes: partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
-            grid_heads] uint32; out [R, layout.q_size] float32
+            grid_heads] uint32; out [R, layout.q_size] mixed_dtype of the cache
     Raises: ValueError
     """
     kernel, layout, dtype = "attention_decode", lanes.layout, lanes.cache.dtype
@@ -161,7 +161,7 @@ def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int)
     token_bytes = 2 * cached_bytes(layout, itemsize)
     return DecodeAttentionCost(
         read_bytes=cached * token_bytes + queries + 8 * new * layout.kv_size,
-        written_bytes=queries + new * token_bytes,
+        written_bytes=queries // (1 if itemsize == 4 else 2) + new * token_bytes,
         flops=4 * (cached + new) * layout.q_size,
         stored_bytes=cached * token_bytes,
         element_bits=8 * itemsize,

@@ -17,6 +17,7 @@ from llmcli.kernels.qkv import (
     check_qkv,
     check_window,
     has_scales,
+    mixed_dtype,
     softmax_scale,
 )
 
@@ -91,11 +92,11 @@ class LaneInputs:
         """Check everything; returns the first arguments of a kernel that attends, from `q` to `window`.
 
         A kernel that copies tiles of the cache takes the number of lanes, the other one the number of rows.
-        Shapes: out [R, layout.q_size] float32
+        Shapes: out [R, layout.q_size] mixed_dtype of the cache
         Raises: ValueError
         """
         stride = self.check(kernel, cache_aligned=_COPY_BYTES if copies_tiles else None)
-        check(kernel, "out", out, dtype=np.float32, shape=(self.num_lanes, self.layout.q_size))
+        check(kernel, "out", out, dtype=mixed_dtype(self.cache.dtype), shape=(self.num_lanes, self.layout.q_size))
         num_rows, pages_per_row = self.page_table.shape
         return (
             self.qkv,

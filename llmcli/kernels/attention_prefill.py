@@ -23,6 +23,7 @@ from llmcli.kernels.qkv import (
     check_qkv,
     check_window,
     has_scales,
+    mixed_dtype,
     softmax_scale,
 )
 from llmcli.kernels.spec import Cost, KernelCost, KernelSpec
@@ -144,7 +145,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     """Attend from each token. A token's bits do not depend on its chunk.
 
     Rows of an image have no scales. Some cards and caches lack these and `cos_sin`.
-    Shapes: out [n, layout.q_size] float32, or rows of an image
+    Shapes: out [n, layout.q_size] mixed_dtype of the cache, or rows of an image
     Raises: ValueError, also where `rotates_queries` or `writes_images` is False
     """
     kernel, layout, dtype = "attention_prefill", inputs.layout, inputs.cache.dtype
@@ -155,7 +156,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     if isinstance(out, ImageRows):
         _check_image(device, out, inputs)
     else:
-        check(kernel, "out", out, dtype=np.float32, shape=(inputs.num_tokens, layout.q_size))
+        check(kernel, "out", out, dtype=mixed_dtype(dtype), shape=(inputs.num_tokens, layout.q_size))
     room = inputs.pages.shape[0] * PAGE_TOKENS
     if inputs.start < 0 or inputs.end > room:
         raise ValueError(f"{kernel}: tokens {inputs.start} to {inputs.end - 1} do not fit pages for {room}")
@@ -169,7 +170,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
         layout,
         dtype.itemsize,
         inputs.window,
-        2 if isinstance(out, ImageRows) else 4,
+        mixed_dtype(dtype).itemsize,
     )
     if rotates_queries(device, layout, dtype):
         rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)

@@ -17,6 +17,7 @@ from llmcli.kernels.tiles import (
     WEIGHT_C_TYPES,
     TiledMatrix,
     TileLayout,
+    scale_c_type,
 )
 
 BLOCK_SIZE = 256
@@ -39,8 +40,8 @@ SPEC = KernelSpec(
         *(
             f"dequantize<{codes}, {scale}, __half>"
             for codes in ("Int8", "Int4", "Fp8")
-            for name, scale in SCALE_C_TYPES.items()
-            if name != BLOCK_SCALE or codes == "Fp8"
+            for name, scale in {**SCALE_C_TYPES, "lifted": "LiftedScale"}.items()
+            if (name != BLOCK_SCALE or codes == "Fp8") and (name != "lifted" or codes != "Fp8")
         ),
         *(f"dequantize<{weight}, float, {weight}>" for weight in ("__half", "__nv_bfloat16", "float")),
         "dequantize<__nv_bfloat16, float, __half>",
@@ -58,6 +59,7 @@ class DequantizeShape(ctypes.Structure):
         ("num_groups", ctypes.c_int32),
         ("group_shift", ctypes.c_int32),
         ("out_stride", ctypes.c_int32),
+        ("unlift", ctypes.c_float),
     )
 
 
@@ -78,7 +80,7 @@ def dequantize(device: Launcher, *, matrix: TiledMatrix, first_tile: int, num_ti
     weight_type = WEIGHT_C_TYPES[layout.weight_type]
     device.launch(
         "dequantize",
-        f"dequantize<{weight_type}, {SCALE_C_TYPES[layout.scale_type or 'float32']}, {c_type(out)}>",
+        f"dequantize<{weight_type}, {scale_c_type(layout, matrix.widening)}, {c_type(out)}>",
         grid=(-(-num_tiles * layout.num_units * (UNIT_BYTES // 16) // BLOCK_SIZE),),
         block=BLOCK_SIZE,
         arguments=(
@@ -91,6 +93,7 @@ def dequantize(device: Launcher, *, matrix: TiledMatrix, first_tile: int, num_ti
                 num_groups=layout.num_groups,
                 group_shift=layout.group_size.bit_length() - 1 if layout.group_size else _ONE_GROUP,
                 out_stride=out.strides[0] // out.dtype.itemsize,
+                unlift=matrix.unlift,
             ),
         ),
         cost=lambda: dequantize_cost(layout=layout, num_tiles=num_tiles, itemsize=out.dtype.itemsize),

@@ -9,13 +9,15 @@ from llmcli.kernels.arguments import check
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
-    SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
     WEIGHT_BITS,
     WEIGHT_C_TYPES,
     TiledMatrix,
     TileLayout,
+    Widening,
+    fastest_widening,
+    scale_c_type,
 )
 
 BLOCK_SIZE = 256
@@ -33,6 +35,7 @@ class GemmShape(ctypes.Structure):
         ("num_outputs", ctypes.c_int32),
         ("x_stride", ctypes.c_int32),
         ("out_stride", ctypes.c_int32),
+        ("unlift", ctypes.c_float),
     )
 
 
@@ -65,7 +68,7 @@ def gemm_packed(device: Launcher, *, matrix: TiledMatrix, x: Any, out: Any) -> N
     token_tiles, stages = choose_tiling(layout, num_tokens, device.shared_bytes_per_block)
     device.launch(
         "gemm_packed",
-        kernel_name(layout, token_tiles, stages),
+        kernel_name(layout, matrix.widening, token_tiles, stages),
         grid=(-(-num_tokens // (8 * token_tiles)), -(-layout.num_tiles // _BLOCK_TILES)),
         block=BLOCK_SIZE,
         arguments=(
@@ -80,6 +83,7 @@ def gemm_packed(device: Launcher, *, matrix: TiledMatrix, x: Any, out: Any) -> N
                 num_outputs=out.shape[1],
                 x_stride=x_stride // 2,
                 out_stride=out.strides[0] // 4,
+                unlift=matrix.unlift,
             ),
         ),
         shared_bytes=stages * _step_bytes(layout, token_tiles),
@@ -87,11 +91,11 @@ def gemm_packed(device: Launcher, *, matrix: TiledMatrix, x: Any, out: Any) -> N
     )
 
 
-def kernel_name(layout: TileLayout, token_tiles: int, stages: int) -> str:
+def kernel_name(layout: TileLayout, widening: Widening, token_tiles: int, stages: int) -> str:
     """The name expression; its last parameter is the size of a step in shared memory, for the compiler to compare."""
     parameters = (
         WEIGHT_C_TYPES[layout.weight_type],
-        SCALE_C_TYPES[layout.scale_type or "float32"],
+        scale_c_type(layout, widening),
         str(layout.group_size or 0),
         "true" if layout.is_symmetric else "false",
         str(token_tiles),
@@ -138,13 +142,14 @@ SPEC = KernelSpec(
     "gemm_packed",
     "tokens times a tiled matrix of codes",
     tuple(
-        kernel_name(TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric), tiles, stages)
+        kernel_name(layout, fastest_widening(layout), tiles, stages)
         for weight_type in ("int8", "int4")
         for scale_type, group_size, is_symmetric in (
             ("float32", None, True),
             ("bfloat16", 128, True),
             ("float16", 128, False),
         )
+        for layout in (TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric),)
         for tiles, stages in ((2, 4), (4, 4), (8, 2))
     ),
 )

@@ -63,7 +63,6 @@ class WideShape(ctypes.Structure):
         ("out_stride", ctypes.c_int32),
         ("epilogue", ctypes.c_int32),
         ("down_unit_inputs", ctypes.c_int32),
-        ("repeats", ctypes.c_int32),
         ("num_parts", ctypes.c_int32),
         ("power", ctypes.c_float),
     )
@@ -100,7 +99,7 @@ def gemm_wide(
                 f"gemm_wide: cannot cut {layout.num_inputs} inputs into {shape.num_parts} parts of 128 or more"
             )
     shape.out_stride = out.strides[0] // 4
-    _launch(device, matrix, (image, row_scales, bias, out, None, None, others), shape)
+    _launch(device, matrix, (image, row_scales, bias, out, others), shape)
 
 
 def gemm_wide_swiglu(
@@ -111,30 +110,22 @@ def gemm_wide_swiglu(
     row_scales: Any,
     down: TileLayout,
     out: Any,
-    out_scales: Any,
-    largest: Any,
     bias: Any | None = None,
 ) -> None:
-    """Write silu(gate) * up over `out_scales` as the image that is multiplied with a matrix of the layout `down`.
+    """Write silu(gate) * up, over GATED_SCALE, as the image that is multiplied with a matrix of the layout `down`.
 
-    `out_scales` are those that swiglu writes. `matrix` has gate in the first halves of its tiles and up in the others.
-    Shapes: image as in gemm_wide; out uint8 [at least image_bytes of down's inputs], not `image`; row_scales,
-            out_scales float32 [num_tokens]; largest uint32 [num_tokens], zeros; bias float32 [16 * num_tiles]
+    `matrix` has gate in the first halves of its tiles and up in the others.
+    Shapes: image as in gemm_wide; out uint8 [at least image_bytes of down's inputs], not `image`; row_scales float32
+            [num_tokens]; bias float32 [16 * num_tiles]
     Raises: ValueError, as gemm_wide
     """
     num_tokens, layout = row_scales.shape[0], matrix.layout
     if -(-down.num_inputs // HALF_ROWS) != layout.num_tiles:
         raise ValueError(f"gemm_wide: {layout.num_tiles} tiles do not give {down.num_inputs} outputs")
-    check("gemm_wide", "out_scales", out_scales, dtype=np.float32, shape=(num_tokens,), aligned=4)
-    check("gemm_wide", "largest", largest, dtype=np.uint32, shape=(num_tokens,), aligned=4)
     check_image("gemm_wide", "out", out, down.num_inputs, num_tokens)
     shape = _shape(device, matrix, image, row_scales, bias, down.num_inputs, "swiglu")
     shape.down_unit_inputs = down.unit_inputs
-    arguments = image, row_scales, bias, out, largest, out_scales, None
-    _launch(device, matrix, arguments, shape)
-    again = WideShape.from_buffer_copy(shape)
-    again.repeats = 1
-    _launch(device, matrix, arguments, again)
+    _launch(device, matrix, (image, row_scales, bias, out, None), shape)
 
 
 def _shape(
@@ -172,8 +163,6 @@ def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], s
     layout, num_tokens = matrix.layout, shape.num_tokens
     epilogue = EPILOGUES[shape.epilogue]
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
-    if shape.repeats:
-        cost = partial(repeat_cost, num_tokens)
     plan: NarrowPlan | WidePlan
     if num_tokens <= MAX_NARROW_TOKENS:
         plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
@@ -256,11 +245,6 @@ def gemm_wide_cost(layout: TileLayout, num_tokens: int, epilogue: Epilogue, num_
         num_tokens=num_tokens,
         num_parts=num_parts,
     )
-
-
-def repeat_cost(num_tokens: int) -> KernelCost:
-    """The second launch of SwiGLU, if no result needs a scale."""
-    return KernelCost(4 * num_tokens, 4 * num_tokens, 0)
 
 
 def _shared_bytes(tokens: int) -> int:

@@ -13,6 +13,12 @@ from llmcli.kernels.rows import row_stride
 CACHE_TYPES: dict[np.dtype[Any], str] = {**C_TYPES, np.dtype(np.uint8): "KvCode"}
 _SCALE_BYTES = 4
 
+
+def mixed_dtype(cache_dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of attention's outputs: float16, as products take them, unless the cache has 32 bits."""
+    return np.dtype(np.float32 if cache_dtype == np.float32 else np.float16)
+
+
 PAGE_TOKENS = 16  # tokens in a page of the cache; kernels/common/pages.cuh has the same number
 
 _SEGMENT_ROWS = 16  # the matrices are fused in whole tiles of rows

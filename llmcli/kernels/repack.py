@@ -39,6 +39,8 @@ SPEC = KernelSpec(
         "repack<Fp8, Fp8>",
         *(f"repack<{source}, {weight}>" for source in _FLOATS for weight in _FLOATS),
         *(f"repack_scales<{scale}>" for scale in SCALE_C_TYPES.values()),
+        "lift_scales<__half>",
+        "lift_scales<__nv_bfloat16>",
         "repack_zero_points<4>",
         "repack_zero_points<8>",
     ),
@@ -119,7 +121,7 @@ def repack(
     """Put the rows of one weight or weight_packed tensor into their tiles, converted to the matrix's type.
 
     Shapes: source uint8 [num_rows * row_bytes], the tensor's bytes as on disk, aligned to its elements (codes need no
-            alignment); flags int32 [1], to which NOT_FINITE and OUT_OF_RANGE are added
+            alignment); flags int32 [2], to the first of which NOT_FINITE and OUT_OF_RANGE are added
     Raises: ValueError
     """
     layout = matrix.layout
@@ -160,7 +162,8 @@ def repack_scales(
 ) -> None:
     """Put one weight_scale tensor into the matrix; `group_size` is the checkpoint's.
 
-    Shapes: source [num_rows / scale_rows, rounded up, groups] in the matrix's scale type; flags as in `repack`
+    Shapes: source [num_rows / scale_rows, rounded up, groups] in the matrix's scale type; flags int32 [2], the first as
+            in `repack`, the second the bits of the largest magnitude so far as a float32
     Raises: ValueError
     """
     layout = matrix.layout
@@ -178,6 +181,24 @@ def repack_scales(
         grid=_group_grid(layout, segment, layout.scale_rows),
         block=BLOCK_SIZE,
         arguments=(source, matrix.scales, flags, _group_shape(layout, group_size, segment, num_rows)),
+    )
+
+
+def lift_scales(device: Launcher, *, matrix: TiledMatrix) -> None:
+    """Write a matrix's scales as kernels take them of lifted codes, in place of the stored ones.
+
+    Raises: ValueError for a matrix whose codes are not lifted
+    """
+    layout = matrix.layout
+    if matrix.widening != "lifted":
+        raise ValueError(f"repack: codes of {layout} are not lifted")
+    num_groups = layout.num_tiles * layout.num_groups
+    device.launch(
+        "repack",
+        f"lift_scales<{SCALE_C_TYPES[layout.scale_type or '']}>",
+        grid=(-(-num_groups // BLOCK_SIZE),),
+        block=BLOCK_SIZE,
+        arguments=(matrix.scales, np.int32(num_groups), np.float32(1 / matrix.unlift)),
     )
 
 
@@ -223,7 +244,7 @@ def repack_cost(*, source_type: str, segment: Segment, layout: TileLayout) -> Ke
 
 def _check_flags(flags: Any | None) -> None:
     if flags is not None:
-        check("repack", "flags", flags, dtype=np.int32, shape=(1,), aligned=4)
+        check("repack", "flags", flags, dtype=np.int32, shape=(2,), aligned=4)
 
 
 def _source_groups(layout: TileLayout, group_size: int | None) -> int:

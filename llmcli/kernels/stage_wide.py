@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import check
+from llmcli.kernels.arguments import C_TYPES, check
 from llmcli.kernels.launches import Launcher
-from llmcli.kernels.rows import VECTOR
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 BLOCK_SIZE = 512
@@ -15,12 +14,7 @@ STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
 WIDE_TOKENS = (128, 256)  # that a block of gemm_wide may multiply
 UNIT_INPUTS = (64, 128, 32)  # of the matrices that it takes
-
-SPEC = KernelSpec(
-    "stage_wide",
-    "rows in fp16 as gemm_wide takes them, times the norm's weights or not, with a power of two each",
-    tuple(f"stage_wide<{unit}, {vector}>" for unit in UNIT_INPUTS for vector in (VECTOR, 1)),
-)
+_MOST_INPUTS = 256 * 512
 
 
 @dataclass(frozen=True)
@@ -38,6 +32,11 @@ class ImageRows:
 def num_steps(num_inputs: int) -> int:
     """Steps of the whole spans that hold `num_inputs` inputs."""
     return 2 * -(-num_inputs // (2 * STEP_INPUTS))
+
+
+def padded_inputs(num_inputs: int) -> int:
+    """The inputs of whole spans."""
+    return num_steps(num_inputs) * STEP_INPUTS
 
 
 def image_bytes(num_inputs: int, num_tokens: int) -> int:
@@ -62,50 +61,76 @@ def stage_wide(
     *,
     x: Any,
     unit_inputs: int,
-    image: Any,
+    out: Any,
     row_scales: Any,
     norm_weight: Any | None = None,
     eps: float = 0.0,
-    largest: Any | None = None,
     parts: Any | None = None,
 ) -> None:
-    """Write x, normed or not, over the power of two of each row; and that power. Set `largest` to zeros.
+    """Write x, normed or not, over the power of two of each row; and that power.
 
-    `unit_inputs` is that of the matrix that will be multiplied with the image. First `parts` are added to x, in order.
-    Shapes: x float32 [num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];
-            norm_weight float32 [num_inputs]; largest uint32 [num_tokens]; parts float32 [num_parts, num_tokens,
-            num_inputs]
+    `unit_inputs` is that of the matrix that gemm_wide multiplies with the image; 0 for rows of gemv. First `parts` are
+    added to x, in order.
+    Shapes: x [num_tokens, num_inputs] float32, or without parts float16; out uint8 [at least image_bytes], or for gemv
+            float16 [num_tokens, padded_inputs]; row_scales float32 [num_tokens]; norm_weight float32 [num_inputs];
+            parts float32 [num_parts, num_tokens, num_inputs]
     Raises: ValueError for arrays that do not fit
     """
-    check("stage_wide", "x", x, dtype=np.float32, shape=(None, None))
+    check("stage_wide", "x", x, dtype=(np.float32, np.float16), shape=(None, None))
     num_tokens, num_inputs = x.shape
     check("stage_wide", "row_scales", row_scales, dtype=np.float32, shape=(num_tokens,), aligned=4)
-    check_image("stage_wide", "image", image, num_inputs, num_tokens)
+    if unit_inputs:
+        check_image("stage_wide", "out", out, num_inputs, num_tokens)
+    else:
+        check("stage_wide", "out", out, dtype=np.float16, shape=(num_tokens, padded_inputs(num_inputs)))
     if norm_weight is not None:
         check("stage_wide", "norm_weight", norm_weight, dtype=np.float32, shape=(num_inputs,))
-    if largest is not None:
-        check("stage_wide", "largest", largest, dtype=np.uint32, shape=(num_tokens,), aligned=4)
-    num_parts, vector = 0, VECTOR if num_inputs % VECTOR == 0 else 1
+    if num_inputs > _MOST_INPUTS:
+        raise ValueError(f"stage_wide: rows of {num_inputs} inputs, expected at most {_MOST_INPUTS}")
+    num_parts = 0
     if parts is not None:
+        check("stage_wide", "x", x, dtype=np.float32, shape=x.shape)
         check("stage_wide", "parts", parts, dtype=np.float32, shape=(None, num_tokens, num_inputs))
         num_parts = len(parts)
     sizes = np.int32(num_parts), np.int32(num_inputs), np.float32(eps)
     device.launch(
         "stage_wide",
-        f"stage_wide<{unit_inputs}, {vector}>",
+        _name(unit_inputs, x.dtype, num_inputs % 8 == 0),
         grid=(num_tokens,),
         block=BLOCK_SIZE,
-        arguments=(x, parts, norm_weight, image, row_scales, largest, *sizes),
+        arguments=(x, parts, norm_weight, out, row_scales, *sizes),
         overlaps=True,
         cost=lambda: stage_wide_cost(
-            num_tokens=num_tokens, num_inputs=num_inputs, has_norm=norm_weight is not None, num_parts=num_parts
+            num_tokens=num_tokens,
+            num_inputs=num_inputs,
+            itemsize=x.dtype.itemsize,
+            has_norm=norm_weight is not None,
+            num_parts=num_parts,
         ),
     )
 
 
-def stage_wide_cost(*, num_tokens: int, num_inputs: int, has_norm: bool, num_parts: int = 0) -> KernelCost:
+def _name(unit_inputs: int, dtype: np.dtype[Any], is_even: bool) -> str:
+    return f"stage_wide<{unit_inputs}, {C_TYPES[dtype]}, {str(is_even).lower()}>"
+
+
+def stage_wide_cost(
+    *, num_tokens: int, num_inputs: int, has_norm: bool, num_parts: int = 0, itemsize: int = 4
+) -> KernelCost:
     """What one call moves and computes."""
     count, weight_bytes = num_tokens * num_inputs, 4 * num_inputs * has_norm
     padded = num_tokens * num_steps(num_inputs) * STEP_INPUTS
-    read, written = 4 * count * (1 + num_parts), 4 * count * (num_parts > 0)
+    read, written = count * (itemsize + 4 * num_parts), 4 * count * (num_parts > 0)
     return KernelCost(read + weight_bytes, written + 2 * padded + 4 * num_tokens, (4 + num_parts) * count, weight_bytes)
+
+
+SPEC = KernelSpec(
+    "stage_wide",
+    "rows in fp16 as gemm_wide and gemv take them, times the norm's weights or not, with a power of two each",
+    tuple(
+        _name(unit, np.dtype(dtype), is_even)
+        for unit in (0, *UNIT_INPUTS)
+        for dtype in (np.float32, np.float16)
+        for is_even in (True, False)
+    ),
+)

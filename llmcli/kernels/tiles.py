@@ -204,7 +204,7 @@ def lifted(scales: np.ndarray, power: int) -> np.ndarray:
     Shapes: scales float64 [num_tiles, num_groups, 16]; result float16, alike
     """
     pairs = scales.reshape(*scales.shape[:2], 2, HALF_ROWS).swapaxes(2, 3)
-    return np.ldexp(pairs, _LIFT - power).astype(np.float16).reshape(scales.shape)
+    return np.asarray(np.ldexp(pairs, _LIFT - power).astype(np.float16).reshape(scales.shape))
 
 
 def power_of(largest_scale: float) -> int:
@@ -234,6 +234,11 @@ class TiledMatrix:
     def num_bytes(self) -> int:
         """Bytes that one pass over the matrix reads."""
         return self.layout.num_bytes
+
+    @property
+    def unlift(self) -> float:
+        """What makes scales of lifted ones."""
+        return 2.0 ** (self.power - _LIFT) if self.widening == "lifted" else 1.0
 
 
 def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int, has_row_scale: bool) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.attention_lanes import LaneInputs
-from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout, mixed_dtype
 from llmcli.lab.matrices import storage_name, to_storage
 from llmcli.lab.problem import ROUNDING, Arrays, Expected, Output, stored_values
 
@@ -527,6 +527,14 @@ def cache_outputs(tokens: NewTokens) -> tuple[dict[str, np.ndarray], dict[str, O
     before = cache_of(tokens)
     outputs = {name: Output(array.shape, array.dtype, initial=f"{name}_before") for name, array in before.items()}
     return {f"{name}_before": array for name, array in before.items()}, outputs
+
+
+def stored_mixed(mixed: Estimate, cache_dtype: np.dtype[Any]) -> Estimate:
+    """Attention's outputs as they are stored."""
+    if mixed_dtype(cache_dtype) == np.float32:
+        return mixed
+    error = mixed.error + ROUNDED[F16] * (np.abs(mixed.value) + mixed.error) + FLOOR[F16]
+    return Estimate(mixed.value, error)
 
 
 def expected_cache(tokens: NewTokens, after: Appended) -> dict[str, Expected]:

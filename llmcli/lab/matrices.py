@@ -89,13 +89,15 @@ class StoredMatrix:
     @property
     def power(self) -> int:
         """The exponent that lifted weights are divided by."""
-        return power_of(float(np.abs(stored_values(self.scales)).max())) if self.widening == "lifted" else 0
+        if self.scales is None or self.widening != "lifted":
+            return 0
+        return power_of(float(np.abs(stored_values(self.scales)).max()))
 
     @property
     def halves(self) -> np.ndarray:
         """The weights as they are multiplied: rounded to fp16, exactly. Shapes: float64 [num_rows, num_inputs]"""
         divided = np.ldexp(self.weights, -self.power).astype(np.float32)
-        return np.ldexp(divided.astype(np.float16).astype(np.float64), self.power)
+        return np.asarray(np.ldexp(divided.astype(np.float16).astype(np.float64), self.power))
 
     @property
     def source(self) -> np.ndarray:

@@ -1,18 +1,12 @@
 """Rows for kernels that work on rows: their staged images, the right results, and bounds of errors."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcli.kernels.stage_digits import tokens_of
-from llmcli.kernels.stage_halves import has_unit_scale
-from llmcli.kernels.stage_halves import tokens_of as tokens_of_halves
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, image_bytes, num_steps
-from llmcli.kernels.tiles import TileLayout
-from llmcli.lab.matrices import DTYPES, to_storage
-from llmcli.lab.problem import ROUNDOFF, Expected, stored_values
+from llmcli.lab.problem import ROUNDOFF, Expected
 
 # Rows for kernels that work on rows, and the right results of those that round them.
 
@@ -99,168 +93,6 @@ def truncated_sum_bound(x: np.ndarray, weights: np.ndarray, span: int) -> np.nda
 def _lined_up(factors: np.ndarray) -> np.ndarray:
     """Magnitudes by their exponents in fp16: subnormal ones as the smallest normal one."""
     return np.where(factors == 0, 0.0, np.maximum(np.abs(factors), _SMALLEST_HALF))
-
-
-# Activations as two 8-bit digits by NumPy, in the order of kernels/common/digit_image.cuh.
-
-MOST = 32639  # 127 * 256 + 127: the integer of the largest magnitude in a span
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Rows as integers. A number is its integer times the scale of its span, in the kernels' float32 arithmetic.
-
-    Shapes: integers int64 [num_rows, num_spans, span_inputs], padded with zeros; scales float32 [num_rows, num_spans]
-    """
-
-    layout: TileLayout
-    integers: np.ndarray
-    scales: np.ndarray
-
-    @property
-    def values(self) -> np.ndarray:
-        """The values that the integers represent, float64 [num_rows, num_inputs]."""
-        values = self.integers * (self.scales.astype(np.float64) / _code_unit(self.layout))[:, :, None]
-        return np.asarray(values.reshape(len(values), -1)[:, : self.layout.num_inputs])
-
-    def image(self, unused: int) -> np.ndarray:
-        """The bytes as gemm_codes reads them; those of rows that do not exist are `unused`. Shapes: uint8, flat."""
-        layout, num_rows = self.layout, len(self.integers)
-        tokens = tokens_of(layout, num_rows)
-        blocks = -(-num_rows // tokens)
-        num_pieces = layout.span_inputs // 16
-        high = (self.integers + 128) >> 8
-        both = np.stack((high, self.integers - 256 * high), axis=2).astype(np.int8)  # [row, span, digit, input]
-        parts = [
-            both[..., _input_order(layout)].reshape(num_rows, layout.num_spans, 2 * num_pieces, 16).view(np.uint8),
-            self.scales.view(np.uint8).reshape(num_rows, layout.num_spans, 1, 4),
-        ]
-        if not layout.is_symmetric:
-            sums = self.integers.sum(axis=2).astype(np.int32)
-            parts.append(sums.view(np.uint8).reshape(num_rows, layout.num_spans, 1, 4))
-        laid = []
-        for part in parts:
-            padded = np.full((blocks * tokens, *part.shape[1:]), unused, np.uint8)
-            padded[:num_rows] = part
-            # [block, token, span, piece, bytes] -> [block, span, piece, token, bytes]
-            split = padded.reshape(blocks, tokens, *part.shape[1:]).transpose(0, 2, 3, 1, 4)
-            laid.append(split.reshape(blocks, layout.num_spans, -1))
-        return np.ascontiguousarray(np.concatenate(laid, axis=2)).reshape(-1)
-
-
-def digits_of(layout: TileLayout, values: np.ndarray) -> Digits:
-    """The digits of rows, already times the norm's weights. Shapes: values float32 [num_rows, num_inputs]"""
-    units = _units(layout, values)
-    bounds = _bounds(units)
-    integers = np.rint(units.astype(np.float64) * (MOST / bounds.astype(np.float64))[:, :, None]).astype(np.int64)
-    return Digits(layout, integers, bounds * np.float32(_code_unit(layout) / MOST))
-
-
-def far_from_halves(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """Where rounding to an integer is certain, whatever the last bits of the quotient. Shapes: bool as values."""
-    units = _units(layout, values)
-    quotients = units.astype(np.float64) * (MOST / _bounds(units).astype(np.float64))[:, :, None]
-    is_far = np.abs(quotients - np.floor(quotients) - 0.5) > 0.02
-    return np.asarray(is_far.reshape(len(values), -1)[:, : layout.num_inputs])
-
-
-def _units(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """Shapes: result float32 [num_rows, num_spans, span_inputs]"""
-    padded = np.pad(values.astype(np.float32), ((0, 0), (0, -values.shape[1] % layout.span_inputs)))
-    return np.asarray(padded.reshape(len(values), layout.num_spans, layout.span_inputs))
-
-
-def _bounds(units: np.ndarray) -> np.ndarray:
-    """The largest magnitude of each span, or the number used in place of zero."""
-    return np.asarray(np.maximum(np.abs(units).max(axis=2), np.float32(2.0**-100)))
-
-
-def _code_unit(layout: TileLayout) -> float:
-    """Symmetric int4 codes are multiplied as 16 times themselves."""
-    return 1 / 16 if layout.weight_type == "int4" and layout.is_symmetric else 1.0
-
-
-def _input_order(layout: TileLayout) -> np.ndarray:
-    """The inputs of a span in the order of [piece][t][4 bytes]."""
-    if layout.weight_type == "int8":
-        units = [64 * unit + 4 * piece for unit in range(2) for piece in range(4)]
-        return np.array([begin + 16 * t + i for begin in units for t in range(4) for i in range(4)])
-    # A byte of codes has an even input and the odd one after it; even ones are multiplied first.
-    pieces = [(pair, half, eighth) for pair in range(2) for half in range(2) for eighth in range(2)]
-    return np.array(
-        [
-            8 * (4 * t + 2 * pair + eighth) + 2 * i + half
-            for pair, half, eighth in pieces
-            for t in range(4)
-            for i in range(4)
-        ]
-    )
-
-
-# Activations as pairs of 16-bit numbers by NumPy, in the order of kernels/common/half_image.cuh.
-
-_TOP = 14  # the largest magnitude of a unit, or of a span for 8-bit floats, is in fp16 in [2^14, 2^15)
-
-
-@dataclass(frozen=True)
-class Halves:
-    """Rows as pairs in the weights' type. A number is hi + lo, times the inverse of its unit's scale.
-
-    For 8-bit floats pairs are of fp16, and the units of a span have one scale.
-    Shapes: hi, lo uint16 or float16 [num_rows, num_units, unit_inputs], padded with zeros; inverses float32
-            [num_rows, num_units], ones for bfloat16
-    """
-
-    layout: TileLayout
-    hi: np.ndarray
-    lo: np.ndarray
-    inverses: np.ndarray
-
-    @property
-    def values(self) -> np.ndarray:
-        """The values that the pairs represent, float64 [num_rows, num_inputs]."""
-        both = stored_values(self.hi) + stored_values(self.lo)
-        values = both * self.inverses.astype(np.float64)[:, :, None]
-        return np.asarray(values.reshape(len(values), -1)[:, : self.layout.num_inputs])
-
-    def image(self, unused: int) -> np.ndarray:
-        """The bytes as gemm_halves reads them; those of rows that do not exist are `unused`. Shapes: uint8, flat."""
-        num_rows, num_units = self.inverses.shape
-        tokens, lane_parts = tokens_of_halves(self.layout, num_rows), self.layout.unit_inputs // 32
-        blocks = -(-num_rows // tokens)
-        # Lane t has eight inputs in each part, two of them in each piece: [row, unit, t, part, piece, 4 bytes] of both.
-        lanes = [half.view(np.uint8).reshape(num_rows, num_units, 4, lane_parts, 4, 4) for half in (self.hi, self.lo)]
-        pairs = np.full((blocks * tokens, num_units, 2, 4, lane_parts, 4, 4), unused, np.uint8)
-        pairs[:num_rows] = np.stack(lanes, axis=2)
-        # [block, token, unit, half, t, part, piece, bytes] -> [block, unit, part, piece, token, half, t, bytes]
-        laid = pairs.reshape(blocks, tokens, num_units, 2, 4, lane_parts, 4, 4).transpose(0, 2, 5, 6, 1, 3, 4, 7)
-        parts = [laid.reshape(blocks, num_units, -1)]
-        if has_unit_scale(self.layout):
-            scales = np.full((blocks * tokens, num_units, 4), unused, np.uint8)
-            scales[:num_rows] = self.inverses[..., None].view(np.uint8)
-            parts.append(
-                scales.reshape(blocks, tokens, num_units, 4).transpose(0, 2, 1, 3).reshape(blocks, num_units, -1)
-            )
-        return np.ascontiguousarray(np.concatenate(parts, axis=2)).reshape(-1)
-
-
-def halves_of(layout: TileLayout, values: np.ndarray) -> Halves:
-    """The pairs of rows, already times the norm's weights. Shapes: values float32 [num_rows, num_inputs]"""
-    dtype: Any = np.float16 if layout.weight_type == "fp8" else DTYPES[layout.weight_type]
-    padded = np.pad(values.astype(np.float32), ((0, 0), (0, -values.shape[1] % layout.span_inputs)))
-    units = padded.reshape(len(values), layout.num_units, layout.unit_inputs)
-    inverses = np.ones(units.shape[:2], np.float32)
-    if has_unit_scale(layout):
-        spans = np.abs(padded).reshape(len(values), layout.num_spans, layout.span_inputs).max(axis=2)
-        exponents = spans.repeat(layout.num_units // layout.num_spans, axis=1).view(np.uint32) >> 23
-        scale_exponents = np.minimum(254 + _TOP - exponents.astype(np.int64), 253)  # biased; both are normal numbers
-        inverses = np.ldexp(np.float32(1), 127 - scale_exponents).astype(np.float32)
-        units = units * np.ldexp(np.float32(1), scale_exponents - 127).astype(np.float32)[:, :, None]
-    hi = to_storage(units, dtype)
-    return Halves(layout, hi, to_storage(units - stored_values(hi).astype(np.float32), dtype), inverses)
-
-
-# Activations in fp16 by NumPy, in the order of kernels/common/wide_image.cuh.
 
 
 def image_of(values: np.ndarray, unit_inputs: int, dtype: DTypeLike = np.float16) -> np.ndarray:

@@ -100,7 +100,6 @@ def prepare_own_kernels(
     kv_cache: str,
     context: int,
     num_rows: int,
-    speed_first: bool,
     on_compile: OnCompile = say_nothing,
 ) -> list[str]:
     """Compile what the checks and the model launch of these kernels, and what the model launches of the engine's.
@@ -112,7 +111,7 @@ def prepare_own_kernels(
     """
     translation = Translation(model)
     stored = StoredModel.of_translation(translation, dtype, kv_cache)
-    plan = plan_memory(stored, max_seq_len=context, num_rows=num_rows, speed_first=speed_first, card=device.facts)
+    plan = plan_memory(stored, max_seq_len=context, num_rows=num_rows, card=device.facts)
     needed = needed_kernels(translation.model, plan, device.facts)
     for kernel in kernels:
         if kernel.stem not in needed:

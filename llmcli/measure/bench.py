@@ -290,7 +290,7 @@ class BenchReport:
     """The measurements of a model on a device, whose memory reads `read_bytes_per_second`.
 
     `idle_watts` is the device's power with the model loaded; None if unknown, for the reason `energy_problem`. If the
-    user's kernels have run, `engine` has the figures of ours. `speed_first`: see `Bench`.
+    user's kernels have run, `engine` has the figures of ours.
     """
 
     model: str
@@ -307,7 +307,6 @@ class BenchReport:
     decode: tuple[DecodeFigures, ...]
     engine: EngineFigures | None = None
     draft_steps: tuple[DraftFigures, ...] = ()
-    speed_first: bool = False
 
 
 class Bench:
@@ -331,12 +330,6 @@ class Bench:
             meter.wait_idle(_IDLE_SECONDS)
 
     @property
-    def speed_first(self) -> bool:
-        """Whether rows may have other bits than a row alone: see `Arithmetic`. Few rows have the same."""
-        most = self._runner.arithmetic.most_exact_rows
-        return most is not None and self._options.num_rows > most
-
-    @property
     def idle_watts(self) -> float | None:
         """The device's power with the model loaded and nothing to do; None if it cannot be measured."""
         return None if self._meter is None else self._meter.idle_watts
@@ -344,27 +337,20 @@ class Bench:
     def check_tokens(self) -> int:
         """Generate two texts, each in a row alone and then both in all rows in turns; return how many tokens agree.
 
-        If speed comes first, many rows may differ from a row alone. Then all rows run twice instead, and begin at
-        once each time: only equal runs must agree.
         Raises: DeviceError if they differ
         """
         count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
         depth = min(self._options.depths)
         two = [self._prompt(depth), self._prompt(depth)]
         prompts = [two[row % 2] for row in range(self._options.num_rows)]
-        if self.speed_first:
-            other, wait_seconds = "an equal run", math.inf
-            wanted = self._texts(prompts, count, wait_seconds)
-        else:
-            other, wait_seconds = "generate", WAIT_SECONDS
-            alone = [self._texts([prompt], count)[0] for prompt in two]
-            wanted = [alone[row % 2] for row in range(len(prompts))]
-        found = self._texts(prompts, count, wait_seconds)
+        alone = [self._texts([prompt], count)[0] for prompt in two]
+        wanted = [alone[row % 2] for row in range(len(prompts))]
+        found = self._texts(prompts, count)
         for row, texts in enumerate(zip(found, wanted, strict=True)):
             for position, (ours, expected) in enumerate(zip(*texts, strict=True)):
                 if ours != expected:
                     raise DeviceError(
-                        f"bench decodes token {ours} where {other} decodes {expected}, at new token {position} of "
+                        f"bench decodes token {ours} where generate decodes {expected}, at new token {position} of "
                         f"row {row}: its figures would mean nothing; please report it"
                     )
         return count

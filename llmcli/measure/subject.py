@@ -161,5 +161,4 @@ def measure_subject(
         decode=tuple(decode),
         engine=engine,
         draft_steps=tuple(draft_steps),
-        speed_first=bench.speed_first,
     )

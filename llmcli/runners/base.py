@@ -3,8 +3,7 @@
 A row is a sequence of token ids whose keys and values lie in pages of the KV cache. A step runs some tokens of some
 rows and chooses the next tokens. Between steps rows join, leave, fork and roll back; no other row notices. The bits of
 a row's logits depend only on its tokens and on where its prompt ends: not on other rows, nor on its pages, nor on how
-its tokens were cut into spans. Only with more rows than `Arithmetic.most_exact_rows` they also depend on how many rows
-choose in a step.
+its tokens were cut into spans.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens in one step
-MOST_EXACT_ROWS = 8  # `Arithmetic.most_exact_rows` is never less
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
 BLOCK_TOKENS = 128  # while rows wait, run whole blocks of a prompt: runners have prepared these sizes
 # The longest span outside a prompt. It gives, bit for bit, what single steps give.
@@ -46,7 +44,7 @@ class Arithmetic:
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each of the
     user's kernels that replaces one of ours, by name; `cpu_sources` that of each C++ source that computes in place of a
-    library. A step of more than `most_exact_rows` rows rounds differently from a smaller one (None: no step does).
+    library.
     """
 
     dtype: str
@@ -55,7 +53,6 @@ class Arithmetic:
     libraries: tuple[str, ...]
     own_kernels: Mapping[str, str] = field(default_factory=dict)
     cpu_sources: Mapping[str, str] = field(default_factory=dict)
-    most_exact_rows: int | None = None
 
 
 Choose = Literal["none", "last", "every"]

@@ -18,7 +18,7 @@ from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import rotary, rotary_cost
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.qkv import QkvLayout, mixed_dtype
 from llmcli.lab.attention import (
     DTYPES,
     NewTokens,
@@ -35,6 +35,7 @@ from llmcli.lab.attention import (
     new_tokens,
     rotate,
     spans_of,
+    stored_mixed,
     with_unused_lanes,
 )
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
@@ -226,6 +227,7 @@ def _attention_case(
         bound = np.zeros(values.shape)
         for lane, row, _ in tokens.used():
             out = tokens.attention(lane, query, after.keys[row,], after.values[row,], after.key_error[row])
+            out = stored_mixed(out, dtype)
             values[lane], bound[lane] = out.value[0], out.error[0]
         expected = {"out": Expected(values, bound), "counters": Expected(np.zeros(counters), 0.0)}
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
@@ -247,7 +249,7 @@ def _attention_case(
         },
         inputs={**inputs_of(tokens), **before},
         outputs={
-            "out": Output((num_lanes, layout.q_size)),
+            "out": Output((num_lanes, layout.q_size), mixed_dtype(dtype)),
             "counters": Output(counters, np.uint32, holds_zeros=True),
             **appended,
         },

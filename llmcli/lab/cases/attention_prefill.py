@@ -14,7 +14,7 @@ from llmcli.kernels.attention_prefill import (
     attention_prefill_cost,
 )
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.qkv import QkvLayout, mixed_dtype
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
 from llmcli.lab.attention import (
     DTYPES,
@@ -31,6 +31,7 @@ from llmcli.lab.attention import (
     rotate,
     second_layer,
     stored,
+    stored_mixed,
     visible_table,
 )
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
@@ -110,17 +111,17 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
             inputs[f"{name}_scales"] = second_layer(pages.scales)
     if case.cos_sin is not None:
         inputs["cos_sin"] = case.cos_sin
-    num_rows, out = first_token + case.num_tokens, Output((case.num_tokens, layout.q_size))
+    num_rows, dtype = first_token + case.num_tokens, case.keys.dtype
+    out = Output((case.num_tokens, layout.q_size), mixed_dtype(dtype))
     if unit_inputs:
         out = Output((image_bytes(layout.q_size, num_rows) // 2,), np.float16, holds_zeros=True)
 
     def reference() -> dict[str, Expected]:
-        expected = case.expected(np.arange(case.num_tokens))
+        expected = stored_mixed(case.expected(np.arange(case.num_tokens)), dtype)
         if not unit_inputs:
             return {"out": Expected(expected.value, expected.error)}
-        rounding = ROUNDED[FP16] * (np.abs(expected.value) + expected.error) + FLOOR[FP16]
         padding = np.zeros((first_token, layout.q_size))
-        rows = (np.concatenate((padding, some)) for some in (expected.value, expected.error + rounding))
+        rows = (np.concatenate((padding, some)) for some in (expected.value, expected.error))
         value, bound = (image_of(some, unit_inputs, np.float64) for some in rows)
         return {"out": Expected(value, bound)}
 

@@ -13,11 +13,10 @@ from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.stage_wide import UNIT_INPUTS, image_bytes, stage_wide, stage_wide_cost
 from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
 from llmcli.kernels.wide_plan import MAX_NARROW_TOKENS
-from llmcli.lab.cases.gemv import swiglu_of_tiles
+from llmcli.lab.cases.gemv import gated_as_stored, swiglu_of_tiles
 from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of, to_storage
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.lab.rows import (
-    HALF_SUBNORMAL,
     image_of,
     make_rows,
     powers_of_two,
@@ -57,7 +56,6 @@ def stage_case(
         return {
             "image": Expected(images[0], images[1]),
             "row_scales": scales,
-            "largest": Expected(np.zeros(num_tokens), 0.0),
             "x": Expected(total.astype(np.float64), 0.0),
         }
 
@@ -66,11 +64,10 @@ def stage_case(
             device,
             x=arrays["x"],
             unit_inputs=unit_inputs,
-            image=arrays["image"].view(np.uint8),
+            out=arrays["image"].view(np.uint8),
             row_scales=arrays["row_scales"],
             norm_weight=arrays.get("norm_weight"),
             eps=EPS,
-            largest=arrays["largest"].view(np.uint32),
             parts=arrays.get("parts"),
         )
 
@@ -81,7 +78,6 @@ def stage_case(
         outputs={
             "image": Output((image_bytes(num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
             "row_scales": Output((num_tokens,)),
-            "largest": Output((num_tokens,)),
             "x": Output((num_tokens, num_inputs), initial="before"),
         },
         reference=reference,
@@ -118,7 +114,6 @@ FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 32},
 )
 HALF_FORMATS: tuple[dict[str, Any], ...] = ({"weight_type": "float16"}, {"weight_type": "bfloat16"})
-_TOP = 2.0**15  # larger numbers need a scale in fp16
 
 
 def activations(num_tokens: int, num_inputs: int, seed: list[int] | None = None) -> np.ndarray:
@@ -177,17 +172,9 @@ def wide_case(
 
     def gated() -> dict[str, Expected]:
         assert down is not None
-        y, bound = swiglu_of_tiles(*products(), down.num_inputs)
-        largest = np.abs(y).max(axis=1)
-        out_scales = np.where(largest > _TOP, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0)
-        # The fast exponential and quotient, then the rounding to fp16, also below its smallest normal number.
-        bound = (bound + (2.0**-11 + 2.0**-16) * np.abs(y)) / out_scales[:, None] + HALF_SUBNORMAL[np.dtype(np.float16)]
-        images = [image_of(one, down.unit_inputs, np.float64) for one in (y / out_scales[:, None], bound)]
-        return {
-            "out": Expected(images[0], images[1]),
-            "out_scales": Expected(out_scales, 0.0),
-            "largest": Expected(np.where(largest > _TOP, largest, 0.0), 2.0**-14 * largest),
-        }
+        stored_gated = gated_as_stored(*swiglu_of_tiles(*products(), down.num_inputs))
+        images = [image_of(one, down.unit_inputs, np.float64) for one in stored_gated]
+        return {"out": Expected(images[0], images[1])}
 
     def solve(device: Device, arrays: Arrays) -> None:
         common = {
@@ -200,8 +187,7 @@ def wide_case(
             to: Literal["add", "store"] = "add" if epilogue == "add" else "store"
             gemm_wide(device, **common, out=arrays["out"], epilogue=to, others=arrays.get("others"))
             return
-        out, largest = arrays["out"].view(np.uint8), arrays["largest"].view(np.uint32)
-        gemm_wide_swiglu(device, **common, down=down, out=out, largest=largest, out_scales=arrays["out_scales"])
+        gemm_wide_swiglu(device, **common, down=down, out=arrays["out"].view(np.uint8))
 
     outputs = {"out": Output((num_tokens, layout.num_rows), initial="before" if epilogue == "add" else "")}
     if num_parts > 1:
@@ -209,8 +195,6 @@ def wide_case(
     if down is not None:
         outputs = {
             "out": Output((image_bytes(down.num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
-            "out_scales": Output((num_tokens,)),
-            "largest": Output((num_tokens,), holds_zeros=True),
         }
     return Problem(
         "gemm_narrow" if num_tokens <= MAX_NARROW_TOKENS else "gemm_wide",
@@ -242,7 +226,7 @@ def _times_powers(stored: StoredMatrix, exponents: np.ndarray) -> StoredMatrix:
 
 
 def swiglu_case(form: dict[str, Any], num_tokens: int, num_outputs: int, num_inputs: int, down_type: str) -> Problem:
-    """Gate and up of `num_outputs` outputs, for a matrix of `down_type`. One token's results need a scale."""
+    """Gate and up of `num_outputs` outputs, for a matrix of `down_type`."""
     num_rows = 2 * HALF_ROWS * -(-num_outputs // HALF_ROWS)
     stored = random_matrix(num_inputs, num_rows=num_rows, num_inputs=num_inputs, **form)
     has_scales = down_type != "bfloat16"

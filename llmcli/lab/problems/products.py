@@ -203,7 +203,8 @@ def tile_inputs(stored: StoredMatrix, prefix: str = "") -> dict[str, np.ndarray]
 
 def tiled_matrix(layout: TileLayout, arrays: Arrays, prefix: str = "") -> TiledMatrix:
     """The matrix of `tile_inputs` on a card."""
-    return TiledMatrix(layout, *(arrays.get(f"{prefix}{name}") for name in ("tiles", "tile_scales", "tile_zeros")))
+    tiles, scales, zero_points = (arrays.get(f"{prefix}{name}") for name in ("tiles", "tile_scales", "tile_zeros"))
+    return TiledMatrix(layout, tiles, scales, zero_points)
 
 
 def _multiply_row(layout: TileLayout, device: Device, arrays: Arrays) -> None:

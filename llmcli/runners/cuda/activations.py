@@ -4,7 +4,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from llmcli.kernels.stage_wide import padded_inputs
 from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import Workspace
 
@@ -13,7 +15,8 @@ class Activations:
     """The arrays that the layers read and write for `count` tokens of one chunk or of lanes.
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
-            float32 [count, q_size]; row_scale, gated_scale, unit_scale float32 [count]; largest uint32 [count]
+            [count, q_size], in the type that attention writes; row_scale, gated_scale, and the
+            constants unit_scale, gated_unit float32 [count]
     """
 
     def __init__(self, workspace: Workspace[Any], count: int, qkv_width: int):
@@ -26,12 +29,19 @@ class Activations:
         self.row_scale = workspace.row_scale[:count]
         self.gated_scale = workspace.gated_scale[:count]
         self.unit_scale = workspace.unit_scale[:count]
-        self.largest = workspace.largest[:count]
+        self.gated_unit = workspace.gated_unit[:count]
 
-    @property
-    def gated(self) -> Any:
-        """The MLP's inner activations of a few tokens. Shapes: result float32 [count, intermediate_size]."""
-        return self._view("gated", lambda: self._workspace.gated[: self.count])
+    def gated(self, is_float: bool, width: int) -> Any:
+        """The MLP's inner activations of a few tokens, in the memory of `outputs`. Shapes: result [count, width]."""
+        return self._padded(("gated", is_float), self._workspace.outputs, np.float32 if is_float else np.float16, width)
+
+    def rows(self, width: int, count: int) -> Any:
+        """Memory of `inputs` for rows in fp16. Shapes: result float16 [count, width of whole spans]."""
+        rows = self._view(
+            ("rows", width, count),
+            lambda: self._workspace.inputs[: 2 * count * padded_inputs(width)].view(np.float16).reshape(count, -1),
+        )
+        return rows
 
     def outputs(self, width: int) -> Any:
         """Memory for a product's outputs; all widths share it. Shapes: result float32 [count, width]."""
@@ -73,6 +83,15 @@ class Activations:
     def qkv_columns(self, begin: int, size: int) -> Any:
         """Columns of `qkv`. Shapes: result float32 [count, size]."""
         return self._view(("qkv", begin, size), lambda: self.qkv[:, begin : begin + size])
+
+    def _padded(self, key: Hashable, memory: Any, dtype: DTypeLike, width: int) -> Any:
+        """Rows of whole spans, of which `width` columns are used."""
+
+        def cut() -> Any:
+            size = self.count * padded_inputs(width)
+            return memory.view(dtype)[:size].reshape(self.count, -1)[:, :width]
+
+        return self._view((key, width), cut)
 
     def _view(self, key: Hashable, cut: Callable[[], Any]) -> Any:
         view = self._views.get(key)

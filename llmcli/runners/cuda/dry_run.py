@@ -15,8 +15,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch, Launcher
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
-from llmcli.kernels.stage_halves import TOKENS
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS
+from llmcli.kernels.tiles import fastest_widening
 from llmcli.kernels.wide_plan import NARROW_TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Forward
@@ -25,7 +25,7 @@ from llmcli.runners.cuda.passes import Chunk, Lanes, PromptSlice
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
-from llmcli.runners.cuda.weight_layout import Weights
+from llmcli.runners.cuda.weight_layout import Weights, with_widening
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
 
 PRODUCT = "cublas"  # the stem of products of the matrix library
@@ -122,14 +122,16 @@ class DryModel:
     def __init__(self, plan: MemoryPlan, card: CardFacts, *, in_order: bool = False):
         self._dry_run = DryRun(card, in_order=in_order)
         self.device = cast(Device, self._dry_run)
-        self.weights: Weights[Any] = phantoms(plan.weights, 1)
+        self.weights: Weights[Any] = with_widening(
+            phantoms(plan.weights, 1), lambda part: (fastest_widening(part.layout), 0)
+        )
         cache: Cache[Any] = phantoms(plan.cache, 2)
         self._workspace: Workspace[Any] = phantoms(plan.workspace, 3)
         row_bytes = RowLayout(plan.stored.config.vocab_size).row_bytes
         self._sampler_state = Phantom((plan.num_rows, row_bytes), np.uint8, 4 << 48)
         self._results = Phantom((plan.num_rows, 2, NUM_RESULTS), np.uint64, 5 << 48)
         products = Products(self.device, DryCublas(self.device), self._workspace.widened)
-        self._num_rows, self._speed_first = plan.num_rows, plan.speed_first
+        self._num_rows = plan.num_rows
         self._longest = min(plan.chunk_tokens, plan.max_seq_len)  # a chunk also has room for every lane
         self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
 
@@ -149,7 +151,7 @@ class DryModel:
         positions = _assume(workspace.lane_positions[:lanes], np.where(used, depth, 0))
         token_ids, logits = workspace.slot_token_ids, workspace.lane_logits[:lanes]
         self._forward.run(Lanes(token_ids, rows, rows, positions, workspace.page_table))
-        self._forward.project_lanes(logits)
+        self._forward.project_logits(self._forward.hidden[:lanes], logits)
         sample_token(
             self.device,
             logits=logits,
@@ -187,21 +189,18 @@ class DryModel:
         started = self.take()
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
-        for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
-            if self._workspace.staged is not None:
-                started += self.head(min(count, LOGIT_ROWS, self._longest))
         # Up to MANY_LANES the number of lanes, a multiple of MAX_SPAN, decides the size of attention's blocks.
-        counts = {*TOKENS, *range(2 * MAX_SPAN, MANY_LANES, MAX_SPAN)} if self._num_rows > MAX_SPAN else ()
-        if self._speed_first:
-            counts = {*counts, *NARROW_TOKENS, self._num_rows}
+        counts = {*NARROW_TOKENS, *WIDE_TOKENS, *range(2 * MAX_SPAN, MANY_LANES, MAX_SPAN), self._num_rows}
+        if self._num_rows <= MAX_SPAN:
+            counts = set()
         for count in sorted({min(count, self._num_rows) for count in counts}):
             started += self.step(count, 0)
+        for count in NARROW_TOKENS:
+            started += self.head(min(count, LOGIT_ROWS, self._longest))
         possible, ways = self._forward.prompt_ways, list[tuple[Way, int]]()
-        if possible.can_stage:
-            ways += [("staged", min(count, self._longest)) for count in TOKENS]
-        if possible.can_cut:
-            ways += [("in parts", min(count, self._longest)) for count in (*NARROW_TOKENS, *WIDE_TOKENS)]
-        if not possible.can_stage and not possible.can_cut:
+        if possible.as_rows:
+            ways += [("rows", min(count, self._longest)) for count in (*NARROW_TOKENS, *WIDE_TOKENS)]
+        else:
             ways += [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
         ways += [
             ("widened", count)

@@ -1,8 +1,8 @@
 """The forward pass on the card: a chunk of prompts, or one token in each of many lanes.
 
-Everything is queued on the device's stream, and nothing is allocated. Lanes, short spans and staged prompts use the
-fused products of rows, whose bits depend on the token alone. Other prompts use products of whole matrices, and so do
-many lanes with `--speed-first`.
+Everything is queued on the device's stream, and nothing is allocated. Rows of any number are multiplied with the same
+bits (row_products.py). Long prompts use one chunk of the inputs, and where gemm_wide does not take a layer the matrix
+library.
 """
 
 import functools
@@ -17,18 +17,17 @@ from llmcli.kernels.elementwise import add_parts, embedding, gather_columns, swi
 from llmcli.kernels.norms import residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
-from llmcli.runners.cuda.activations import Activations, gathered_like
+from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.arena import copy, fetch
 from llmcli.runners.cuda.attention import Attention, CachedLayer
 from llmcli.runners.cuda.kv_cache import KvCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.cuda.products import Products
-from llmcli.runners.cuda.row_products import RowInputs, RowProducts
-from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
+from llmcli.runners.cuda.row_products import RowProducts, Rows
+from llmcli.runners.cuda.ways import Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.wide_layer import left_by, run_wide_head, run_wide_qkv, run_wide_rest
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_ALONE, MOST_LANES_IN_PARTS, Cache, Workspace
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_ALONE, Cache, Workspace
 
 # Longer spans mostly run the kernels of a span of this length.
 _MOST_PREPARED_TOKENS = 1024
@@ -57,13 +56,11 @@ class Forward:
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
         self.prompt_ways = plan.prompt_ways
-        self._most_exact_lanes = plan.most_exact_lanes
         self.hidden = workspace.hidden
         self._weights = weights
         self._cache = KvCache(cache)
         self._workspace = workspace
         self._products = products
-        self._row_products = RowProducts(device, workspace.staged, workspace.norm_factors)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
@@ -88,10 +85,8 @@ class Forward:
             if needed is not None and self._may_run_alone(work, len(needed)):
                 self._alone = tuple(needed)
             layers = self._chunk(work, leaves=True, alone=self._alone)
-        elif work.num_spans is None and len(work.rows) > self._most_exact_lanes:
-            layers = self._many_lanes(work)
         else:
-            layers = self._lanes(work)
+            layers = self._lanes(work, leaves=True)
         for _ in layers:
             pass
 
@@ -101,44 +96,43 @@ class Forward:
         Shapes: float32 [num_tokens, hidden_size]
         """
         self._alone = None
-        return self._lanes(work) if isinstance(work, Lanes) else self._chunk(work, leaves=False)
+        return self._lanes(work, leaves=False) if isinstance(work, Lanes) else self._chunk(work, leaves=False)
 
-    def _lanes(self, lanes: Lanes) -> Iterator[Any]:
+    def _lanes(self, lanes: Lanes, *, leaves: bool) -> Iterator[Any]:
         activations = self._activations(len(lanes.rows))
+        products = self._products_of(activations)
 
         def run(layer: CachedLayer) -> None:
-            attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
-            self._few_tokens(layer.weights, activations, attend)
+            left = self._left_before(products, layer) if leaves else None
+            rest = products.qkv(layer.weights, left)
+            self._attention.of_lanes(layer, lanes, activations, rest)
+            products.rest(layer.weights)
+            if not leaves:
+                self._finish(products.left_by(layer.weights), activations)
 
         arrays = lanes.token_ids, lanes.token_rows, lanes.rows, lanes.positions, lanes.page_table
-        replays = self._replays_of(arrays, len(lanes.rows), lanes.num_spans)
+        replays = self._replays_of(arrays, len(lanes.rows), lanes.num_spans, leaves)
         self._record(replays, _BEGINNING, lambda: self._begin(lanes.token_ids, activations, lanes.token_rows))
-        return self._each_layer(self._layers, run, activations.hidden, replays)
+        yield from self._each_layer(self._layers, run, activations.hidden, replays, leaves)
+        if leaves:
+            self._record(replays, _END, lambda: self._finish(products.left_by(self._layers[-1].weights), activations))
 
     def _chunk(self, chunk: Chunk, *, leaves: bool, alone: tuple[int, ...] | None = None) -> Iterator[Any]:
         """With `leaves` a layer may leave partial sums to the next one. `alone`: see `_last_layer`."""
-        activations, eps = self._activations(len(chunk.token_ids)), self.config.rms_norm_eps
-        as_image = self._attention.writes_images
-        parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
-        leaves = leaves and parts_for is not None
-
-        def left_behind(index: int) -> Any | None:
-            return left_by(self.device, self._layers[index].weights, activations, parts_for)
+        activations = self._activations(len(chunk.token_ids))
+        products = self._products_of(activations, in_chunks=chunk.way == "rows")
 
         def run(layer: CachedLayer) -> None:
             attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
-            if chunk.way == "staged":
-                self._few_tokens(layer.weights, activations, attend)
-            elif chunk.way != "packed" and is_wide(self.device, layer.weights.projections):
-                wide, before = (self.device, layer.weights, activations, eps), None
-                if leaves and layer.index > 0:
-                    before = left_behind(layer.index - 1)
-                attend(run_wide_qkv(*wide, parts_for=parts_for, left=before), as_image=as_image)
-                run_wide_rest(*wide, is_staged=as_image, parts_for=parts_for)
-                if not leaves:
-                    self._finish(left_behind(layer.index), activations)
-            else:
+            if chunk.way != "rows" and not is_wide(self.device, layer.weights.projections):
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
+                return
+            rest = products.qkv(layer.weights, self._left_before(products, layer) if leaves else None)
+            as_image = self._attention.writes_images and products.takes_wide(layer.weights.o)
+            attend(rest, as_image=as_image)
+            products.rest(layer.weights, is_image=as_image)
+            if not leaves:
+                self._finish(products.left_by(layer.weights), activations)
 
         arrays = chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table
         replays = self._replays_of(arrays, chunk.way, chunk.parts, leaves)
@@ -148,7 +142,14 @@ class Forward:
         if alone is not None:
             self._last_layer(chunk, activations, alone, replays)
         if leaves:
-            self._record(replays, _END, lambda: self._finish(left_behind(-1), activations))
+            self._record(replays, _END, lambda: self._finish(products.left_by(self._layers[-1].weights), activations))
+
+    def _products_of(self, activations: Activations, *, in_chunks: bool = True) -> RowProducts:
+        return RowProducts(self.device, activations, self.config.rms_norm_eps, in_chunks)
+
+    def _left_before(self, products: RowProducts, layer: CachedLayer) -> Any | None:
+        """The partial sums that the layer before has left."""
+        return products.left_by(self._layers[layer.index - 1].weights) if layer.index > 0 else None
 
     def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
         """Whether the last layer may run for `num_tokens` of a chunk's tokens: if their number changes no bits."""
@@ -162,16 +163,16 @@ class Forward:
 
         The others only give it keys and values, which later tokens see. Their outputs are not needed.
         """
-        layer, eps, as_image = self._layers[-1], self.config.rms_norm_eps, self._attention.writes_images
+        layer, as_image = self._layers[-1], self._attention.writes_images
 
         def begin() -> None:
-            run_wide_qkv(self.device, layer.weights, activations, eps)
+            self._products_of(activations, in_chunks=False).qkv(layer.weights)
             self._attention.append_chunk(layer, chunk, activations)
 
         def end() -> None:
             few = self._activations(len(alone))
             self._attention.of_tokens(layer, chunk, alone, activations, few, as_image=as_image)
-            run_wide_rest(self.device, layer.weights, few, eps, is_staged=as_image)
+            self._products_of(few, in_chunks=False).rest(layer.weights, is_image=as_image)
 
         self._record(replays, _LAST, begin, layer.arrays, layer.addresses)
         if alone:
@@ -201,24 +202,10 @@ class Forward:
                     outputs = activations.outputs(part.num_rows)
                     self._products.multiply(part, activations.inputs(part), outputs, "widened")
 
-    def project_lanes(self, logits: Any) -> None:
-        """Compute logits of the latest lanes, as they ran. Shapes: logits float32 [num_lanes, vocab_size]"""
-        head, activations = self._weights.head, self._activations(len(logits))
-        if len(logits) > self._most_exact_lanes and is_wide(self.device, (head,)):
-            run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, logits)
-        else:
-            self.project_logits(activations.hidden, logits)
-
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
-        head = self._weights.head
-        if head.order is None:
-            rows = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
-        else:
-            gathered = gathered_like(self._workspace, hidden)
-            gather_columns(self.device, x=hidden, order=head.order, out=gathered)
-            rows = self._row_products.inputs(gathered, head.ordered_norm, self.config.rms_norm_eps)
-        rows.multiply(head.matrix, logits)
+        products = self._products_of(self._activations(len(hidden)))
+        products.head(self._weights.head, self._weights.norm, hidden, logits)
 
     def outputs_of(self, places: Sequence[int]) -> Any:
         """The outputs of these tokens of the latest run: rows of `hidden`, or copies if they are not adjacent.
@@ -285,21 +272,6 @@ class Forward:
         else:
             replay.start(addresses)
 
-    def _many_lanes(self, lanes: Lanes) -> Iterator[None]:
-        """Run one token a lane with the products of prompts."""
-        activations = self._activations(len(lanes.rows))
-        self._begin(lanes.token_ids, activations, lanes.token_rows)
-        parts_for = MAX_SHORT_TOKENS if activations.count <= MAX_SHORT_TOKENS else MOST_LANES_IN_PARTS
-        left = None
-        for layer in self._layers:
-            wide = self.device, layer.weights, activations, self.config.rms_norm_eps
-            rest = run_wide_qkv(*wide, parts_for=parts_for, left=left)
-            self._attention.of_lanes(layer, lanes, activations, rest)
-            run_wide_rest(*wide, is_staged=False, parts_for=parts_for)
-            left = left_by(self.device, layer.weights, activations, parts_for)
-            yield
-        self._finish(left, activations)
-
     def _finish(self, left: Any | None, activations: Activations) -> None:
         """Add the partial sums of a layer's last product, if any. Shapes: left float32 [parts, n, hidden_size]"""
         if left is not None:
@@ -311,7 +283,10 @@ class Forward:
         kinds: dict[Hashable, int] = {}
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
             arrays = (*weights.arrays, *cache.arrays)
-            matrices = [(part.layout, part.activation_dtype, part.begin) for part in weights.projections]
+            matrices = [
+                (part.layout, part.matrix.widening, part.matrix.power, part.activation_dtype, part.begin)
+                for part in weights.projections
+            ]
             launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
             kind = kinds.setdefault(launched, len(kinds))
             layers.append(CachedLayer(index, weights, cache, kind, arrays, base_addresses(arrays)))
@@ -321,31 +296,6 @@ class Forward:
         """Look up the tokens' embeddings."""
         table = self._weights.embed_tokens
         embedding(self.device, table=table, token_ids=token_ids, rows=token_rows, out=activations.hidden)
-
-    def _few_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
-        """One layer in four products, which include norms, biases, SwiGLU and residual additions."""
-        inputs, eps = self._row_products.inputs, self.config.rms_norm_eps
-        hidden, mixed, gated = activations.hidden, activations.mixed, activations.gated
-        normed = inputs(hidden, layer.input_layernorm, eps)
-        for part in layer.qkv:
-            rows = self._in_order(part, normed, hidden, activations)
-            rows.multiply(part.matrix, activations.qkv_of(part), bias=part.bias)
-        attend()
-        rows = self._in_order(layer.o, inputs(mixed), mixed, activations)
-        rows.multiply(layer.o.matrix, hidden, bias=layer.o.bias, epilogue="add")
-        normed = inputs(hidden, layer.post_attention_layernorm, eps)
-        rows = self._in_order(layer.gate_up, normed, hidden, activations)
-        rows.multiply(layer.gate_up.matrix, gated, bias=layer.gate_up.bias, epilogue="swiglu")
-        rows = self._in_order(layer.down, inputs(gated), gated, activations)
-        rows.multiply(layer.down.matrix, hidden, bias=layer.down.bias, epilogue="add")
-
-    def _in_order(self, part: Projection[Any], rows: RowInputs, x: Any, activations: Activations) -> RowInputs:
-        """The rows of x (`rows`, normed or not) in the order of the matrix's inputs."""
-        if part.order is None:
-            return rows
-        gathered = activations.gathered(x)
-        gather_columns(self.device, x=x, order=part.order, out=gathered)
-        return self._row_products.inputs(gathered, part.ordered_norm, self.config.rms_norm_eps)
 
     def _many_tokens(
         self, layer: LayerWeights[Any], activations: Activations, way: Way, attend: Callable[[], None]
@@ -362,9 +312,14 @@ class Forward:
                 scale_bias(device, x=outputs, row_scale=row_scale, bias=part.output_bias)
         attend()
 
-        x = activations.inputs(layer.o)
-        round_rows(device, x=activations.mixed, out=x, row_scale=row_scale)
-        self._multiply_and_add(layer.o, x, row_scale, activations, way)
+        x, mixed = activations.inputs(layer.o), activations.mixed
+        if mixed.dtype == x.dtype == np.float16:
+            self._multiply_and_add(layer.o, mixed, activations.unit_scale, activations, way)
+        elif mixed.dtype == np.float32:
+            round_rows(device, x=mixed, out=x, row_scale=row_scale)
+            self._multiply_and_add(layer.o, x, row_scale, activations, way)
+        else:
+            self._products_of(activations).few(layer.o, Rows(mixed), hidden, "add")
 
         x, gate_up = activations.inputs(layer.gate_up), activations.outputs(layer.gate_up.num_rows)
         rms_norm(device, x=hidden, weight=layer.post_attention_layernorm, eps=eps, out=x, row_scale=row_scale)

@@ -76,7 +76,7 @@ class DecodeLanes:
         workspace = self._workspace
         rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
         self._forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
-        self._forward.project_lanes(self.logits[:count])
+        self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
 
     def _launch_held(self, count: int) -> None:

@@ -15,6 +15,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import gather_columns
+from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Arithmetic, Limits
@@ -50,7 +51,6 @@ def load(
     allows_less: bool = False,
     dtype: str = "auto",
     kv_cache: str = "auto",
-    speed_first: bool = False,
     card: int = 0,
     prefill_chunk: int | None = None,
     uses_graphs: bool = True,
@@ -62,8 +62,7 @@ def load(
     """Read the weights onto a card and allocate everything that running takes.
 
     `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
-    quantized layers keep their codes. `speed_first`: multiply more than 8 rows as prompts are, so that a text may
-    depend on how many rows run with it. `on_compile` gets the kernels compiled so far and those to compile, if any.
+    quantized layers keep their codes. `on_compile` gets the kernels compiled so far and those to compile, if any.
     `device` is an opened card to use in place of number `card`.
     Raises: InsufficientMemoryError before anything is read, if it does not fit; DeviceError if the card cannot be
             used; CheckpointError for a tensor with NaN or infinity, and for read errors
@@ -82,7 +81,6 @@ def load(
         available=free_bytes(),
         allows_less=allows_less,
         chunk_tokens=prefill_chunk,
-        speed_first=speed_first,
         card=device.facts,
     )
     is_free = all(is_independent_of_tokens(matrix.activation_dtype) for matrix in plan.weights.projections)
@@ -104,12 +102,13 @@ def load(
         total = sum(info.num_bytes for info in model.tensors.tensors.values())
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
         uploading.run(lambda done: on_progress(done, total))
-        pieces.check_values(fetch(device, staging.flags))
+        weights = pieces.checked(fetch(device, staging.flags))
         with timeline.part("matrix library"):
             library = opening.result()
     _send_orders(device, weights)
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
+    send(device, workspace.gated_unit, np.full(plan.chunk_tokens, GATED_SCALE, np.float32))
     send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
     for zeros in (
         workspace.counters,
@@ -151,16 +150,8 @@ def load(
             ),
             is_free=is_free,
             cache_type=stored.cache_type,
-            description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
-            f"{', speed first' if plan.speed_first else ''}",
-            arithmetic=Arithmetic(
-                dtype,
-                kv_cache,
-                None,
-                ("cupy",),
-                _digests(device.own_sources),
-                most_exact_rows=plan.most_exact_lanes if plan.speed_first else None,
-            ),
+            description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
+            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
         )
     )
 

@@ -13,12 +13,10 @@ from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of
 from llmcli.runners.cuda.regions import Region, held_bytes
-from llmcli.runners.cuda.row_products import stages_rows
 from llmcli.runners.cuda.staging import Staging, plan_staging
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.ways import PromptWays
 from llmcli.runners.cuda.weight_layout import Space, Weights, is_wide, plan_weights
-from llmcli.runners.cuda.wide_layer import most_exact_lanes
 from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
 # Prompt tokens that run together: wide enough for the tensor cores; cut first when memory is short.
@@ -37,7 +35,6 @@ class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
     `staging` is what loading needs; it uses the workspace's memory. `prompt_ways`: how short prompts are multiplied.
-    `speed_first`: more lanes than `most_exact_lanes` are multiplied as prompts are.
     """
 
     stored: StoredModel
@@ -46,8 +43,6 @@ class MemoryPlan:
     num_pages: int
     chunk_tokens: int
     prompt_ways: PromptWays
-    speed_first: bool
-    most_exact_lanes: int
     weights: Weights[Space]
     cache: Cache[Region]
     workspace: Workspace[Region]
@@ -86,12 +81,9 @@ def plan_memory(
     num_rows: int,
     num_pages: int | None = None,
     chunk_tokens: int | None = None,
-    speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
 ) -> MemoryPlan:
     """Lay everything out for such a card, without using one. Without `num_pages` all rows may be full.
-
-    `speed_first`: many rows may be multiplied as prompts are, if gemm_wide takes all layers.
 
     Raises: UnsupportedModelError for shapes that no kernel has
     """
@@ -101,10 +93,7 @@ def plan_memory(
     chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), lanes)
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
-    matrices = [matrix for layer in weights.layers for matrix in layer.projections]
-    are_wide = all(is_wide(card, layer.projections) for layer in weights.layers)
-    can_stage = all(stages_rows(card, matrix.layout, MAX_SPAN + 1) for matrix in matrices)
-    ways, speed_first = PromptWays(can_stage, are_wide), speed_first and are_wide
+    ways = PromptWays(all(is_wide(card, layer.projections) for layer in weights.layers))
     return MemoryPlan(
         stored,
         max_seq_len,
@@ -112,11 +101,9 @@ def plan_memory(
         num_pages,
         chunk,
         ways,
-        speed_first,
-        most_exact_lanes(weights.projections) if speed_first else lanes,
         weights=weights,
         cache=plan_cache(stored, num_pages),
-        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, ways, speed_first, card),
+        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, ways, card),
         staging=plan_staging(stored, weights),
     )
 
@@ -130,7 +117,6 @@ def fit_memory(
     available: int,
     allows_less: bool = False,
     chunk_tokens: int | None = None,
-    speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
     is_here: bool = True,
 ) -> MemoryPlan:
@@ -140,7 +126,7 @@ def fit_memory(
     are fewer rows.
     Raises: InsufficientMemoryError with the figures and the change that would make it fit
     """
-    plan_for = partial(plan_memory, stored, max_seq_len=max_seq_len, speed_first=speed_first, card=card)
+    plan_for = partial(plan_memory, stored, max_seq_len=max_seq_len, card=card)
     chunks = (chunk_tokens,) if chunk_tokens else PREFILL_CHUNKS
     pages_of_row = pages_of(max_seq_len)
     plan = None
@@ -159,7 +145,6 @@ def fit_memory(
         num_rows=plan.num_rows,
         available=available,
         chunk_tokens=chunks[-1],
-        speed_first=speed_first,
         card=card,
     )
     context = fitting_for(stored)
@@ -168,7 +153,6 @@ def fit_memory(
         max_seq_len=max_seq_len,
         num_rows=plan.num_rows,
         chunk_tokens=plan.chunk_tokens,
-        speed_first=speed_first,
         card=card,
     )
     if context >= _SMALLEST_USEFUL_CONTEXT:
@@ -197,7 +181,6 @@ def fitting_context(
     num_rows: int,
     available: int,
     chunk_tokens: int | None = None,
-    speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
 ) -> int:
     """The largest context that fits, up to the model's maximum; 0 if none does."""
@@ -208,7 +191,6 @@ def fitting_context(
             max_seq_len=max_seq_len,
             num_rows=num_rows,
             chunk_tokens=chunk_tokens,
-            speed_first=speed_first,
             card=card,
         )
         return plan.total_bytes <= available

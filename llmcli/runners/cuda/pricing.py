@@ -11,42 +11,23 @@ from dataclasses import dataclass
 
 from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.gemm_codes import BLOCK_TILES, SPLITS, CodesCost
-from llmcli.kernels.gemm_halves import HalvesCost, plan_clocks, plan_halves
 from llmcli.kernels.gemm_wide import WideCost
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.stage_digits import image_bytes, tokens_of
 from llmcli.kernels.wide_plan import num_spans, plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
-# A decoding product apart from its bytes: the clocks from the end of the previous kernel to its own end, and those that
-# each row after the first adds.
+# gemv: its share of the rate at which memory is read, by the bits of a weight; the clocks from the end of the previous
+# kernel to its own end, and those that each row after the first adds. Not yet fitted: the share is that of a skeleton
+# (docs/log/2026-11-28-one-arithmetic.md), the clocks are those of the product before it.
+GEMV_SHARES = {4: 0.85, 8: 1.0, 16: 1.0, 32: 0.8}
 GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6360, 220
 # Overlapping launches hide part of those clocks: each multiprocessor loads this many bytes of weights before the
-# previous kernel ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; int8 now loads a quarter more, which
-# saved nothing). Keys are the bits of a weight.
-# With these bytes one number of clocks fits all types of weights. Without them the starts of int8, int4 and float
-# weights seemed to differ by a third. An H100's slower memory hides more: its predicted steps were 3 to 5 % too long.
-PREFETCHED_BYTES = {8: 3 * 16 * 1152, 4: 2 * 16 * 1152, 16: 4 * 16 * 1024, 32: 4 * 16 * 1024}
+# previous kernel ends.
+PREFETCHED_BYTES = {8: 55296, 4: 36864, 16: 65536, 32: 0}
 # The shortest start, even if all of it is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
 LEAST_CLOCKS = 1290
-# Bytes of x that a multiprocessor (or a cluster of two together) fetches from L2 a clock; nothing overlaps this.
-# Products of several rows now fetch most of it along with weights, and are 8 % faster alone. Whole steps are still
-# predicted within 6 % without that: there the card draws its full power.
-FETCHED_BYTES_A_CLOCK = 17.33
-# Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
-# tile of any length; two tiles run at a time. Other weights never take longer than their bytes.
-INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
-# Clocks of staging's start and end. Products of rows as digits: clocks of the start and end; clocks that a block takes
-# for a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, at a number of
-# bytes a clock for each multiprocessor. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8, and to
-# whole steps, in which they take 6 to 8 % longer than alone.
-# (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
-DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 4000, 3500, 137
-SPAN_CLOCKS, SPAN_ROW_CLOCKS = 880, 27
-SHARED_BYTES_A_CLOCK = 16.3
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A single row fills the card. Further rows come in waves of blocks that do not read ahead of each other, so their bytes
 # take longer.
@@ -106,15 +87,8 @@ class Pricing:
         cost = launch.cost()
         if isinstance(cost, GemvCost):
             return self._gemv(cost)
-        if isinstance(cost, CodesCost):
-            return self._gemm_codes(cost)
-        if isinstance(cost, HalvesCost):
-            return self._gemm_halves(cost)
         if isinstance(cost, WideCost):
             return self._gemm_narrow(cost) if launch.stem == "gemm_narrow" else self._gemm_wide(cost)
-        if launch.stem in ("stage_digits", "stage_halves"):
-            moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
-            return moving + DIGITS_CLOCKS / self._card.clock_hertz
         if isinstance(cost, DecodeAttentionCost):
             return self._attention_rows(cost) if launch.stem == "attention_rows" else self._decode_attention(cost)
         if launch.stem == "sample_token":
@@ -127,37 +101,12 @@ class Pricing:
         return operations / self._flops("float16") if self._rates.flops else 0.0
 
     def _gemv(self, cost: GemvCost) -> float:
-        card, layout, plan = self._card, cost.layout, cost.plan
-        reading = layout.num_bytes / self._rates.read_bytes
-        num_fetches = plan.num_blocks // plan.cluster
-        fetched = 4 * plan.num_rows * layout.num_inputs * num_fetches
-        fetching = fetched / (FETCHED_BYTES_A_CLOCK * card.num_multiprocessors)
-        computing = 0.0
-        if cost.element_bits == 4:
-            clocks = layout.num_units * (INT4_UNIT_CLOCKS + INT4_COLUMN_CLOCKS * plan.column_tiles) + INT4_TILE_CLOCKS
-            computing = -(-layout.num_tiles // num_fetches) / plan.cluster * clocks / card.clock_hertz
-        prefetched = PREFETCHED_BYTES[cost.element_bits] * card.num_multiprocessors if card.can_cluster else 0
+        card, bits = self._card, cost.element_bits
+        reading = cost.layout.num_bytes / (GEMV_SHARES[bits] * self._rates.read_bytes)
+        prefetched = PREFETCHED_BYTES[bits] * card.num_multiprocessors if card.can_cluster else 0
         start = GEMV_CLOCKS / card.clock_hertz - prefetched / self._rates.read_bytes
         start = max(start, LEAST_CLOCKS / card.clock_hertz)
-        rows = (plan.num_rows - 1) * GEMV_ROW_CLOCKS
-        return max(reading, computing) + start + (fetching + rows) / card.clock_hertz
-
-    def _gemm_codes(self, cost: CodesCost) -> float:
-        layout, rows, card = cost.layout, tokens_of(cost.layout, cost.num_rows), self._card
-        sets, tile_blocks = -(-cost.num_rows // rows), -(-layout.num_tiles // BLOCK_TILES)
-        waves = max(1.0, sets * tile_blocks * SPLITS / (2 * card.num_multiprocessors))
-        in_turn = waves * layout.num_spans / SPLITS * (SPAN_CLOCKS + SPAN_ROW_CLOCKS * rows) / card.clock_hertz
-        fetched = sets * cost.stored_bytes + tile_blocks * image_bytes(layout, cost.num_rows)
-        fetching = self._clocks(fetched / SHARED_BYTES_A_CLOCK)
-        reading = cost.stored_bytes / self._rates.read_bytes
-        start = CODES_CLOCKS + CODES_ROW_CLOCKS * rows
-        return max(reading, fetching, in_turn) + start / card.clock_hertz
-
-    def _gemm_halves(self, cost: HalvesCost) -> float:
-        num_multiprocessors = self._card.num_multiprocessors
-        plan = plan_halves(cost.layout, cost.num_rows, num_multiprocessors)
-        multiplying = plan_clocks(cost.layout, plan, num_multiprocessors) / self._card.clock_hertz
-        return max(cost.stored_bytes / self._rates.read_bytes, multiplying)
+        return reading + start + (cost.num_rows - 1) * GEMV_ROW_CLOCKS / card.clock_hertz
 
     def _gemm_wide(self, cost: WideCost) -> float:
         plan = plan_wide(cost.layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts)

@@ -1,107 +1,171 @@
-"""Multiplies the rows of decoding lanes with a matrix. Number of rows, matrix and card decide which kernels do it.
+"""The products of a layer for some rows of activations. The kernel is chosen by speed alone.
 
-All of these kernels give a row the same bits, so its bits do not depend on how many rows run with it.
+Up to 8 rows are multiplied by gemv, more of them on Hopper by gemm_narrow and gemm_wide. All give a row the same bits:
+the matrix decides into how many chunks its inputs are cut, and how weights are rounded; the row, how it is rounded.
+Long prompts have their inputs in one chunk, since the sums of chunks would have to be written and added.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from llmcli.kernels.card_facts import CardFacts
+import numpy as np
+
+from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_codes import gemm_codes
-from llmcli.kernels.gemm_codes import takes as takes_codes
-from llmcli.kernels.gemm_halves import gemm_halves
-from llmcli.kernels.gemm_halves import takes as takes_halves
+from llmcli.kernels.elementwise import add_parts, gather_columns
+from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import MAX_ROWS, Epilogue, gemv
-from llmcli.kernels.stage_digits import image_bytes as digits_bytes
-from llmcli.kernels.stage_digits import stage_digits
-from llmcli.kernels.stage_halves import image_bytes as halves_bytes
-from llmcli.kernels.stage_halves import stage_halves
-from llmcli.kernels.tiles import TiledMatrix, TileLayout
+from llmcli.kernels.stage_wide import stage_wide
+from llmcli.runners.cuda.activations import Activations
+from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, is_wide
 
 
-def stages_rows(card: CardFacts | Device, layout: TileLayout, num_rows: int) -> bool:
-    """Whether `num_rows` rows are staged: more than one gemv takes, weights of 16 bits or fewer, a card with wgmma."""
-    return card.can_wgmma and num_rows > MAX_ROWS and (takes_codes(layout) or takes_halves(layout))
+@dataclass(frozen=True)
+class Rows:
+    """Rows of activations: float32, normed where there is a weight; or float16, times `scales`.
 
-
-def staged_bytes(card: CardFacts, products: Iterable[tuple[TileLayout, int]]) -> int:
-    """Bytes for the rows of each of these products, one at a time; each is a matrix and its largest number of rows."""
-    return max(
-        (_image_bytes(layout, num_rows) for layout, num_rows in products if stages_rows(card, layout, num_rows)),
-        default=0,
-    )
-
-
-class RowProducts:
-    """Computes f(x' @ W.T + bias) for any number of rows up to the number of lanes.
-
-    `staged` and `norm_factors` are memory for staged rows. Without it rows are multiplied eight at a time.
-    Shapes: staged uint8 [staged_bytes]; norm_factors float32 [most rows]
+    Shapes: x [num_rows, num_inputs]; norm, ordered_norm float32 [num_inputs]; scales float32 [num_rows]
     """
 
-    def __init__(self, device: Device, staged: Any | None, norm_factors: Any | None):
-        self.device = device
-        self.staged = staged
-        self.norm_factors = norm_factors
-        self.standing: tuple[int, str, bool] | None = None  # which input is in `staged`, in which format
-        self._numbers = itertools.count()
+    x: Any
+    norm: Any | None = None
+    scales: Any | None = None
 
-    def inputs(self, x: Any, norm_weight: Any | None = None, eps: float = 0.0) -> RowInputs:
-        """Rows to multiply with one or several matrices.
 
-        Shapes: x float32 [num_rows, num_inputs], rows any distance apart; norm_weight float32 [num_inputs]
+@dataclass(frozen=True)
+class RowProducts:
+    """Products of the rows of `activations`. With `in_chunks` they have the bits of any other number of rows."""
+
+    device: Device
+    activations: Activations
+    eps: float
+    in_chunks: bool = True
+
+    def takes_wide(self, *parts: Projection[Any]) -> bool:
+        """Whether gemm_wide multiplies these matrices."""
+        return is_wide(self.device, parts) and (self.activations.count > MAX_ROWS or not self.in_chunks)
+
+    def qkv(self, layer: LayerWeights[Any], left: Any | None = None) -> Any | None:
+        """Compute `qkv`; return the partial sums still to be added to it, or None.
+
+        `left` are the partial sums that the layer before has left (`left_by`).
+        Shapes: left float32 [parts, num_tokens, hidden_size]; result float32 [parts, num_tokens, width of qkv]
         """
-        return RowInputs(self, next(self._numbers), x, norm_weight, eps)
+        normed = Rows(self.activations.hidden, layer.input_layernorm)
+        if len(layer.qkv) == 1:
+            return self._multiply(layer.qkv[0], normed, self.activations.qkv, left=left)
+        self._finish(left, normed.x)
+        for part in layer.qkv:
+            multiply = self.few if self.in_chunks else self._multiply  # partial sums of columns have no place
+            multiply(part, normed, self.activations.qkv_of(part), "store")
+        return None
 
+    def rest(self, layer: LayerWeights[Any], *, is_image: bool = False) -> None:
+        """Run the part of the layer after attention. Its input is `mixed`, or with `is_image` its image.
 
-class RowInputs:
-    """Rows of activations, normed or not. Matrices that take them in one format share it. Made by `RowProducts`."""
-
-    def __init__(self, products: RowProducts, number: int, x: Any, norm_weight: Any | None, eps: float):
-        self._products = products
-        self._number = number
-        self._x = x
-        self._norm_weight = norm_weight
-        self._eps = eps
-
-    def multiply(self, matrix: TiledMatrix, out: Any, *, bias: Any | None = None, epilogue: Epilogue = "store") -> None:
-        """Write the product, or add it; `out`, `bias` and `epilogue` as in gemv."""
-        layout, num_rows, products = matrix.layout, len(self._x), self._products
-        device, image = products.device, products.staged
-        if image is None or not stages_rows(device, layout, num_rows):
-            gemv(
-                device,
-                matrix=matrix,
-                x=self._x,
-                out=out,
-                norm_weight=self._norm_weight,
-                eps=self._eps,
-                bias=bias,
-                epilogue=epilogue,
+        `left_by` returns the partial sums that this layer leaves to the next.
+        """
+        hidden, own = self.activations.hidden, self.activations
+        if is_image:
+            left = self._wide(layer.o, own.image, own.unit_scale, hidden, "add")
+        else:
+            left = self._multiply(layer.o, Rows(own.mixed), hidden, "add")
+        normed = Rows(hidden, layer.post_attention_layernorm)
+        if self.takes_wide(layer.gate_up, layer.down):
+            self._stage_image(layer.gate_up, normed, left)
+            gemm_wide_swiglu(
+                self.device,
+                matrix=layer.gate_up.matrix,
+                bias=layer.gate_up.bias,
+                image=own.image,
+                row_scales=own.row_scale,
+                down=layer.down.layout,
+                out=own.gated_image,
             )
+            self._wide(layer.down, own.gated_image, own.gated_unit, hidden, "add")
             return
-        assert products.norm_factors is not None
-        factors = products.norm_factors[:num_rows]
-        standing = self._number, layout.weight_type, layout.is_symmetric
-        if products.standing != standing:
-            (stage_digits if layout.has_codes else stage_halves)(
-                device,
-                layout=layout,
-                x=self._x,
-                image=image,
-                factors=factors,
-                norm_weight=self._norm_weight,
-                eps=self._eps,
-            )
-            products.standing = standing
-        (gemm_codes if layout.has_codes else gemm_halves)(
-            device, matrix=matrix, image=image, factors=factors, out=out, bias=bias, epilogue=epilogue
+        self._finish(left, hidden)
+        gated = own.gated(layer.gate_up.layout.weight_type == "float32", layer.down.layout.num_inputs)
+        self.few(layer.gate_up, normed, gated, "swiglu")
+        self.few(layer.down, Rows(gated, scales=None if gated.dtype == np.float32 else own.gated_unit), hidden, "add")
+
+    def left_by(self, layer: LayerWeights[Any]) -> Any | None:
+        """The partial sums of a layer's last product still to be added to `hidden`, or None.
+
+        Shapes: result float32 [parts, num_tokens, hidden_size]
+        """
+        return self._others(layer.down) if self.takes_wide(layer.gate_up, layer.down) else None
+
+    def head(self, head: Projection[Any], norm: Any, hidden: Any, logits: Any) -> None:
+        """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]"""
+        self._finish(self._multiply(head, Rows(hidden, norm), logits), logits)
+
+    def _multiply(
+        self,
+        part: Projection[Any],
+        rows: Rows,
+        out: Any,
+        epilogue: Epilogue = "store",
+        *,
+        left: Any | None = None,
+    ) -> Any | None:
+        """Write a product, or add it; return the partial sums still to be added."""
+        if self.takes_wide(part):
+            self._stage_image(part, rows, left)
+            return self._wide(part, self.activations.image, self.activations.row_scale, out, epilogue)
+        self._finish(left, rows.x)
+        self.few(part, rows, out, epilogue)
+        return None
+
+    def few(self, part: Projection[Any], rows: Rows, out: Any, epilogue: Epilogue) -> None:
+        """Multiply by gemv, eight rows at a time. Several rows are rounded first, one is rounded inside."""
+        x, norm, scales = rows.x, rows.norm, rows.scales
+        if part.order is not None:
+            gathered = self.activations.gathered(x)
+            gather_columns(self.device, x=x, order=part.order, out=gathered)
+            x, norm = gathered, part.ordered_norm if norm is not None else None
+        is_float = part.layout.weight_type == "float32"
+        if not is_float and x.dtype == np.float32 and (len(x) > 1 or x.shape[1] % 8):
+            staged, scales = self.activations.rows(x.shape[1], len(x)), self.activations.row_scale[: len(x)]
+            stage_wide(self.device, x=x, unit_inputs=0, out=staged, row_scales=scales, norm_weight=norm, eps=self.eps)
+            x, norm = staged[:, : x.shape[1]], None
+        gemv(
+            self.device,
+            matrix=part.matrix,
+            x=x,
+            out=out,
+            row_scales=scales,
+            norm_weight=norm,
+            eps=self.eps,
+            bias=part.bias,
+            epilogue=epilogue,
         )
 
+    def _wide(self, part: Projection[Any], image: Any, scales: Any, out: Any, epilogue: Epilogue) -> Any | None:
+        others, to = self._others(part), {"out": out, "epilogue": epilogue}
+        rows = {"image": image, "row_scales": scales[: len(out)]}
+        gemm_wide(self.device, matrix=part.matrix, bias=part.bias, **rows, others=others, **to)
+        return others
 
-def _image_bytes(layout: TileLayout, num_rows: int) -> int:
-    return digits_bytes(layout, num_rows) if layout.has_codes else halves_bytes(layout, num_rows)
+    def _stage_image(self, part: Projection[Any], rows: Rows, left: Any | None) -> None:
+        stage_wide(
+            self.device,
+            x=rows.x,
+            unit_inputs=part.layout.unit_inputs,
+            out=self.activations.image,
+            row_scales=self.activations.row_scale[: len(rows.x)],
+            norm_weight=rows.norm,
+            eps=self.eps,
+            parts=left,
+        )
+
+    def _others(self, part: Projection[Any]) -> Any | None:
+        others = num_chunks(part.layout) - 1 if self.in_chunks else 0
+        return self.activations.others(others, part.num_rows) if others else None
+
+    def _finish(self, left: Any | None, out: Any) -> None:
+        """Add partial sums, if any."""
+        if left is not None:
+            add_parts(self.device, parts=left, out=out)

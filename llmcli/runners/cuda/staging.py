@@ -25,7 +25,7 @@ A = TypeVar("A")  # Region while it is planned, an array on the card
 class Staging(Generic[A]):
     """The card's memory that loading needs, besides the weights.
 
-    Shapes: slots uint8, one piece each; scratch uint8, tiles of the embedding; flags int32 [float tensors]
+    Shapes: slots uint8, one piece each; scratch uint8, tiles of the embedding; flags int32 [float tensors, 2]
     """
 
     slots: tuple[A, ...]
@@ -110,7 +110,7 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
     return Staging(
         slots=(slot,) * NUM_SLOTS,
         scratch=Region((scratch.arena_bytes,), BYTE),
-        flags=Region((len(stored.dtypes),), INT32),
+        flags=Region((len(stored.dtypes), 2), INT32),
     )
 
 

@@ -143,7 +143,7 @@ class StoredModel:
         return BLOCK_SCALE if is_shared and stored == "float32" else stored
 
     def scale_of(self, module: str) -> str:
-        """The name of the scales of a layer of 8-bit floats."""
+        """The name of the scales of a quantized layer."""
         return next(suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in self.dtypes)
 
     @property

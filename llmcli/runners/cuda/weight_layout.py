@@ -4,8 +4,8 @@ Linear layers that take the same input form one matrix. Each has tiles of its ow
 one half of every tile. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from llmcli.errors import UnsupportedModelError
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, segment_offsets, tile_layout
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, Widening, segment_offsets, tile_layout
 from llmcli.kernels.wide_plan import takes as takes_wide
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, FLOAT32, INT32, Region, TiledRegion
 from llmcli.runners.cuda.stored import MatrixFormat, StoredModel
@@ -156,6 +156,28 @@ class Weights(Generic[A]):
                     yield f"{prefix}.self_attn.{name}.weight", norm
             yield f"{prefix}.post_attention_layernorm.weight", layer.post_attention_layernorm
         yield "model.norm.weight", self.norm
+
+
+def with_widening(weights: Weights[Any], choose: Callable[[Projection[Any]], tuple[Widening, int]]) -> Weights[Any]:
+    """The same weights on the card, each matrix with the widening and power that its scales have."""
+
+    def widened(part: Projection[Any]) -> Projection[Any]:
+        if not part.layout.has_scales:
+            return part
+        widening, power = choose(part)
+        return replace(part, matrix=replace(part.matrix, widening=widening, power=power))
+
+    layers = tuple(
+        replace(
+            layer,
+            qkv=tuple(map(widened, layer.qkv)),
+            o=widened(layer.o),
+            gate_up=widened(layer.gate_up),
+            down=widened(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, head=widened(weights.head))
 
 
 def is_wide(card: CardFacts | Device, projections: Iterable[Projection[Any]]) -> bool:

@@ -19,8 +19,17 @@ from llmcli.checkpoint.translation import PackedTensors, check_shape
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, Segment, repack, repack_scales, repack_zero_points
-from llmcli.kernels.tiles import HALF_ROWS, tile_layout
+from llmcli.kernels.repack import (
+    NOT_FINITE,
+    OUT_OF_RANGE,
+    Segment,
+    lift_scales,
+    repack,
+    repack_scales,
+    repack_zero_points,
+    widening_of,
+)
+from llmcli.kernels.tiles import HALF_ROWS, Widening, power_of, tile_layout
 from llmcli.runners.cuda.arena import copy
 from llmcli.runners.cuda.host_weights import (
     Buffer,
@@ -45,11 +54,11 @@ from llmcli.runners.cuda.staging import (
 )
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.upload import UploadPiece
-from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights
+from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights, with_widening
 
 
 class WeightPieces:
-    """The pieces of one model. After the upload call `check_values` with the flags, which mark bad values.
+    """The pieces of one model. After the upload call `checked` with the flags, which mark bad values.
 
     `weights` and `staging` lie on the card; the flags must be zeros at first.
     """
@@ -223,14 +232,15 @@ class WeightPieces:
     def _flags_of(self, info: TensorInfo) -> Any:
         """A tensor's flags; None for codes, all of which are valid."""
         index = self._flag_indices.get(info.name)
-        return None if index is None else self._flags[index : index + 1]
+        return None if index is None else self._flags[index]
 
-    def check_values(self, found: npt.NDArray[np.int32]) -> None:
-        """Refuse NaN, infinity, and values that the new type cannot hold. Shapes: found int32 [flags].
+    def checked(self, found: npt.NDArray[np.int32]) -> Weights[Any]:
+        """The weights, with the ways in which kernels may widen them. Scales of lifted codes are lifted now.
 
-        Raises: CheckpointError naming the first such tensor
+        Shapes: found int32 [flags, 2]
+        Raises: CheckpointError naming the first tensor with NaN, infinity, or values that the new type cannot hold
         """
-        for name, flags in zip(self._stored.dtypes, found.tolist(), strict=True):
+        for name, (flags, _) in zip(self._stored.dtypes, found.tolist(), strict=True):
             info = self._infos[name]
             if flags & NOT_FINITE:
                 raise not_finite(info)
@@ -238,6 +248,19 @@ class WeightPieces:
                 raise CheckpointError(
                     f"{info.name} in {info.path.name} holds values that {self._stored.dtype} cannot; use --dtype auto"
                 )
+        weights = with_widening(self._weights, lambda part: self._widening_of(part, found))
+        for part in weights.projections:
+            if part.matrix.widening == "lifted":
+                lift_scales(self._device, matrix=part.matrix)
+        return weights
+
+    def _widening_of(self, projection: Projection[Any], found: npt.NDArray[np.int32]) -> tuple[Widening, int]:
+        """How a matrix's scales, by the flags of their tensors, let it be widened; and the power of lifted ones."""
+        scales = [f"{one.module}.{self._stored.scale_of(one.module)}" for one in projection.linears]
+        of_scales = found[[self._flag_indices[name] for name in scales]]
+        widening = widening_of(projection.layout, int(np.bitwise_or.reduce(of_scales[:, 0])))
+        largest = float(of_scales[:, 1].max().view(np.float32))
+        return widening, power_of(largest) if widening == "lifted" else 0
 
 
 def _segment(linear: Linear, begin: int, end: int) -> Segment:

@@ -7,14 +7,15 @@ from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_split
 from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.stage_wide import image_bytes
+from llmcli.kernels.chunks import num_chunks
+from llmcli.kernels.gemv import MAX_ROWS
+from llmcli.kernels.qkv import mixed_dtype
+from llmcli.kernels.stage_wide import image_bytes, padded_inputs
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
-from llmcli.kernels.wide_plan import parts_of
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
-from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
-from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, PromptWays, most_tokens_of
+from llmcli.runners.cuda.ways import PromptWays, most_tokens_of
 from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, is_wide, qkv_layout
 
 # Lanes that one pass over the weights serves. Above it the number of lanes is a multiple of it, as each needs a graph.
@@ -23,8 +24,6 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
-# Where speed comes first, more than MAX_SHORT_TOKENS lanes are multiplied in the parts of this many lanes.
-MOST_LANES_IN_PARTS = 256
 MOST_PARTS = 16  # rows whose prompts run in one chunk
 # Tokens of a chunk for which the last layer may run alone: the last one of each row, in one form of gemm_narrow.
 MOST_ALONE = MOST_PARTS
@@ -65,12 +64,10 @@ class Workspace(Generic[A]):
     """The arrays that the forward pass, decoding and scoring write.
 
     - For chunks and spans: spans int32, flat, which `cut_spans` cuts; and their activations: hidden float32 [chunk,
-      hidden_size]; outputs float32 and inputs uint8, flat; mixed float32 [chunk, q_size]; gated float32 [most rows,
-      intermediate_size]; row_scale, gated_scale, unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8;
-      score_logits float32 [LOGIT_ROWS, vocab_size]
-    - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
-      None where no product needs them
-    - For products in parts: others float32, flat, all parts but the first; None if no product is in parts
+      hidden_size]; outputs float32 and inputs uint8, flat; mixed [chunk, q_size]; row_scale, gated_scale float32
+      [chunk], and the constants unit_scale (1) and gated_unit (GATED_SCALE), alike; widened uint8; score_logits float32
+      [LOGIT_ROWS, vocab_size]
+    - For products in chunks: others float32, flat, the sums of all chunks but the first; None if no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
@@ -86,16 +83,13 @@ class Workspace(Generic[A]):
     hidden: A
     outputs: A
     mixed: A
-    gated: A
     inputs: A
     row_scale: A
     gated_scale: A
     unit_scale: A
-    largest: A
+    gated_unit: A
     widened: A
     score_logits: A
-    staged: A | None
-    norm_factors: A | None
     others: A | None
     gathered: A | None
     lane_rows: A
@@ -154,25 +148,21 @@ def plan_workspace(
     num_rows: int,
     chunk: int,
     ways: PromptWays,
-    speed_first: bool,
     card: CardFacts,
 ) -> Workspace[Region]:
-    """Plan the workspace for chunks of `chunk` tokens on a card. `ways`, `speed_first`: see MemoryPlan."""
+    """Plan the workspace for chunks of `chunk` tokens on a card. `ways`: see MemoryPlan."""
     config = stored.config
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
     widest = max(qkv.width, *(matrix.num_rows for matrix in matrices))
     # The largest input of a product, in the type that the product takes.
-    input_bytes = chunk * max(matrix.layout.num_inputs * matrix.activation_dtype.itemsize for matrix in matrices)
+    input_bytes = chunk * max(padded_inputs(one.layout.num_inputs) * one.activation_dtype.itemsize for one in matrices)
     wide_bytes = _wide_bytes(weights, chunk, card)
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    most_rows = max(lanes, most_tokens_of("staged", chunk) if ways.can_stage else 0)  # of a product
-    staged, norm_factors = _plan_staged(weights, most_rows, card)
+    most_rows = max(lanes, most_tokens_of("rows", chunk) if ways.as_rows else 0)  # of a product
     together = min(lanes, ATTENTION_LANES)
-    short_tokens = most_tokens_of("in parts", chunk) if ways.can_cut else 0
-    many_lanes = lanes if speed_first and lanes > MAX_SHORT_TOKENS else 0
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     scales = Region((chunk,), FLOAT32)
@@ -181,18 +171,15 @@ def plan_workspace(
         spans=Region((spans_size(chunk, MOST_PARTS, pages_of(max_seq_len)),), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
-        mixed=Region((chunk, config.q_size), FLOAT32),
-        gated=Region((most_rows, config.intermediate_size), FLOAT32),
+        mixed=Region((chunk, config.q_size), mixed_dtype(ARRAY_DTYPES[stored.cache_type])),
         inputs=Region((max(input_bytes, wide_bytes),), BYTE),
         row_scale=scales,
         gated_scale=scales,
         unit_scale=scales,
-        largest=Region((chunk,), UINT32),
-        widened=Region((0 if ways.can_cut else max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
+        gated_unit=scales,
+        widened=Region((0 if ways.as_rows else max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
-        staged=staged,
-        norm_factors=norm_factors,
-        others=_plan_others(weights, {MAX_SHORT_TOKENS: short_tokens, MOST_LANES_IN_PARTS: many_lanes}, card),
+        others=_plan_others(weights, most_rows, card),
         gathered=_plan_gathered(weights, most_rows, chunk),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
@@ -217,16 +204,6 @@ def tiles_at_a_time(layout: TileLayout, itemsize: int, room_bytes: int) -> int:
     return min(max(room_bytes // (TILE_ROWS * layout.num_inputs * itemsize), 1), layout.num_tiles)
 
 
-def _plan_staged(weights: Weights[Space], rows: int, card: CardFacts) -> tuple[Region, Region] | tuple[None, None]:
-    """Plan up to `rows` staged rows and their norm factors. Scoring uses them too where they exist."""
-    if rows <= MAX_SPAN:
-        return None, None
-    scored = max(rows, LOGIT_ROWS)
-    of_layers = ((matrix.layout, rows) for layer in weights.layers for matrix in layer.projections)
-    num_bytes = staged_bytes(card, (*of_layers, (weights.head.layout, scored)))
-    return (Region((num_bytes,), BYTE), Region((scored,), FLOAT32)) if num_bytes else (None, None)
-
-
 def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | None:
     """Plan the inputs of products in another order: of rows and scored rows as float32, of a chunk in its own type."""
     ordered = [matrix for matrix in weights.projections if matrix.order is not None]
@@ -238,21 +215,18 @@ def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | N
 
 def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
     """Bytes of the largest image of a chunk; `inputs` and `outputs` may hold one each."""
-    layers = (layer for layer in weights.layers if is_wide(card, layer.projections))
-    sizes = {matrix.layout.num_inputs for layer in layers for matrix in layer.projections}
+    sizes = {matrix.layout.num_inputs for matrix in weights.projections if is_wide(card, (matrix,))}
     return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
 
 
-def _plan_others(weights: Weights[Space], counts: dict[int, int], card: CardFacts) -> Region | None:
-    """Plan the parts after the first of the largest product in parts.
-
-    `counts`: by the number of tokens for which parts are made, how many tokens run together at most
-    """
-    matrices = [matrix for layer in weights.layers for matrix in (*layer.qkv, layer.o, layer.down)]
+def _plan_others(weights: Weights[Space], most_rows: int, card: CardFacts) -> Region | None:
+    """Plan the sums of all chunks but the first of the largest product; logits are of LOGIT_ROWS rows or more."""
+    products = [(one, most_rows) for layer in weights.layers for one in layer.projections]
+    products.append((weights.head, max(most_rows, LOGIT_ROWS)))
     sizes = (
-        (parts_of(one.layout, card.num_multiprocessors, made_for) - 1) * one.num_rows * count
-        for made_for, count in counts.items()
-        for one in matrices
+        (num_chunks(one.layout) - 1) * one.num_rows * rows
+        for one, rows in products
+        if rows > MAX_ROWS and is_wide(card, (one,))
     )
     size = max(sizes, default=0)
     return Region((size,), FLOAT32) if size else None
