@@ -56,6 +56,13 @@ __device__ __forceinline__ unsigned pack_pair<__nv_bfloat16>(float first, float 
     return *reinterpret_cast<const unsigned*>(&pair);
 }
 
+// Two floats as fp16, 65504 at most.
+__device__ __forceinline__ unsigned pack_within_range(float first, float second) {
+    unsigned pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
 template <typename T>
 __device__ __forceinline__ float2 unpack_pair(unsigned pair);
 template <>

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/load.cuh"
+#include "common/matrix.cuh"
 #include "common/tile.cuh"
 #include "common/wide_image.cuh"
 
@@ -170,13 +171,6 @@ template <typename T>
 constexpr bool IS_BFLOAT16 = false;
 template <>
 constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
-
-// Two floats as fp16, 65504 at most.
-__device__ __forceinline__ unsigned pack_within_range(float first, float second) {
-    unsigned pair;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
 
 // 16-bit floats, which become fp16 as dequantize makes it. They have no scales.
 template <typename WeightT>

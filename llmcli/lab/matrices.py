@@ -96,8 +96,15 @@ class StoredMatrix:
     @property
     def halves(self) -> np.ndarray:
         """The weights as they are multiplied: rounded to fp16, exactly. Shapes: float64 [num_rows, num_inputs]"""
-        divided = np.ldexp(self.weights, -self.power).astype(np.float32)
-        return np.asarray(np.ldexp(divided.astype(np.float16).astype(np.float64), self.power))
+        if self.widening != "lifted":
+            return self.weights.astype(np.float32).astype(np.float16).astype(np.float64)
+        assert self.scales is not None
+        # As widen_lifted of common/wide_weights.cuh: a code's bits times a lifted scale, less that of the code of zero.
+        inputs = self.values.shape[1]
+        group = np.arange(inputs) // (self.group_size or inputs)
+        lifted_scales = _in_half(np.ldexp(stored_values(self.scales), 24 - self.power))[:, group]
+        less = _in_half(np.ldexp(lifted_scales, WEIGHT_BITS[self.weight_type] - 1 - 24))
+        return np.ldexp(_in_half(np.ldexp(self.values.astype(np.float64), -24) * lifted_scales - less), self.power)
 
     @property
     def source(self) -> np.ndarray:
@@ -126,6 +133,10 @@ class StoredMatrix:
             return np.asarray(E4M3_VALUES[self.values].astype(np.float64) * scales[:, group])
         zeros = 1 << (WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
         return np.asarray((self.values.astype(np.float64) - zeros) * stored_values(self.scales)[:, group])
+
+
+def _in_half(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values.astype(np.float16).astype(np.float64))
 
 
 def random_matrix(

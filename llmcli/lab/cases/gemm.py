@@ -324,7 +324,7 @@ def packed_case(stored: StoredMatrix, num_tokens: int) -> Problem:
         return {"out": Expected(values, (np.sqrt(num_inputs) + 4) * 2.0**-24 * magnitude + 2.0**-23 * np.abs(values))}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        gemm_packed(device, matrix=matrix_of(layout, arrays), x=arrays["x"][:, :num_inputs], out=arrays["out"])
+        gemm_packed(device, matrix=matrix_of(layout, arrays, stored), x=arrays["x"][:, :num_inputs], out=arrays["out"])
 
     return Problem(
         "gemm_packed",

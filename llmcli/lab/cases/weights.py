@@ -9,7 +9,15 @@ import numpy as np
 from llmcli.kernels.dequantize import ACTIVATION_DTYPES, dequantize, dequantize_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.quantize_rows import LONG_GROUP, CodeForm, quantize_rows, quantize_rows_cost
-from llmcli.kernels.repack import Segment, repack, repack_cost, repack_scales, repack_zero_points
+from llmcli.kernels.repack import (
+    NOT_HALF,
+    Segment,
+    lift_scales,
+    repack,
+    repack_cost,
+    repack_scales,
+    repack_zero_points,
+)
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, storage_name, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.quantization import rounding
@@ -43,7 +51,7 @@ def dequantize_case(form: dict[str, Any], num_rows: int, num_inputs: int, dtype:
     dtype = np.dtype(ACTIVATION_DTYPES[stored.weight_type] if dtype is None else dtype)
 
     def solve(device: Device, arrays: Arrays) -> None:
-        matrix = matrix_of(layout, arrays)
+        matrix = matrix_of(layout, arrays, stored)
         dequantize(device, matrix=matrix, first_tile=0, num_tiles=layout.num_tiles, out=arrays["out"])
 
     return Problem(
@@ -63,6 +71,8 @@ def _dequantized(stored: StoredMatrix, dtype: np.dtype[Any]) -> Expected:
     if stored.scales is not None:
         # Half an ulp, also below the smallest normal number; before that the rounding to float32.
         bound = (2.0**-11 + 2.0**-23) * np.abs(values) + 2.0**-25
+        if stored.widening == "lifted":  # its scales are rounded to fp16 too, where they are far below the largest
+            bound += 2.0**-25 * 2.0 ** (stored.power - 24) * 128
     elif stored.weight_type == "bfloat16" and dtype == np.float16:
         # The 8 bits of bfloat16 fit into float16, but below its smallest normal number they become fewer.
         bound = np.where(np.abs(values) < 2.0**-17, 2.0**-25, 0)
@@ -97,7 +107,13 @@ def repack_case(stored: StoredMatrix) -> Problem:
     tiles = arrays_of(tiles_of(stored))
 
     def reference() -> dict[str, Expected]:
-        flags = {"flags": Expected(np.zeros(1), 0.0)}
+        found = np.zeros(2)
+        if stored.scales is not None:
+            sizes = np.abs(stored_values(stored.scales))
+            is_outside = ((sizes < 2.0**-17) | (sizes > 65504)) & (sizes > 0)
+            found[0] = NOT_HALF * (stored.scale_type != "float16" and bool(is_outside.any()))
+            found[1] = sizes.max().astype(np.float32).view(np.int32)
+        flags = {"flags": Expected(found, 0.0)}
         return {name: Expected(_bits(array).astype(np.float64), 0.0) for name, array in tiles.items()} | flags
 
     def solve(device: Device, arrays: Arrays) -> None:
@@ -109,6 +125,8 @@ def repack_case(stored: StoredMatrix) -> Problem:
         if "source_scales" in arrays:
             scales = arrays["source_scales"]
             repack_scales(device, source=scales, group_size=group_size, segment=segment, matrix=matrix, flags=flags)
+            if stored.widening == "lifted":
+                lift_scales(device, matrix=matrix_of(layout, typed, stored))
         if "source_zero_points" in arrays:
             zeros = arrays["source_zero_points"]
             repack_zero_points(device, source=zeros, group_size=group_size, segment=segment, matrix=matrix)
@@ -118,7 +136,7 @@ def repack_case(stored: StoredMatrix) -> Problem:
         "repack",
         {"num_rows": layout.num_rows, "num_inputs": layout.num_inputs},
         inputs=inputs,
-        outputs={**outputs, "flags": Output((1,), np.int32, holds_zeros=True)},
+        outputs={**outputs, "flags": Output((2,), np.int32, holds_zeros=True)},
         reference=reference,
         cost=repack_cost(source_type=stored.weight_type, segment=segment, layout=layout),
         solvers={ENGINE: solve},
