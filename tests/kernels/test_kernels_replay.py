@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from driverless_card import DriverlessCard, MatrixLibrary
+from llmcli.kernels.gemm_codes import gemm_codes
+from llmcli.kernels.gemm_halves import gemm_halves
+from llmcli.kernels.stage_digits import image_bytes, stage_digits
+from llmcli.kernels.stage_halves import image_bytes as halves_bytes
+from llmcli.kernels.stage_halves import stage_halves
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.append_tokens import append_tokens
@@ -21,17 +26,12 @@ from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import gather_columns, rotary, swiglu
-from llmcli.kernels.gemm_codes import gemm_codes
-from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.launches import Offset, addresses_of
 from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
-from llmcli.kernels.stage_digits import image_bytes, stage_digits
-from llmcli.kernels.stage_halves import image_bytes as halves_bytes
-from llmcli.kernels.stage_halves import stage_halves
 from llmcli.kernels.tiles import TiledMatrix, tile_layout
 
 F32, F16, I32, U8 = np.float32, np.float16, np.int32, np.uint8

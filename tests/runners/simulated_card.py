@@ -219,7 +219,6 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
         row_products,
         upload,
         weight_pieces,
-        wide_layer,
     )
     from llmcli.runners.cuda import device as card
 
@@ -237,7 +236,6 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
         row_products,
         upload,
         weight_pieces,
-        wide_layer,
     ):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
@@ -262,8 +260,8 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _KERNELS = {
-    simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
-    "scale_bias residual_add swiglu gather_columns gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
+    simulated_kernels: "repack repack_scales lift_scales repack_zero_points dequantize embedding rms_norm head_norm "
+    "round_rows scale_bias residual_add swiglu gather_columns gemv gemm_packed",
     simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu add_parts",
     simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
 }

@@ -1,6 +1,7 @@
 """The kernels of the CUDA runner, by numpy in float32, on arrays in host memory."""
 
 import ctypes
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,14 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from llmcli.kernels.gemm_codes import takes as takes_codes  # noqa: E402
-from llmcli.kernels.gemm_halves import takes as takes_halves  # noqa: E402
-from llmcli.kernels.repack import row_bytes  # noqa: E402
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, TileLayout  # noqa: E402
-from llmcli.lab.rows import Digits, Halves, digits_of, halves_of  # noqa: E402  # noqa: E402
+from llmcli.kernels.chunks import num_chunks  # noqa: E402
+from llmcli.kernels.gemv import GATED_SCALE  # noqa: E402
+from llmcli.kernels.repack import NOT_HALF, row_bytes  # noqa: E402
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, lifted  # noqa: E402
 from llmcli.quantization.floats import E4M3_VALUES, widen  # noqa: E402
 from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
+
+LARGEST_UNSCALED = 2.0**15
 
 
 def on_host(array: Any) -> np.ndarray:
@@ -86,7 +88,14 @@ def weights_of(matrix: TiledMatrix) -> np.ndarray:
         return values.repeat(len(rows) // len(values), axis=0)[:, group_of]
 
     zeros = {"int8": 128, "int4": 8, "fp8": 0}[layout.weight_type]
-    return (codes - (zeros if matrix.zero_points is None else spread(matrix.zero_points))) * spread(matrix.scales)
+    scales = matrix.scales
+    if matrix.widening == "lifted":
+        pairs = on_host(scales).view(np.float16).reshape(*scales.shape[:2], HALF_ROWS, 2).swapaxes(2, 3)
+        own = (pairs.astype(np.float32) * np.float32(matrix.unlift)).reshape(scales.shape)
+        of_rows = own.transpose(0, 2, 1).reshape(len(rows), -1)[:, group_of]
+    else:
+        of_rows = spread(scales)
+    return (codes - (zeros if matrix.zero_points is None else spread(matrix.zero_points))) * of_rows
 
 
 def _target_halves(segment: Any) -> list[int]:
@@ -133,7 +142,18 @@ def repack_scales(
 ) -> None:
     if flags is not None and not np.isfinite(floats(source)).all():
         on_host(flags)[0] |= 1
+    if flags is not None:
+        sizes = np.abs(floats(source))
+        found, is_outside = on_host(flags), ((sizes < 2.0**-17) | (sizes > 65504)) & (sizes > 0)
+        found[0] |= NOT_HALF * int(source.dtype != np.float16 and is_outside.any())
+        found[1] = max(found[1], sizes.max().view(np.int32))
     _spread_groups(on_host(source), group_size, segment, matrix, on_host(matrix.scales))
+
+
+def lift_scales(device: Any, *, matrix: TiledMatrix) -> None:
+    assert matrix.widening == "lifted"
+    scales = lifted(floats(matrix.scales).astype(np.float64), matrix.power)
+    on_host(matrix.scales)[:] = scales.view(matrix.scales.dtype)
 
 
 def repack_zero_points(device: Any, *, source: Any, group_size: int | None, segment: Any, matrix: TiledMatrix) -> None:
@@ -239,159 +259,58 @@ def swiglu(device: Any, *, gate_up: Any, row_scale: Any, out: Any, out_scale: An
     _store_scaled(out, out_scale, _gated(floats(gate_up) * floats(row_scale)[:, None], out.shape[1]))
 
 
+def as_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows rounded to fp16 over the power of two of each, and these powers."""
+    largest = np.abs(values).max(axis=1)
+    powers = np.where(largest > LARGEST_UNSCALED, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0).astype(np.float32)
+    return (values / powers[:, None]).astype(np.float16).astype(np.float32), powers
+
+
+def as_gated(gate_up: np.ndarray, width: int) -> np.ndarray:
+    """silu(gate) * up of tiles, as it is stored in fp16. Shapes: gate_up [n, 16 * num_tiles]; result [n, width]"""
+    return np.clip(_gated(gate_up, width) / GATED_SCALE, -65504, 65504)
+
+
+def chunks_of(matrix: TiledMatrix, values: np.ndarray, scales: np.ndarray, bias: Any, num_chunks: int) -> list[Any]:
+    """The sums of each chunk of the inputs, times the rows' scales; the first with the bias."""
+    layout, weights = matrix.layout, weights_of(matrix)
+    num_spans = -(-layout.num_inputs // 128)
+    ends = [num_spans * chunk // num_chunks * 128 for chunk in range(num_chunks + 1)]
+    sums = []
+    for begin, end in pairwise(ends):
+        sums.append(product(values[:, begin:end], weights[:, begin:end]) * scales[:, None])
+    if bias is not None:
+        sums[0] = sums[0] + floats(bias)
+    return sums
+
+
 def gemv(
     device: Any,
     *,
     matrix: TiledMatrix,
     x: Any,
     out: Any,
+    row_scales: Any = None,
     norm_weight: Any = None,
     eps: float = 0.0,
     bias: Any = None,
     epilogue: str = "store",
 ) -> None:
-    layout = matrix.layout
-    if layout.has_codes:
-        digits, factors = _as_digits(layout, x, norm_weight, eps)
-        _multiply_staged(matrix, digits.values, factors, out, bias, epilogue)
-        return
-    if takes_halves(layout):
-        halves, factors = _as_halves(layout, x, norm_weight, eps)
-        _multiply_staged(matrix, halves.values, factors, out, bias, epilogue)
-        return
     values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
-    _finish(product(values, weights_of(matrix)), out, bias, epilogue)
-
-
-def stage_digits(
-    device: Any, *, layout: TileLayout, x: Any, image: Any, factors: Any, norm_weight: Any = None, eps: float = 0.0
-) -> None:
-    digits, norm_factors = _as_digits(layout, x, norm_weight, eps)
-    staged = digits.image(unused=0xFF)  # of rows that do not exist: scales that are NaN
-    on_host(image)[: len(staged)] = staged
-    store(factors, norm_factors)
-
-
-def gemm_codes(
-    device: Any,
-    *,
-    matrix: TiledMatrix,
-    image: Any,
-    factors: Any,
-    out: Any,
-    bias: Any = None,
-    epilogue: str = "store",
-) -> None:
-    assert takes_codes(matrix.layout)
-    assert factors.shape == (len(out),)
-    values = values_of_image(matrix.layout, on_host(image), len(out))
-    _multiply_staged(matrix, values, floats(factors), out, bias, epilogue)
-
-
-def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
-    """The integers in the bytes of digits, in the order of digit_image.cuh. Shapes: [num_rows, num_inputs]"""
-    most = 64 if layout.is_symmetric else 32
-    tokens = next((count for count in (16, 32) if num_rows <= count), most)
-    width = layout.span_inputs
-    span_bytes = tokens * (2 * width + (4 if layout.is_symmetric else 8))
-    values = np.empty((num_rows, layout.num_spans, width))
-    for row in range(num_rows):
-        first = row // tokens * layout.num_spans * span_bytes
-        spans = image[first : first + layout.num_spans * span_bytes].reshape(layout.num_spans, span_bytes)
-        digits = spans[:, : 2 * width * tokens].reshape(layout.num_spans, 2, width // 16, tokens, 16)
-        # [span, digit, piece, t, byte]
-        own = digits[..., row % tokens, :].view(np.int8).astype(np.int64).reshape(layout.num_spans, 2, -1, 4, 4)
-        integers = 256 * own[:, 0] + own[:, 1]
-        if layout.weight_type == "int8":
-            of_units = integers.reshape(layout.num_spans, 2, 4, 4, 4)  # span, unit, piece, t, byte
-            ordered = of_units.transpose(0, 1, 3, 2, 4)  # a lane's 16 inputs: piece by piece
-        else:  # pieces are [pair of eighths][even, odd inputs][eighth]
-            pairs = integers.reshape(layout.num_spans, 2, 2, 2, 4, 4)  # span, pair, half, eighth, t, byte
-            ordered = pairs.transpose(0, 4, 1, 3, 5, 2)
-        begin = 2 * width * tokens + 4 * (row % tokens)
-        scales = np.ascontiguousarray(spans[:, begin : begin + 4]).view(np.float32)
-        values[row] = ordered.reshape(layout.num_spans, width) * scales.astype(np.float64)
-    code_unit = 16 if layout.weight_type == "int4" and layout.is_symmetric else 1
-    return code_unit * values.reshape(num_rows, -1)[:, : layout.num_inputs]
-
-
-def stage_halves(
-    device: Any, *, layout: TileLayout, x: Any, image: Any, factors: Any, norm_weight: Any = None, eps: float = 0.0
-) -> None:
-    halves, norm_factors = _as_halves(layout, x, norm_weight, eps)
-    staged = halves.image(unused=0xFF)  # of rows that do not exist: NaN
-    on_host(image)[: len(staged)] = staged
-    store(factors, norm_factors)
-
-
-def gemm_halves(
-    device: Any,
-    *,
-    matrix: TiledMatrix,
-    image: Any,
-    factors: Any,
-    out: Any,
-    bias: Any = None,
-    epilogue: str = "store",
-) -> None:
-    assert takes_halves(matrix.layout)
-    assert factors.shape == (len(out),)
-    values = values_of_pairs(matrix.layout, on_host(image), len(out))
-    _multiply_staged(matrix, values, floats(factors), out, bias, epilogue)
-
-
-def values_of_pairs(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
-    """The numbers in the bytes of pairs, in the order of half_image.cuh. Shapes: [num_rows, num_inputs]"""
-    tokens = next((count for count in (16, 32, 64) if num_rows <= count), 64 if layout.weight_type == "fp8" else 128)
-    has_scales, width = layout.weight_type != "bfloat16", layout.unit_inputs
-    unit_bytes = tokens * (4 * width + 4 * has_scales)
-    values = np.empty((num_rows, layout.num_units, width))
-    for row in range(num_rows):
-        first = row // tokens * layout.num_units * unit_bytes
-        units = image[first : first + layout.num_units * unit_bytes].reshape(layout.num_units, unit_bytes)
-        pairs = np.ascontiguousarray(units[:, : 4 * width * tokens]).view(np.float16 if has_scales else np.uint16)
-        # [unit, piece of all parts, half, t, 2]
-        own = pairs.reshape(layout.num_units, width // 8, tokens, 2, 4, 2)[:, :, row % tokens]
-        both = floats_of(own).sum(axis=2, dtype=np.float64)
-        values[row] = both.transpose(0, 2, 1, 3).reshape(layout.num_units, width)
-        if has_scales:
-            begin = 4 * width * tokens + 4 * (row % tokens)
-            values[row] *= np.ascontiguousarray(units[:, begin : begin + 4]).view(np.float32)
-    return values.reshape(num_rows, -1)[:, : layout.num_inputs]
-
-
-def _as_halves(layout: TileLayout, x: Any, norm_weight: Any, eps: float) -> tuple[Halves, np.ndarray]:
-    """Rows times the norm's weights, and the factors that follow the product."""
-    values = floats(x)
-    if norm_weight is None:
-        return halves_of(layout, values), np.ones(len(values), np.float32)
-    factors = 1 / np.sqrt(np.square(values).mean(-1) + np.float32(eps))
-    return halves_of(layout, values * floats(norm_weight)), factors.astype(np.float32)
-
-
-def _as_digits(layout: TileLayout, x: Any, norm_weight: Any, eps: float) -> tuple[Digits, np.ndarray]:
-    """Rows times the norm's weights, and the factors that follow the product."""
-    values = floats(x)
-    if norm_weight is None:
-        return digits_of(layout, values), np.ones(len(values), np.float32)
-    factors = 1 / np.sqrt(np.square(values).mean(-1) + np.float32(eps))
-    return digits_of(layout, values * floats(norm_weight)), factors.astype(np.float32)
-
-
-def _multiply_staged(
-    matrix: TiledMatrix, values: np.ndarray, factors: np.ndarray, out: Any, bias: Any, epilogue: str
-) -> None:
-    y = product(values.astype(np.float32), weights_of(matrix)) * factors[:, None]
-    _finish(y, out, bias, epilogue)
-
-
-def _finish(y: np.ndarray, out: Any, bias: Any, epilogue: str) -> None:
-    y = y + (0 if bias is None else floats(bias))
+    is_float = matrix.layout.weight_type == "float32"
+    scales = np.ones(len(values), np.float32) if row_scales is None else floats(row_scales)
+    chunks = 1 if is_float else num_chunks(matrix.layout, is_gated=epilogue == "swiglu")
+    if x.dtype == np.float32 and not is_float:
+        values, scales = as_halves(values)
+    first, *others = chunks_of(matrix, values, scales, bias, chunks)
+    width = out.shape[1]
     if epilogue == "swiglu":
-        store(out, _gated(y, out.shape[1]))
-    else:
-        y = y[:, : out.shape[1]]
-        store(out, floats(out) + y if epilogue == "add" else y)
+        store(out, _gated(first, width) if is_float else as_gated(first, width))
+        return
+    y = first[:, :width] + (floats(out) if epilogue == "add" else 0)
+    for other in others:
+        y = y + other[:, :width]
+    store(out, y)
 
 
 def gemm_packed(device: Any, *, matrix: TiledMatrix, x: Any, out: Any) -> None:

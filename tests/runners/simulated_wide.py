@@ -3,13 +3,11 @@
 from typing import Any
 
 import numpy as np
-from simulated_kernels import floats, normed, on_host, product, store, weights_of
+from simulated_kernels import as_gated, as_halves, chunks_of, floats, normed, on_host, store
 
 from llmcli.kernels.gemm_wide import takes
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
-from llmcli.kernels.tiles import HALF_ROWS, TiledMatrix, TileLayout
-
-LARGEST_UNSCALED = 2.0**15
+from llmcli.kernels.tiles import TiledMatrix, TileLayout
 
 
 def places(token: int, num_inputs: int, unit_inputs: int) -> np.ndarray:
@@ -25,12 +23,11 @@ def places(token: int, num_inputs: int, unit_inputs: int) -> np.ndarray:
 
 def write_image(image: Any, values: np.ndarray, unit_inputs: int) -> np.ndarray:
     """Write rows over the power of two of each; result: these powers. Unread places become NaN."""
-    largest = np.abs(values).max(axis=1)
-    powers = np.where(largest > LARGEST_UNSCALED, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0).astype(np.float32)
+    rounded, powers = as_halves(values)
     halves = on_host(image)[: image_bytes(values.shape[1], len(values))].view(np.float16)
     halves[:] = np.nan
     padded = np.zeros((len(values), -(-values.shape[1] // 128) * 128), np.float16)
-    padded[:, : values.shape[1]] = values / powers[:, None]
+    padded[:, : values.shape[1]] = rounded
     for token, row in enumerate(padded):
         halves[places(token, len(row), unit_inputs)] = row
     return powers
@@ -55,19 +52,22 @@ def stage_wide(
     *,
     x: Any,
     unit_inputs: int,
-    image: Any,
+    out: Any,
     row_scales: Any,
     norm_weight: Any = None,
     eps: float = 0.0,
-    largest: Any = None,
     parts: Any = None,
 ) -> None:
     for part in () if parts is None else floats(parts):
         store(x, floats(x) + part)
     values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
-    store(row_scales, write_image(image, values, unit_inputs))
-    if largest is not None:
-        on_host(largest)[:] = 0
+    if unit_inputs:
+        store(row_scales, write_image(out, values, unit_inputs))
+        return
+    rounded, powers = as_halves(values)
+    store(row_scales, powers)
+    on_host(out)[:] = 0
+    on_host(out)[:, : values.shape[1]] = rounded
 
 
 def gemm_wide(
@@ -81,12 +81,10 @@ def gemm_wide(
     epilogue: str = "store",
     others: Any = None,
 ) -> None:
-    num_parts, num_spans = 1 if others is None else 1 + len(others), -(-matrix.layout.num_inputs // 128)
-    ends = [num_spans * part // num_parts * 128 for part in range(num_parts + 1)]
-    y = _products(matrix, image, row_scales, bias, slice(ends[0], ends[1]))
-    store(out, floats(out) + y if epilogue == "add" else y)
-    for part in range(1, num_parts):
-        store(others[part - 1], _products(matrix, image, row_scales, None, slice(ends[part], ends[part + 1])))
+    y, *rest = _products(matrix, image, row_scales, bias, 1 if others is None else 1 + len(others))
+    store(out, floats(out) + y[:, : out.shape[1]] if epilogue == "add" else y[:, : out.shape[1]])
+    for part, sums in enumerate(rest):
+        store(others[part], sums[:, : out.shape[1]])
 
 
 def gemm_wide_swiglu(
@@ -97,22 +95,17 @@ def gemm_wide_swiglu(
     row_scales: Any,
     down: TileLayout,
     out: Any,
-    out_scales: Any,
-    largest: Any,
     bias: Any = None,
 ) -> None:
-    assert not on_host(largest).any()
-    pairs = _products(matrix, image, row_scales, bias).reshape(len(row_scales), -1, 2, HALF_ROWS)
-    gate, up = (pairs[:, :, part].reshape(len(pairs), -1)[:, : down.num_inputs] for part in (0, 1))
-    store(out_scales, write_image(out, gate / (1 + np.exp(-gate)) * up, down.unit_inputs))
+    (pairs,) = _products(matrix, image, row_scales, bias, 1)
+    assert (write_image(out, as_gated(pairs, down.num_inputs), down.unit_inputs) == 1).all()
 
 
-def _products(matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, inputs: slice = slice(None)) -> np.ndarray:
+def _products(matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, num_parts: int) -> list[np.ndarray]:
     layout = matrix.layout
     assert takes(layout)
-    values = read_image(image, len(row_scales), layout.num_inputs, layout.unit_inputs)[:, inputs]
-    y = product(values, weights_of(matrix)[: layout.num_rows, inputs]) * floats(row_scales)[:, None]
-    return y + (0 if bias is None else floats(bias)[: layout.num_rows])
+    values = read_image(image, len(row_scales), layout.num_inputs, layout.unit_inputs)
+    return chunks_of(matrix, values, floats(row_scales), bias, num_parts)
 
 
 def add_parts(device: Any, *, parts: Any, out: Any) -> None:
