@@ -37,6 +37,7 @@
 //           warp of each block is past its tiles: steps took the least time then. Rejected, with figures in
 //           docs/log/2026-11-27-attention.md: clusters that hand each other their parts; other places for that start.
 //           Speed: scripts/benchmark_attention.py
+#include "common/mixed.cuh"
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
@@ -60,7 +61,8 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
                      const int* rows, const int* positions, const int* page_table, int num_rows, int pages_per_row,
                      KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
                      int num_attention_heads, int num_key_value_heads, int max_splits, int blocks_a_head,
-                     float* partials, unsigned* __restrict__ counters, Mixed<KvT>* __restrict__ out) {
+                     float* partials, unsigned* __restrict__ counters, void* out_data, int out_is_float) {
+    const MixedRows out = {out_data, out_is_float};
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     static_assert(PAGE_TOKENS % Tile::TILE_TOKENS == 0, "a tile lies in one page");
     constexpr int NUM_WARPS = WARPS * SPLITS;
@@ -214,17 +216,17 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
             found[j] = make_float2(merge.maximum, merge.sum);
             mixed[j] = merge.mix(weighted, HEAD_TILE * STRIDE);
         }
-        Mixed<KvT>* const result = out + (first_row + head) * HEAD_DIM + 4 * vector;
+        const size_t result = (first_row + head) * HEAD_DIM + 4 * vector;
         if (num_splits == 1) {
             const float sum = found[0].y;
-            store_mixed(result, make_float4(mixed[0].x / sum, mixed[0].y / sum, mixed[0].z / sum, mixed[0].w / sum));
+            out.store(result, make_float4(mixed[0].x / sum, mixed[0].y / sum, mixed[0].z / sum, mixed[0].w / sum));
         } else if (num_splits == count) {
             SplitMerge merged;
             merged.clear();
             merged.add(
                 count, [&](int j) { return found[min(j, SPLITS - 1)]; },
                 [&](int j) { return mixed[min(j, SPLITS - 1)]; });
-            store_mixed(result, merged.result());
+            out.store(result, merged.result());
         } else {
 #pragma unroll
             for (int j = 0; j < SPLITS; ++j) {
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
 
     for (int i = threadIdx.x; i < heads * VECTORS; i += 32 * NUM_WARPS) {
         const int head = i / VECTORS, vector = i % VECTORS;
-        store_mixed(out + (first_row + head) * HEAD_DIM + 4 * vector,
-                    merge_splits<HEAD_DIM>(parts + head * max_splits * PART, num_splits, vector));
+        out.store((first_row + head) * HEAD_DIM + 4 * vector,
+                  merge_splits<HEAD_DIM>(parts + head * max_splits * PART, num_splits, vector));
     }
 }

@@ -37,13 +37,14 @@ __global__ void __launch_bounds__(128, 2)
                       const KvT* __restrict__ values, const float* __restrict__ key_scales,
                       const float* __restrict__ value_scales, const int* __restrict__ pages,
                       int num_key_value_heads, int num_tokens, int start, int window, float scale,
-                      Mixed<KvT>* __restrict__ out) {
+                      void* out, int out_is_float) {
     using Form = typename PrefillOf<KvT, HEAD_DIM>::Form;
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const int head = blockIdx.x, kv_head = head / (gridDim.x / num_key_value_heads);
     PrefillBlock<KvT> block;
     block.q = q + head * HEAD_DIM;
-    block.out = out + head * HEAD_DIM;
+    block.out = {out, out_is_float};
+    block.first_output = head * HEAD_DIM;
     block.q_stride = q_stride;
     block.out_stride = gridDim.x * HEAD_DIM;
     const int of_head = kv_head * PAGE_TOKENS;

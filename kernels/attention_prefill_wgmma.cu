@@ -23,7 +23,7 @@
 //           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first.
 //           Where a row has up to 64 tokens, tiles of 16 or 64 of them, without rounds: half of the instructions, which
 //           such a block runs once. The page table is read before the wait
-#include "common/kv_code.cuh"
+#include "common/mixed.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
 #include "common/prefill_wgmma.cuh"
@@ -227,10 +227,10 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                                                 shape.num_heads(), mixed, i, inverse);
                     continue;
                 }
-                __half* place = static_cast<__half*>(out) + (size_t(query) * shape.num_heads() + head) * HEAD_DIM + 2 * t;
+                const size_t place = (size_t(query) * shape.num_heads() + head) * HEAD_DIM + 2 * t;
 #pragma unroll
                 for (int j = 0; j < HEAD_DIM / 8; ++j) {
-                    store_mixed(place + 8 * j,
+                    MixedRows{out, shape.out_is_float}.store(place + 8 * j,
                                 make_float2(mixed[4 * j + 2 * i] * inverse, mixed[4 * j + 2 * i + 1] * inverse));
                 }
             }

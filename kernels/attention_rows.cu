@@ -43,7 +43,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
         const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
         const int num_vectors = min(HEAD_TILE, call.group - first_in_group) * Heads::VECTORS;
         const size_t first_head = size_t(piece.lane) * call.num_attention_heads + kv_head * call.group + first_in_group;
-        Mixed<KvT>* const result = call.out + first_head * HEAD_DIM;
+        const size_t result = first_head * HEAD_DIM;
         const bool is_whole = piece.end_split - piece.first_split == splits.count;
         const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
         // [most_heads][max_splits][PART]
@@ -82,7 +82,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                 const float4 mixed = merge.mix(weighted, behind.warp_stride);
                 const float2 found = make_float2(merge.maximum, merge.sum);
                 if (splits.count == 1) {
-                    store_mixed(result + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y, mixed.z / found.y,
+                    call.out.store(result + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y, mixed.z / found.y,
                                                             mixed.w / found.y));
                 } else if (is_whole) {
                     behind.parts[slot * behind.num_vectors + i] = mixed;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                     slot + 1, [&](int j) { return shared.found[j][i / Heads::VECTORS]; },
                     [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
                 if (ends_row) {
-                    store_mixed(result + 4 * i, merged.result());
+                    call.out.store(result + 4 * i, merged.result());
                 } else {
                     behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
                 }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
         if (!shared.is_last) continue;
         for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
             const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
-            store_mixed(result + 4 * i, merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS));
+            call.out.store(result + 4 * i, merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS));
         }
     }
 }
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
                    KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
                    int num_attention_heads, int num_key_value_heads, int max_splits, float* partials,
-                   unsigned* counters, Mixed<KvT>* __restrict__ out) {
+                   unsigned* counters, void* out_data, int out_is_float) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using Memory = Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>;
     constexpr int TILE = Tile::TILE_TOKENS;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
     const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
                             values, key_scales, value_scales, window, is_cached, num_attention_heads,
-                            num_key_value_heads, max_splits, partials, counters, out, group, tiles};
+                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, group, tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
     } else if (warp == PREPARER) {

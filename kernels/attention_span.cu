@@ -88,8 +88,8 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
         const float4 mixed = merge.mix(weighted, COLUMNS * STRIDE);
         const size_t head = call.head_of(piece.span, column);
         if (count == 1) {
-            store_mixed(
-                call.out + head * HEAD_DIM + 4 * vector,
+            call.out.store(
+                head * HEAD_DIM + 4 * vector,
                 make_float4(mixed.x / merge.sum, mixed.y / merge.sum, mixed.z / merge.sum, mixed.w / merge.sum));
         } else {
             float* its_part = call.partials + (head * call.max_splits + split) * PART;
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
                    KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int num_attention_heads,
                    int num_key_value_heads, int max_splits, float* partials, unsigned* __restrict__ counters,
-                   Mixed<KvT>* __restrict__ out) {
+                   void* out_data, int out_is_float) {
     using Memory = SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>;
     static_assert(Memory::Eight::TILE_TOKENS == PAGE_TOKENS, "a tile is a page");
     static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
     if (SpanShare(shared.table).is_over()) return;
     const SpanCall<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row,
                                 keys, values, key_scales, value_scales, window, num_attention_heads,
-                                num_key_value_heads, max_splits, partials, counters, out};
+                                num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}};
     if (warp < Memory::ATTENDING_WARPS) {
         if constexpr (Memory::MOVES_REGISTERS) registers_up_to<Memory::MOST_REGISTERS>();
         attend_pieces(call, shared);

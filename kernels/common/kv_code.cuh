@@ -22,38 +22,6 @@ struct KvFormat<KvCode> {
     static constexpr bool HAS_SCALES = true;
 };
 
-// The type of attention's outputs: fp16, as products take them, unless the cache has 32 bits. A mean of values is as
-// small as they are.
-template <typename KvT>
-struct MixedOf {
-    using Type = __half;
-};
-template <>
-struct MixedOf<float> {
-    using Type = float;
-};
-template <typename KvT>
-using Mixed = typename MixedOf<KvT>::Type;
-
-__device__ __forceinline__ void store_mixed(float* place, const float4& values) {
-    *reinterpret_cast<float4*>(place) = values;
-}
-__device__ __forceinline__ void store_mixed(float* place, const float2& values) {
-    *reinterpret_cast<float2*>(place) = values;
-}
-__device__ __forceinline__ void store_mixed(float* place, float value) { *place = value; }
-__device__ __forceinline__ void store_mixed(__half* place, const float2& values) {
-    *reinterpret_cast<unsigned*>(place) =
-        pack_pair<__half>(within_range<__half>(values.x), within_range<__half>(values.y));
-}
-__device__ __forceinline__ void store_mixed(__half* place, const float4& values) {
-    store_mixed(place, make_float2(values.x, values.y));
-    store_mixed(place + 2, make_float2(values.z, values.w));
-}
-__device__ __forceinline__ void store_mixed(__half* place, float value) {
-    *place = __float2half_rn(within_range<__half>(value));
-}
-
 // Weights are multiplied by scales up to 65504 / 127 before they become fp16.
 template <>
 constexpr float WEIGHT_EXPONENT<KvCode> = 6.0f;

@@ -124,9 +124,9 @@ struct PrefillFloat {
                 const int dimension = 64 * step + 4 * x;
                 const float(&places)[4] = mixed[i][step];
                 if (dimension >= HEAD_DIM) continue;
-                store_mixed(block.out + size_t(query) * block.out_stride + dimension,
-                            make_float4(places[0] * inverse, places[1] * inverse, places[2] * inverse,
-                                        places[3] * inverse));
+                block.out.store(block.first_output + size_t(query) * block.out_stride + dimension,
+                                make_float4(places[0] * inverse, places[1] * inverse, places[2] * inverse,
+                                            places[3] * inverse));
             }
         }
     }

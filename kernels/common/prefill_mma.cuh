@@ -7,6 +7,7 @@
 // weights.
 #pragma once
 
+#include "common/mixed.cuh"
 #include "common/kv_code.cuh"
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
@@ -15,7 +16,8 @@
 template <typename KvT>
 struct PrefillBlock {
     const float* q;  // this head's columns of the first token
-    Mixed<KvT>* out;  // likewise
+    MixedRows out;
+    int first_output;  // this head's, of a token
     int q_stride, out_stride;
     HeadTokens<KvT> keys, values;  // of this block's key-value head in page 0
     const int* pages;
@@ -292,8 +294,8 @@ struct PrefillMma {
             if (query >= block.num_tokens) continue;
 #pragma unroll
             for (int j = 0; j < HEAD_DIM / 8; ++j) {
-                store_mixed(block.out + size_t(query) * block.out_stride + 8 * j + 2 * t,
-                            make_float2(mixed[row][j][half] * inverse, mixed[row][j][half + 1] * inverse));
+                block.out.store(block.first_output + size_t(query) * block.out_stride + 8 * j + 2 * t,
+                                make_float2(mixed[row][j][half] * inverse, mixed[row][j][half + 1] * inverse));
             }
         }
     }

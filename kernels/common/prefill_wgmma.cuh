@@ -18,6 +18,7 @@ __host__ __device__ constexpr int half_bytes(int tokens) { return tokens * 128; 
 
 struct PrefillShape {
     int q_stride, num_key_value_heads, group_size, num_tokens, num_tiles, start, window, first_token;
+    int out_is_float;  // else fp16
     float scale;
 
     __device__ __forceinline__ int num_items() const { return num_tiles * num_key_value_heads; }

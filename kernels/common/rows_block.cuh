@@ -1,6 +1,7 @@
 // rows_block: a block of attention_rows: its shared memory, and the two warps besides those that attend.
 #pragma once
 
+#include "common/mixed.cuh"
 #include "common/head.cuh"
 #include "common/kv_ring.cuh"
 #include "common/load.cuh"
@@ -59,7 +60,7 @@ struct Call {
     int window, is_cached, num_attention_heads, num_key_value_heads, max_splits;
     float* partials;
     unsigned* counters;
-    Mixed<KvT>* out;
+    MixedRows out;
     int group, tiles;  // query heads that share a key-value head; tiles of heads in a group
 };
 

@@ -15,7 +15,7 @@ __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& 
         if (count == 1) continue;
         const size_t head = call.head_of(piece.span, column);
         const float* parts = call.partials + head * call.max_splits * PART_SIZE<HEAD_DIM>;
-        store_mixed(call.out + head * HEAD_DIM + 4 * vector, merge_splits<HEAD_DIM>(parts, count, vector));
+        call.out.store(head * HEAD_DIM + 4 * vector, merge_splits<HEAD_DIM>(parts, count, vector));
     }
 }
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>
             }
             __syncwarp();  // before others are copied
         }
-        store_mixed(call.out + head * HEAD_DIM + begin + lane, merged.result().x);
+        call.out.store(head * HEAD_DIM + begin + lane, merged.result().x);
     }
 }
 

@@ -1,6 +1,7 @@
 // span_prepare: what a block of attention_span does before it attends: queries, and the new tokens' keys and values.
 #pragma once
 
+#include "common/mixed.cuh"
 #include "common/launch.cuh"
 #include "common/span_block.cuh"
 
@@ -21,7 +22,7 @@ struct SpanCall {
     int window, num_attention_heads, num_key_value_heads, max_splits;
     float* partials;
     unsigned* counters;
-    Mixed<KvT>* out;
+    MixedRows out;
 
     __device__ __forceinline__ const int* pages(const Span& span) const {
         return page_table + size_t(span.row) * pages_per_row;

@@ -95,7 +95,7 @@ def attention_decode(
     and then reads rows, positions, page_table and, unless `is_cached`, earlier tokens at once: that kernel must not
     write them, nor one that it overlaps.
     Shapes: partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
-            grid_heads] uint32; out [R, layout.q_size] mixed_dtype of the cache
+            grid_heads] uint32; out [R, layout.q_size] float16 or float32
     Raises: ValueError
     """
     kernel, layout, dtype = "attention_decode", lanes.layout, lanes.cache.dtype
@@ -121,6 +121,7 @@ def attention_decode(
             partials,
             counters,
             out,
+            np.int32(out.dtype == np.float32),
         ),
         shared_bytes=4 * splits * _WARPS * head_tile(layout, dtype.itemsize) * (layout.head_dim + 2),
         overlaps=True,

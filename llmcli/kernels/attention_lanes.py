@@ -10,6 +10,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.launches import Launcher, Offset
 from llmcli.kernels.phantom import assumed_values
 from llmcli.kernels.qkv import (
+    MIXED_DTYPES,
     PAGE_TOKENS,
     LayerCache,
     QkvLayout,
@@ -17,7 +18,6 @@ from llmcli.kernels.qkv import (
     check_qkv,
     check_window,
     has_scales,
-    mixed_dtype,
     softmax_scale,
 )
 
@@ -92,11 +92,11 @@ class LaneInputs:
         """Check everything; returns the first arguments of a kernel that attends, from `q` to `window`.
 
         A kernel that copies tiles of the cache takes the number of lanes, the other one the number of rows.
-        Shapes: out [R, layout.q_size] mixed_dtype of the cache
+        Shapes: out [R, layout.q_size] float16 or float32
         Raises: ValueError
         """
         stride = self.check(kernel, cache_aligned=_COPY_BYTES if copies_tiles else None)
-        check(kernel, "out", out, dtype=mixed_dtype(self.cache.dtype), shape=(self.num_lanes, self.layout.q_size))
+        check(kernel, "out", out, dtype=MIXED_DTYPES, shape=(self.num_lanes, self.layout.q_size))
         num_rows, pages_per_row = self.page_table.shape
         return (
             self.qkv,

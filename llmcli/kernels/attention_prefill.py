@@ -15,6 +15,7 @@ from llmcli.kernels.arguments import C_TYPES, Array, check
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
+    MIXED_DTYPES,
     PAGE_TOKENS,
     LayerCache,
     QkvLayout,
@@ -23,7 +24,6 @@ from llmcli.kernels.qkv import (
     check_qkv,
     check_window,
     has_scales,
-    mixed_dtype,
     softmax_scale,
 )
 from llmcli.kernels.spec import Cost, KernelCost, KernelSpec
@@ -80,6 +80,7 @@ class PrefillShape(ctypes.Structure):
         ("start", ctypes.c_int32),
         ("window", ctypes.c_int32),
         ("first_token", ctypes.c_int32),
+        ("out_is_float", ctypes.c_int32),
         ("scale", ctypes.c_float),
     )
 
@@ -145,7 +146,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     """Attend from each token. A token's bits do not depend on its chunk.
 
     Rows of an image have no scales. Some cards and caches lack these and `cos_sin`.
-    Shapes: out [n, layout.q_size] mixed_dtype of the cache, or rows of an image
+    Shapes: out [n, layout.q_size] float16 or float32, or rows of an image
     Raises: ValueError, also where `rotates_queries` or `writes_images` is False
     """
     kernel, layout, dtype = "attention_prefill", inputs.layout, inputs.cache.dtype
@@ -156,7 +157,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     if isinstance(out, ImageRows):
         _check_image(device, out, inputs)
     else:
-        check(kernel, "out", out, dtype=mixed_dtype(dtype), shape=(inputs.num_tokens, layout.q_size))
+        check(kernel, "out", out, dtype=MIXED_DTYPES, shape=(inputs.num_tokens, layout.q_size))
     room = inputs.pages.shape[0] * PAGE_TOKENS
     if inputs.start < 0 or inputs.end > room:
         raise ValueError(f"{kernel}: tokens {inputs.start} to {inputs.end - 1} do not fit pages for {room}")
@@ -170,7 +171,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
         layout,
         dtype.itemsize,
         inputs.window,
-        mixed_dtype(dtype).itemsize,
+        2 if isinstance(out, ImageRows) else out.dtype.itemsize,
     )
     if rotates_queries(device, layout, dtype):
         rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)
@@ -193,6 +194,7 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
             window,
             softmax_scale(layout),
             out,
+            np.int32(not isinstance(out, ImageRows) and out.dtype == np.float32),
         ),
         shared_bytes=shared_bytes,
         cost=cost,
@@ -216,6 +218,7 @@ def _launch_wgmma(
         start=inputs.start,
         window=int(window),
         first_token=rows.first_token,
+        out_is_float=int(rows.image.dtype == np.float32),
         scale=softmax_scale(layout),
     )
     device.launch(

@@ -138,6 +138,7 @@ def attention_rows(
             partials,
             counters,
             out,
+            np.int32(out.dtype == np.float32),
         ),
         shared_bytes=plan.shared_bytes,
         overlaps=True,

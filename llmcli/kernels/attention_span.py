@@ -152,6 +152,7 @@ def attention_span(
             partials,
             counters,
             out,
+            np.int32(out.dtype == np.float32),
         ),
         shared_bytes=shared_bytes,
         overlaps=True,

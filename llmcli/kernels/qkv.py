@@ -12,12 +12,7 @@ from llmcli.kernels.rows import row_stride
 # Types of the KV cache: floats, and codes of a head's vector that share a scale.
 CACHE_TYPES: dict[np.dtype[Any], str] = {**C_TYPES, np.dtype(np.uint8): "KvCode"}
 _SCALE_BYTES = 4
-
-
-def mixed_dtype(cache_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of attention's outputs: float16, as products take them, unless the cache has 32 bits."""
-    return np.dtype(np.float32 if cache_dtype == np.float32 else np.float16)
-
+MIXED_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))  # of attention's outputs
 
 PAGE_TOKENS = 16  # tokens in a page of the cache; kernels/common/pages.cuh has the same number
 

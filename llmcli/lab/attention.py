@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.attention_lanes import LaneInputs
-from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout, mixed_dtype
+from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.lab.matrices import storage_name, to_storage
 from llmcli.lab.problem import ROUNDING, Arrays, Expected, Output, stored_values
 
@@ -529,9 +529,14 @@ def cache_outputs(tokens: NewTokens) -> tuple[dict[str, np.ndarray], dict[str, O
     return {f"{name}_before": array for name, array in before.items()}, outputs
 
 
-def stored_mixed(mixed: Estimate, cache_dtype: np.dtype[Any]) -> Estimate:
+def mixed_dtype(cache_dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of attention's outputs in cases: that of usual models."""
+    return F32 if cache_dtype == F32 else F16
+
+
+def stored_mixed(mixed: Estimate, dtype: np.dtype[Any]) -> Estimate:
     """Attention's outputs as they are stored."""
-    if mixed_dtype(cache_dtype) == np.float32:
+    if dtype == F32:
         return mixed
     error = mixed.error + ROUNDED[F16] * (np.abs(mixed.value) + mixed.error) + FLOOR[F16]
     return Estimate(mixed.value, error)

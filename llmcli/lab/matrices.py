@@ -104,7 +104,10 @@ class StoredMatrix:
         group = np.arange(inputs) // (self.group_size or inputs)
         lifted_scales = _in_half(np.ldexp(stored_values(self.scales), 24 - self.power))[:, group]
         less = _in_half(np.ldexp(lifted_scales, WEIGHT_BITS[self.weight_type] - 1 - 24))
-        return np.ldexp(_in_half(np.ldexp(self.values.astype(np.float64), -24) * lifted_scales - less), self.power)
+        values: np.ndarray = np.ldexp(
+            _in_half(np.ldexp(self.values.astype(np.float64), -24) * lifted_scales - less), self.power
+        )
+        return values
 
     @property
     def source(self) -> np.ndarray:

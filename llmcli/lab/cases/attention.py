@@ -18,7 +18,7 @@ from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import rotary, rotary_cost
-from llmcli.kernels.qkv import QkvLayout, mixed_dtype
+from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import (
     DTYPES,
     NewTokens,
@@ -32,6 +32,7 @@ from llmcli.lab.attention import (
     in_cache,
     inputs_of,
     lane_inputs,
+    mixed_dtype,
     new_tokens,
     rotate,
     spans_of,
@@ -227,7 +228,7 @@ def _attention_case(
         bound = np.zeros(values.shape)
         for lane, row, _ in tokens.used():
             out = tokens.attention(lane, query, after.keys[row,], after.values[row,], after.key_error[row])
-            out = stored_mixed(out, dtype)
+            out = stored_mixed(out, mixed_dtype(dtype))
             values[lane], bound[lane] = out.value[0], out.error[0]
         expected = {"out": Expected(values, bound), "counters": Expected(np.zeros(counters), 0.0)}
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}

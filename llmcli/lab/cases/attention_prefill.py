@@ -14,7 +14,7 @@ from llmcli.kernels.attention_prefill import (
     attention_prefill_cost,
 )
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout, mixed_dtype
+from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
 from llmcli.lab.attention import (
     DTYPES,
@@ -26,6 +26,7 @@ from llmcli.lab.attention import (
     cache_name,
     cos_sin_table,
     exact,
+    mixed_dtype,
     page_table,
     paged,
     rotate,
@@ -117,7 +118,7 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
         out = Output((image_bytes(layout.q_size, num_rows) // 2,), np.float16, holds_zeros=True)
 
     def reference() -> dict[str, Expected]:
-        expected = stored_mixed(case.expected(np.arange(case.num_tokens)), dtype)
+        expected = stored_mixed(case.expected(np.arange(case.num_tokens)), out.dtype)
         if not unit_inputs:
             return {"out": Expected(expected.value, expected.error)}
         padding = np.zeros((first_token, layout.q_size))

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
 from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.gemv import MAX_ROWS
-from llmcli.kernels.qkv import mixed_dtype
 from llmcli.kernels.stage_wide import image_bytes, padded_inputs
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
@@ -166,12 +167,15 @@ def plan_workspace(
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     scales = Region((chunk,), FLOAT32)
+    # Attention writes what the products after it take.
+    is_float = any(layer.o.activation_dtype == np.float32 for layer in weights.layers)
+    mixed_dtype = np.dtype(np.float32 if is_float else np.float16)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
     return Workspace(
         spans=Region((spans_size(chunk, MOST_PARTS, pages_of(max_seq_len)),), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
-        mixed=Region((chunk, config.q_size), mixed_dtype(ARRAY_DTYPES[stored.cache_type])),
+        mixed=Region((chunk, config.q_size), mixed_dtype),
         inputs=Region((max(input_bytes, wide_bytes),), BYTE),
         row_scale=scales,
         gated_scale=scales,

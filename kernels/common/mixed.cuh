@@ -1,0 +1,39 @@
+// mixed: attention's outputs, in the type of the products that take them: fp16, or fp32 for weights of 32 bits. A mean of
+// values is as small as they are, so fp16 needs no scale.
+#pragma once
+
+#include "common/matrix.cuh"
+
+// Rows of outputs. The type is a choice at run time: each output is stored once.
+struct MixedRows {
+    void* data;
+    int is_float;
+
+    __device__ __forceinline__ void store(size_t index, float value) const {
+        if (is_float) {
+            static_cast<float*>(data)[index] = value;
+        } else {
+            static_cast<__half*>(data)[index] = __float2half_rn(within_range<__half>(value));
+        }
+    }
+    __device__ __forceinline__ void store(size_t index, const float2& values) const {
+        if (is_float) {
+            *reinterpret_cast<float2*>(static_cast<float*>(data) + index) = values;
+        } else {
+            *reinterpret_cast<unsigned*>(static_cast<__half*>(data) + index) = pair_of(values.x, values.y);
+        }
+    }
+    __device__ __forceinline__ void store(size_t index, const float4& values) const {
+        if (is_float) {
+            *reinterpret_cast<float4*>(static_cast<float*>(data) + index) = values;
+        } else {
+            *reinterpret_cast<uint2*>(static_cast<__half*>(data) + index) =
+                make_uint2(pair_of(values.x, values.y), pair_of(values.z, values.w));
+        }
+    }
+
+private:
+    static __device__ __forceinline__ unsigned pair_of(float first, float second) {
+        return pack_pair<__half>(within_range<__half>(first), within_range<__half>(second));
+    }
+};
