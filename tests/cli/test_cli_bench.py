@@ -71,7 +71,7 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     assert set(facts) == {
         *("model", "precision", "device", "cache_type", "context", "read_bytes_per_second", "load_seconds"),
         "num_checked_tokens",
-        *("idle_watts", "energy_problem", "prompts", "decode", "speed_first"),
+        *("idle_watts", "energy_problem", "prompts", "decode"),
     }
     assert [item["num_tokens"] for item in facts["prompts"]] == [20, 50]
     for item in facts["prompts"]:

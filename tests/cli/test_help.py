@@ -76,11 +76,6 @@ def test_everyday_options_come_first(llmcli: Callable[..., Result], name: str) -
     assert short.index("--model") < short.index("--max-new-tokens") < short.index("--temperature")
 
 
-def test_speed_first_is_of_commands_with_many_rows(llmcli: Callable[..., Result]) -> None:
-    shown = {name for name in NAMES if "--speed-first" in listed(llmcli(name, "--help").stdout)}
-    assert shown == {name for name in NAMES if "--speed-first" in declared(name)} == {"batch", "serve", "bench", "plan"}
-
-
 def test_arguments_and_defaults(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     text = llmcli("batch", "--help").stdout

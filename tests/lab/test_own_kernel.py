@@ -1,6 +1,5 @@
 """A user's kernel: refusals without a card; on a card, right ones pass and planted faults are found."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,7 @@ from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict, check_own_kernel, launched_names, prepare_own_kernels, time_own_kernel
 from llmcli.runners.cuda.arena import free_bytes
 
-LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1, "speed_first": False}
+LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
 NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}
 
 
@@ -216,22 +215,6 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
         UsageError, match="--kernel softmax: the model does not launch it; it launches add_parts, append_tokens, att"
     ):
         prepare_own_kernels(device, [kernel], model, **LAUNCHED)
-
-
-def test_many_rows_with_speed_first_launch_other_forms() -> None:
-    """Each is compiled before the first step, so that it does not wait."""
-    kernel, model = read("stage_wide", kernels_folder() / "stage_wide.cu"), shape_model("Llama-3.2-1B", "int8")
-
-    def compiled(**options: Any) -> set[str]:
-        wanted: list[dict[str, set[str]]] = []
-        device: Any = SimpleNamespace(
-            facts=TYPICAL_CARD, engine_kernels=nullcontext, prepare_all=lambda names, _: wanted.append(names)
-        )
-        prepare_own_kernels(device, [kernel], model, **{**LAUNCHED, "num_rows": 72, **options})
-        return set(wanted[1]["stage_wide"])  # the model's
-
-    assert compiled(speed_first=True) - compiled()
-    assert compiled(speed_first=True, num_rows=8) == compiled(num_rows=8)
 
 
 @pytest.mark.usefixtures("nvrtc")

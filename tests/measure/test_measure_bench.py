@@ -1,7 +1,6 @@
 """The figures of `bench` from a runner's times: a runner with its own clock, and a real one that must agree."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,16 +191,3 @@ class Beside:
         if len(spans) > 1:
             choices = [(one[-1]._replace(token_id=(one[-1].token_id + 1) % 64),) for one in choices]
         return SimpleNamespace(choices=lambda: choices, prompt_seconds=queued.prompt_seconds)
-
-
-def test_where_speed_comes_first_equal_runs_are_compared(tiny_llama: Path) -> None:
-    runner = load(open_model(tiny_llama), max_seq_len=100, num_rows=3)
-    with pytest.raises(DeviceError, match=r"where generate decodes .* of row 0:"):
-        bench(Beside(runner), num_rows=3).check_tokens()
-    runner.arithmetic = replace(runner.arithmetic, most_exact_rows=3)
-    with pytest.raises(DeviceError, match=r"where generate decodes .* of row 0:"):  # it does nothing to so few rows
-        bench(Beside(runner), num_rows=3).check_tokens()
-    runner.arithmetic = replace(runner.arithmetic, most_exact_rows=1)
-    assert bench(Beside(runner), num_rows=3).check_tokens() == 10
-    with pytest.raises(DeviceError, match="where an equal run decodes .* at new token 4 of row 1:"):
-        bench(Wrong(runner, 1, 4), num_rows=2).check_tokens()

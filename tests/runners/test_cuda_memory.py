@@ -13,7 +13,6 @@ from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.shapes import shape_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD
@@ -350,22 +349,10 @@ def test_one_row_takes_no_more_than_it_did_without_pages() -> None:
         assert plan.total_bytes <= total_bytes + mask_bytes
 
 
-def test_speed_first_needs_no_memory_of_its_own() -> None:
-    """Short prompts have more parts of products than many rows."""
-    stored = StoredModel.of_model(shape_model("Llama-3.1-8B", "int8"))
-    plans = [
-        plan_memory(stored, max_seq_len=480, num_rows=256, chunk_tokens=256, speed_first=speed_first)
-        for speed_first in (False, True)
-    ]
-    assert plans[0].total_bytes == plans[1].total_bytes
-    assert [plan.speed_first for plan in plans] == [False, True]
-
-
 def test_parts_of_many_rows_have_memory() -> None:
-    """In a small model short prompts have two parts of a product with 512 inputs, and many rows have four."""
+    """A product with 512 inputs has four chunks: chunks after the first have partial sums of their own."""
     sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
     stored = StoredModel.of_config(config(**sizes, head_dim=64), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    for speed_first, parts in ((False, 2), (True, 4)):
-        others = plan_memory(stored, max_seq_len=256, num_rows=256, speed_first=speed_first).workspace.others
-        assert others is not None
-        assert others.shape == ((parts - 1) * 256 * (8 + 2 * 4) * 64,)
+    others = plan_memory(stored, max_seq_len=256, num_rows=256).workspace.others
+    assert others is not None
+    assert others.shape == (3 * 256 * (8 + 2 * 4) * 64,)

@@ -80,12 +80,11 @@ def told(runner: Runner, num_texts: int) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize("speed_first", [False, True])
-def test_rows_on_a_simulated_card(speed_first: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rows_on_a_simulated_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device = simulate(monkeypatch)
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 128"]))
-    options = {"max_seq_len": LENGTH, "num_rows": 72, "uses_graphs": False, "speed_first": speed_first}
+    options = {"max_seq_len": LENGTH, "num_rows": 72, "uses_graphs": False}
     runner = load_simulated(open_model(folder), device=device, **options)  # type: ignore[arg-type]
     texts = [PROMPT[begin : begin + 4] for begin in range(72)]
     expected = perplexity_of_torch(folder, texts)
@@ -94,14 +93,11 @@ def test_rows_on_a_simulated_card(speed_first: bool, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("speed_first", [False, True])
 @pytest.mark.parametrize("name", ["storyteller", "stories260K"])
-def test_rows_on_a_card(
-    name: str, speed_first: bool, request: pytest.FixtureRequest, load_on_card: Callable[..., Any]
-) -> None:
+def test_rows_on_a_card(name: str, request: pytest.FixtureRequest, load_on_card: Callable[..., Any]) -> None:
     folder = built_in_model(name) if name == "storyteller" else request.getfixturevalue("stories")
     assert folder is not None
-    runner = load_on_card(folder, max_seq_len=LENGTH, num_rows=256, speed_first=speed_first)
+    runner = load_on_card(folder, max_seq_len=LENGTH, num_rows=256)
     texts = told(runner, 256)
     expected = perplexity_of_torch(folder, texts)
     for num_rows in (1, 8, 64, 256):

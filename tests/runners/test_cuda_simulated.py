@@ -25,8 +25,8 @@ from llmcli.checkpoint.formats import LayerSource, StoredLayer, input_order, rea
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Arithmetic, Runner, Span
-from llmcli.runners.cuda import memory, row_products
+from llmcli.runners.base import Arithmetic, Runner
+from llmcli.runners.cuda import row_products
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.torch.load import load
@@ -269,38 +269,6 @@ def test_a_runner_that_nobody_uses_leaves_the_card_at_once(device: SimulatedDevi
 # Many rows
 
 
-@pytest.mark.usefixtures("no_staged_prompts")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("int8 groups of 128", marks=pytest.mark.long),
-        pytest.param("int4 channel", marks=pytest.mark.long),
-        "int4 groups of 128",
-        pytest.param("int4 channel, asymmetric", marks=pytest.mark.long),
-    ],
-)
-def test_many_rows_as_digits_have_the_bits_of_each_alone(
-    name: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
-) -> None:
-    """With biases, and a value projection of floats among codes; alone a row is multiplied by gemv."""
-    sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 1}
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
-    head_bits = None if "asymmetric" in name else 8
-    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], head_bits, skip=("v_proj",)))
-    runner = load_simulated(folder, device, num_rows=72, max_seq_len=64)
-    for num_rows in (9, 20, 72):
-        launched.clear()
-        check_rows_together(runner, num_rows, 2)
-        lanes = -(-num_rows // 8) * 8
-        # Query and key share digits; then there are those of o, of gate and up, of down, and of a head of codes. The
-        # value projection and a head of floats take pairs.
-        num_staged = 5 if head_bits else 4
-        assert launched.count(("stage_digits", lanes)) == 2 * num_staged
-        assert launched.count(("gemm_codes", lanes)) == 2 * (num_staged + 1)
-        assert launched.count(("stage_halves", lanes)) == launched.count(("gemm_halves", lanes)) == 2 * (6 - num_staged)
-        assert ("gemv", lanes) not in launched
-
-
 @pytest.mark.parametrize("shares_order", [True, False])
 def test_many_rows_in_an_order_have_the_bits_of_each_alone(
     shares_order: bool, device: SimulatedDevice, tmp_path: Path
@@ -313,21 +281,25 @@ def test_many_rows_in_an_order_have_the_bits_of_each_alone(
     check_rows_together(runner, 20, 2)
 
 
-@pytest.mark.usefixtures("no_staged_prompts")
-@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.long), "bfloat16"])
-def test_many_rows_as_pairs_have_the_bits_of_each_alone(
+@pytest.mark.parametrize("name", ["int8 groups of 128", "int4 groups of 128", "int4 channel, asymmetric"])
+def test_many_rows_of_codes_have_the_bits_of_each_alone(
+    name: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
+) -> None:
+    """With biases, and a value projection of floats among codes; alone a row is multiplied by gemv."""
+    sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 1}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    head_bits = None if "asymmetric" in name else 8
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], head_bits, skip=("v_proj",)))
+    check_many_rows(load_simulated(folder, device, num_rows=72, max_seq_len=64), launched)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_many_rows_of_floats_have_the_bits_of_each_alone(
     dtype: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
 ) -> None:
-    """Query, key and value share pairs; then there are those of o, of gate and up, of down, and of the head."""
     sizes = {**SIZES, "attention_bias": True, "num_hidden_layers": 1}
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
-    runner = load_simulated(folder, device, dtype=dtype, num_rows=136, max_seq_len=64)
-    for num_rows in (9, 40, 136):
-        launched.clear()
-        check_rows_together(runner, num_rows, 2)
-        lanes = -(-num_rows // 8) * 8
-        assert launched.count(("stage_halves", lanes)) == 2 * 5
-        assert {stem for stem, rows in launched if rows == lanes} == {"stage_halves", "gemm_halves"}
+    check_many_rows(load_simulated(folder, device, dtype=dtype, num_rows=72, max_seq_len=64), launched)
 
 
 @pytest.mark.parametrize("block", [(128, 128), pytest.param((1, 4096), marks=pytest.mark.long)])
@@ -337,38 +309,15 @@ def test_many_rows_of_8_bit_floats_have_the_bits_of_each_alone(
     sizes = {**SIZES, "attention_bias": True, "num_hidden_layers": 1}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = write_fp8(source, tmp_path / "model", block=block)
-    runner = load_simulated(folder, device, num_rows=72, max_seq_len=64)
-    for num_rows in (9, 72):
+    check_many_rows(load_simulated(folder, device, num_rows=72, max_seq_len=64), launched)
+
+
+def check_many_rows(runner: Runner, launched: list[tuple[str, int]]) -> None:
+    for num_rows in (9, 20, 72):
         launched.clear()
         check_rows_together(runner, num_rows, 2)
-        assert {stem for stem, rows in launched if rows == -(-num_rows // 8) * 8} == {"stage_halves", "gemm_halves"}
-
-
-@pytest.mark.usefixtures("no_staged_prompts")
-@pytest.mark.parametrize("can_wgmma", [True, False])
-def test_a_text_is_scored_with_the_same_bits_in_any_way(
-    can_wgmma: bool, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
-) -> None:
-    """A head of codes multiplies 64 tokens together where there are lanes for digits, else eight at a time."""
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 128"], head_bits=8))
-    device.can_wgmma = can_wgmma
-    scores = []
-    for num_rows in (1, 16):
-        runner = load_simulated(folder, device, num_rows=num_rows)
-        row = runner.open(PROMPT[:80])
-        launched.clear()
-        scores.append(runner.queue([Span(row, tuple(PROMPT[:80]), "none")]).logits(0).tobytes())
-        uses_digits = can_wgmma and num_rows == 16
-        ways = ["stage_digits", "gemm_codes"] if uses_digits else ["gemv"]
-        assert launched == [(stem, rows) for rows in (64, 16) for stem in ways]
-    assert scores[0] == scores[1]
-
-
-@pytest.fixture
-def no_staged_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of prompts are then not among those of rows."""
-    monkeypatch.setattr(memory, "stages_rows", lambda card, layout, num_rows: False)
+        assert ("gemm_wide", -(-num_rows // 8) * 8) in launched or ("gemm_wide", num_rows) in launched
+        assert ("gemv", 1) in launched
 
 
 @pytest.fixture
@@ -379,11 +328,11 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[t
     def note(stem: str, operation: Any) -> Any:
         def call(device: Any, **arguments: Any) -> None:
             if isinstance(device, SimulatedDevice):
-                noted.append((stem, len(arguments["x" if stem.startswith("stage") else "out"])))
+                noted.append((stem, len(arguments["out"])))
             operation(device, **arguments)
 
         return call
 
-    for stem in ("gemv", "stage_digits", "gemm_codes", "stage_halves", "gemm_halves"):
+    for stem in ("gemv", "gemm_wide"):
         monkeypatch.setattr(row_products, stem, note(stem, getattr(row_products, stem)))
     return noted

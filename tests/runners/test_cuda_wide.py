@@ -9,7 +9,7 @@ import pytest
 import torch
 from foreign_models import write_awq, write_fp8, write_gptq
 from quantized import SCHEMES, SIZES, export
-from row_steps import GREEDY, PROMPT, logits_of, relative_error, start
+from row_steps import GREEDY, PROMPT, logits_of, relative_error
 from safetensors.torch import load_file, save_file
 from simulated_card import SimulatedDevice, fetch, simulate
 from tiny_models import write_tiny_llama
@@ -19,9 +19,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.kernels import wide_plan
 from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.runners.base import Runner, Span
-from llmcli.runners.cuda import attention, forward, products, wide_layer, workspace
+from llmcli.runners.cuda import attention, forward, products, wide_layer
 from llmcli.runners.cuda.load import load as load_on_card
-from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS
 from llmcli.runners.torch.load import load
 
 TAILS = {**SIZES, "intermediate_size": 328, "num_hidden_layers": 2}  # which end within a tile, a step and a span
@@ -274,65 +273,3 @@ def fresh_parts() -> Iterator[None]:
     wide_plan.parts_of.cache_clear()
     yield
     wide_plan.parts_of.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_parts")
-@pytest.mark.parametrize(
-    ("name", "skip", "most_exact"),
-    [
-        ("int8 channel", (), 8),
-        ("int8 channel", ("k_proj",), 8),
-        ("int4 channel, asymmetric", (), 16),
-        ("int4 groups of 128", (), 16),
-        ("int4 groups of 64", (), 8),
-        (None, (), 8),
-    ],
-)
-@pytest.mark.parametrize("most_parts", [1, 3])
-@pytest.mark.parametrize("most_short", [MAX_SHORT_TOKENS, 8])
-def test_many_rows_where_speed_comes_first(
-    name: str | None,
-    skip: tuple[str, ...],
-    most_exact: int,
-    most_parts: int,
-    most_short: int,
-    device: SimulatedDevice,
-    launched: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """More rows than these are multiplied as prompts are, in parts, and fewer are not: both as torch computes.
-
-    In as many parts as short prompts, or in those of many rows.
-    """
-    for module in (forward, workspace):
-        monkeypatch.setattr(module, "MAX_SHORT_TOKENS", most_short)
-    for constant in ("_MAX_PARTS", "_MAX_NARROW_PARTS"):
-        monkeypatch.setattr(wide_plan, constant, most_parts)
-    sizes = {**SIZES, "hidden_size": 384, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
-    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=skip)) if name else source
-    has_halves = name is None or skip  # weights of 16 bits; without them the head is of float32 here
-    options: dict[str, Any] = {"max_seq_len": 64, "dtype": "auto" if has_halves else "float32"}
-    reference = load(open_model(folder), max_seq_len=64)
-    runner = load_on_card(
-        open_model(folder),
-        num_rows=32,
-        speed_first=True,
-        uses_graphs=False,
-        device=device,  # type: ignore[arg-type]
-        **options,
-    )
-    prompts = [PROMPT[number : number + 5 + number] for number in range(most_exact + 4)]
-    rows = [start(runner, prompt) for prompt in prompts]
-
-    for count in (most_exact + 4, most_exact, most_exact + 4):
-        launched.clear()
-        step = runner.queue([Span(row) for row in rows[:count]])
-        # For each layer q, k and v, together or apart, o and down; and the head.
-        num_products = 2 * ((3 if skip else 1) + 2) + bool(has_halves)
-        assert launched.count("gemm_wide") == (num_products if count > most_exact else 0)
-        for number, row in enumerate(rows[:count]):
-            run = list(runner.token_ids(row))[: runner.num_tokens(row)]
-            assert relative_error(step.logits(number)[0], logits_of(reference, run)) < 2e-3
-        step.choices()
