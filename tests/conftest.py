@@ -99,20 +99,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Longer runs of tests that draw their cases; without an option each runs a few of them."""
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     parser.addoption("--all", action="store_true", help="run the tests marked `long` too")
-    parser.addoption("--fuzz", **number, help="damage files in N other ways than the 20,000 of every run")
+    parser.addoption("--fuzz", **number, help="damage files in N other ways than those of every run")
     parser.addoption("--hub-fuzz", **number, default=0, help="N random lies of a hub")
     parser.addoption("--odd-configs", **number, default=300, help="N random configurations")
     parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
     parser.addoption("--export-races", **number, default=6, help="N pairs and N kills of `quantize`")
-    parser.addoption("--serve-attack", **number, default=20, help="N seconds of attacks on the server")
+    parser.addoption("--serve-attack", **number, default=8, help="N seconds of attacks on the server")
     parser.addoption("--serve-clients", **number, default=24, help="N clients of one server at once")
-    parser.addoption("--serve-bodies", **number, default=300, help="N malformed bodies to the server")
-    parser.addoption("--serve-leavers", **number, default=60, help="N clients that leave")
-    parser.addoption("--serve-seconds", **number, default=4, help="for N seconds")
+    parser.addoption("--serve-bodies", **number, default=150, help="N malformed bodies to the server")
+    parser.addoption("--serve-leavers", **number, default=40, help="N clients that leave")
+    parser.addoption("--serve-seconds", **number, default=2, help="for N seconds")
     parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
-    parser.addoption("--batch-evidence", **number, default=60, help="a batch of N prompts, killed N / 100 times")
+    parser.addoption("--batch-evidence", **number, default=30, help="a batch of N prompts, killed N / 100 times")
     parser.addoption("--chat-walks", **number, default=24, help="N sequences of commands of a chat")
-    parser.addoption("--schemas", **number, default=160, help="N JSON Schemas; from 2225 on all of the official suite")
+    parser.addoption("--schemas", **number, default=64, help="N JSON Schemas; from 2225 on all of the official suite")
 
 
 @pytest.fixture(scope="session")

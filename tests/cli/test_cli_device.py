@@ -240,7 +240,6 @@ def test_speed_first_is_told_and_kept_where_it_acts(
     # The simulated launchers do not take part in a plan's dry run.
     here = RunnerOptions("cpu", "auto", None)
     monkeypatch.setattr("llmcli.cli.bench.open_target", lambda options, subject: open_target(here, subject))
-    monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
     assert json.loads(llmcli(*bench, flag, "--json").stdout)["speed_first"] is False  # it does nothing to two rows
     monkeypatch.setattr("llmcli.runners.cuda.wide_layer.MOST_EXACT_ROWS", 1)
     assert json.loads(llmcli(*bench, flag, "--json").stdout)["speed_first"] == acts

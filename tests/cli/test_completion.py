@@ -1,32 +1,53 @@
-"""The shell's completion, requested as shells do, in a process of its own."""
+"""The shell's completion, requested as shells do."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from llmcli.cli.commands import COMMANDS
+from llmcli.cli.main import main
 
+Offered = Callable[[Path, str], list[str]]
 ASK = "import sys; from llmcli.__main__ import main; sys.argv[1:] = []; main()"
+
+
+def question(folder: Path, words: str) -> dict[str, str]:
+    """What bash puts into the environment, and where models and presets are."""
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_LLMCLI_COMPLETE": "complete_bash"}
+    return {"HF_HOME": str(folder / "hf"), "LLMCLI_HOME": str(folder / "home"), **asked}
 
 
 def ask(folder: Path, words: str, *, code: str = ASK, **environment: str) -> subprocess.CompletedProcess[str]:
     """bash's question about the last word of a line; one that ends in a space asks for a new word."""
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_LLMCLI_COMPLETE": "complete_bash"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_"))}
-    home = {"HF_HOME": str(folder / "hf"), "LLMCLI_HOME": str(folder / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    asked = kept | question(folder, words) | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
     command = [sys.executable, "-c", code]
-    return subprocess.run(
-        command, cwd=folder, env=kept | home | asked | environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=asked, capture_output=True, text=True, check=False)
 
 
-def offered(folder: Path, words: str, **environment: str) -> list[str]:
-    result = ask(folder, words, **environment)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout.split()
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Offered:
+    """The answer of this process, which is quicker than that of a new one."""
+
+    def answer(folder: Path, words: str) -> list[str]:
+        for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_"))]:
+            monkeypatch.delenv(name)
+        for name, value in question(folder, words).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hf" / "hub"))  # read when it was imported
+        monkeypatch.setattr(sys, "argv", ["llmcli"])
+        monkeypatch.chdir(folder)
+        exit_code = main()
+        said = capsys.readouterr()
+        assert (exit_code, said.err) == (0, "")
+        return said.out.split()
+
+    return answer
 
 
 @pytest.fixture
@@ -75,16 +96,16 @@ def folder(tmp_path: Path) -> Path:
         ("llmcli nonsense --f", []),
     ],
 )
-def test_values(folder: Path, words: str, expected: list[str]) -> None:
+def test_values(offered: Offered, folder: Path, words: str, expected: list[str]) -> None:
     assert offered(folder, words) == expected
 
 
-def test_paths_are_offered_as_they_are_typed(folder: Path) -> None:
+def test_paths_are_offered_as_they_are_typed(offered: Offered, folder: Path) -> None:
     assert offered(folder, f"llmcli chat {folder}/m") == [f"{folder}/mine"]
     assert offered(folder / "other", "llmcli chat ../m") == ["../mine"]
 
 
-def test_commands(folder: Path) -> None:
+def test_commands(offered: Offered, folder: Path) -> None:
     assert offered(folder, "llmcli ") == [command.name for command in COMMANDS]
 
 

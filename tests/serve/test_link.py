@@ -10,7 +10,7 @@ from paged import ENDLESS, make_request, open_desk, open_scheduler
 from llmcli.serve.link import Sender
 from llmcli.tokenizer.base import Tokenizer
 
-LARGE = "x" * 1_000_000  # more than a socket holds
+LARGE = "x" * 400_000  # more than a socket holds
 SECONDS = 30
 
 

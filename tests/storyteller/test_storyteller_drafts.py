@@ -52,7 +52,8 @@ def test_a_text_that_drafts_change_is_told(voice, questions, monkeypatch):
         measure(voice, ways, questions)
 
 
-def test_tables_are_printed_for_stories_and_questions(capsys):
+def test_tables_are_printed_for_stories_and_questions(capsys, monkeypatch):
+    monkeypatch.setattr(drafts, "held_out_requests", lambda count, seed: [("Hello! Who are you?", None)] * count)
     main(["--stories", "1", "--questions", "1"])
     printed = capsys.readouterr().out
     assert re.findall(r"^(\d+ \w+, numpy):$", printed, re.M) == ["1 stories, numpy", "1 questions, numpy"]

@@ -3,10 +3,11 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from storyteller import evaluate
+from storyteller import evaluate, originality, tellers
 from storyteller.checkers import Wish
 from storyteller.evaluate import examine, held_out_requests, parse, print_table, questions_about_own
 from storyteller.held_out import held_out_text
@@ -26,15 +27,15 @@ def llmcli(*arguments):
 
 
 def test_the_teller_answers_as_the_command_line_does():
-    request = "Tell me a story about a hen called Dot and a bell."
     with PooledTeller(FOLDER, "story", 1) as teller:
-        (reply,) = teller([[{"role": "user", "content": request}]], 12)
-    answer = llmcli("generate", "--chat", request, "--seed", 12, "--preset", "story", "--device", "cpu")
+        (reply,) = teller([[{"role": "user", "content": "Hello!"}]], 12)
+    answer = llmcli("generate", "--chat", "Hello!", "--seed", 12, "--preset", "story", "--device", "cpu")
     assert (reply.text, reply.is_finished) == (answer["text"], answer["finish_reason"] == "eos")
+    assert reply.is_finished
 
 
 def test_a_question_is_answered_as_in_a_conversation():
-    messages = ["Tell me a story about a hen called Dot and a bell.", "Who is the story about?"]
+    messages = ["Hello!", "Thank you!"]
     turns = llmcli("chat", "--seed", 3, "--message", messages[0], "--message", messages[1], "--device", "cpu")["turns"]
     history = [{"role": "user", "content": messages[0]}, {"role": "assistant", "content": turns[0]["answer"]}]
     voice = Voice(FOLDER, "story")
@@ -65,10 +66,34 @@ def test_held_out_text_is_stories_as_the_model_saw_them():
     assert all(following == bos for token, following in zip(ids, ids[1:], strict=False) if token == eos)
 
 
+class Beginner(PooledTeller):
+    """The shipped model in this process; its texts are cut."""
+
+    def __init__(self, folder, preset, workers):
+        self.voice = Voice(folder, preset)
+        self.voice.context = 700
+
+    def __exit__(self, *_):
+        """There is no pool."""
+
+    def __call__(self, prompts, seed):
+        return [
+            self.voice.go_on(prompt, seed + index) if isinstance(prompt, str) else self.reply(prompt, seed + index)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def reply(self, messages, seed):
+        request = self.voice.request(messages, seed)
+        return self.voice._generate(replace(request, max_new_tokens=60))
+
+
 @pytest.fixture(scope="module")
 def examination():
     """Two stories, one for a request that the grammar cannot emit, two answers, and answers about the two stories."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "PooledTeller", Beginner)
+        patch.setattr(originality, "WORD_LIST_DOCUMENTS", 300)
+        patch.setattr(tellers, "CONTINUATION_TOKENS", 40)
         patch.setattr(evaluate, "OUTSIDE_REQUESTS", [("A goose named Gerda and a bucket.", Wish("Gerda", "bucket"))])
         return examine(parse(["--stories", "2", "--questions", "2", "--workers", "1", "--prompts", "2", "--quick"]))
 
@@ -96,7 +121,7 @@ def test_the_table_says_what_was_missed(capsys):
 @pytest.mark.parametrize(("arguments", "said"), [((), "FOLDER [STEP...]"), (("nonsense",), "nonsense is no step")])
 def test_the_build_script_refuses(tmp_path, arguments, said):
     words = [str(SCRIPTS / "build"), *([str(tmp_path), *arguments] if arguments else [])]
-    environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHON": "/bin/true", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert said in done.stderr

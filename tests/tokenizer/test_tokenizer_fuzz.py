@@ -17,7 +17,7 @@ from llmcli.tokenizer.load import load_tokenizer
 TEXTS = ["", "hello <s>wörld\n  a<pad>a 世", "a" * 200 + " <x> <call> \x00"]
 MESSAGES = [{"role": "user", "content": "hello </s>"}]
 LONGEST_SECONDS = 5
-NUM_CASES = 1500
+NUM_CASES = 400
 SEED = 20
 
 
