@@ -136,18 +136,18 @@ def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless
 
 def test_ctrl_c_in_a_prefill(open_terminal: Callable[..., ChatTerminal], endless: Path, tmp_path: Path) -> None:
     path = tmp_path / "long.json"
-    save_conversation(path, SavedConversation("m", Conversation().ask("x" * 7000)), replace=False)
+    save_conversation(path, SavedConversation("m", Conversation().ask("x" * 3000)), replace=False)
     terminal = open_terminal(endless, "--resume", path, "--max-new-tokens", 5, "--verbose")
     terminal.enter("/regen")
-    terminal.expect(r"reading [1-9]\d* of 70\d+ tokens")
+    terminal.expect(r"reading [1-9]\d* of 30\d+ tokens")
     terminal.child.sendintr()
-    terminal.expect(r"prompt: 70\d+ tokens \(0 cached, \d+ computed\)")
+    terminal.expect(r"prompt: 30\d+ tokens \(0 cached, \d+ computed\)")
     terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     terminal.enter("/continue")
-    kept = terminal.expect(r"prompt: 70\d+ tokens \([1-9]\d* cached")
+    kept = terminal.expect(r"prompt: 30\d+ tokens \([1-9]\d* cached")
     terminal.prompt()
-    assert int(kept.split()[3].lstrip("(")) < 7000
+    assert int(kept.split()[3].lstrip("(")) < 3000
     terminal.command("/history", rf"x\r\n\r\n\[answer 1\]\r\n{ANSWER}")
     terminal.child.send(CTRL_D)
     assert terminal.finish() == 0

@@ -153,7 +153,8 @@ def test_chat_answers_fit(llmcli: Callable[..., Result]) -> None:
 
 def test_a_receipt_holds_the_schema(llmcli: Callable[..., Result], tmp_path: Path) -> None:
     receipt = tmp_path / "receipt.json"
-    told = llmcli("generate", PROMPT, "--seed", 2, "--schema", json.dumps(SCHEMA), "-n", 2, "--receipt", receipt)
+    held = ("--schema", json.dumps(SCHEMA), "--max-new-tokens", 40)
+    told = llmcli("generate", PROMPT, "--seed", 2, *held, "-n", 2, "--receipt", receipt)
     content = json.loads(receipt.read_text())
     assert (told.exit_code, content["schema"]["name"]) == (0, "--schema")
     assert "llguidance" in content["program"]

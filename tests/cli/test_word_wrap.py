@@ -144,7 +144,7 @@ def test_the_width_may_change_within_a_line() -> None:
 
 def test_generate_in_a_terminal_says_what_a_pipe_gets() -> None:
     command = ["-m", "llmcli", "generate", "Once upon a time there was a little", "--seed", "3", "--threads", "1"]
-    command += ["--max-new-tokens", "120", "--color", "prob"]
+    command += ["--max-new-tokens", "50", "--color", "prob"]
     settings = {**os.environ, "TERM": "xterm-256color"}
     settings.pop("NO_COLOR", None)
     child = pexpect.spawn(sys.executable, command, env=settings, encoding="utf-8", timeout=120, dimensions=(24, 33))

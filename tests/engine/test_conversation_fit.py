@@ -64,7 +64,7 @@ def test_as_few_turns_are_dropped_as_dropping_one_by_one_would(chat_model: Load,
         return "x" + "".join(draw.choice(words) for _ in range(draw.randint(0, 12)))
 
     num_with_drops = num_refused = 0
-    for _ in range(25):
+    for _ in range(15):
         answers = [said(model.tokenizer, text(), with_ids=draw.random() < 0.7) for _ in range(draw.randint(1, 14))]
         turns = [Turn(text(), answer) for answer in answers]
         conversation = Conversation(text() if draw.random() < 0.5 else None, tuple(turns))
@@ -83,8 +83,8 @@ def test_as_few_turns_are_dropped_as_dropping_one_by_one_would(chat_model: Load,
         assert fitted.conversation == expected
         assert fitted.prompt == build_prompt(model.tokenizer, model.template, expected)
         num_with_drops += expected.num_dropped > conversation.num_dropped
-    assert num_with_drops >= 5
-    assert num_refused < 15
+    assert num_with_drops >= 3
+    assert num_refused < 9
 
 
 @pytest.fixture

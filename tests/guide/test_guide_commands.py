@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -137,6 +138,7 @@ def test_only_what_is_missing_is_left_out(tmp_path: Path) -> None:
         run_lines(["false | true", "true"], tmp_path / "here")
 
 
+@cache
 def options_of(command: str) -> set[str]:
     """Every way to write an option of a command; also those of subcommands."""
     entry = next(entry for entry in COMMANDS if entry.name == command)
