@@ -132,9 +132,14 @@ class TestBfloat16Int4Groups(Bfloat16Runner, RunnerConformance):
     scheme = WeightScheme(4, 32)
 
 
-@pytest.mark.usefixtures("no_compiler")
 class Bfloat16RunnerByTorch(Bfloat16Runner):
     """Tokens one by one go through torch's operators, a prompt's chunks through widened weights."""
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codes_product, "is_available", lambda on_compile=None: False)
+            return super().load(folder, max_seq_len=max_seq_len, num_rows=num_rows)
 
 
 class TestBfloat16Int8ChannelByTorch(Bfloat16RunnerByTorch):
