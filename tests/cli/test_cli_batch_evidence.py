@@ -19,13 +19,13 @@ ROWS = ("1", "4", "32")  # a run may resume with another number
 
 
 def prompts(count: int, draw: random.Random) -> list[tuple[str, int]]:
-    """Prompts of 1 to 120 words, and the most tokens of their texts."""
+    """Prompts of 1 to 60 words, and the most tokens of their texts."""
     words = (ROOT / "configs" / "texts" / "stories.txt").read_text(encoding="utf-8").split()
     found = []
     for _ in range(count):
-        length = draw.randint(1, draw.choice((1, 3, 8, 20, 60, 120)))
+        length = draw.randint(1, draw.choice((1, 3, 8, 20, 60)))
         begin = draw.randrange(len(words) - length)
-        found.append((" ".join(words[begin : begin + length]), draw.randint(8, 24)))
+        found.append((" ".join(words[begin : begin + length]), draw.randint(4, 12)))
     return found
 
 
