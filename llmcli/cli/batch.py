@@ -153,20 +153,20 @@ def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
     _say_how_many(num_prompts, scheduler.usage.num_rows)
     start_time = time.perf_counter()
-    with _Sink(job) as sink, loaded_objects_set_aside():
+    try:  # the end of the block closes files, which takes a while too
+        with _Sink(job) as sink, loaded_objects_set_aside():
 
-        def take(task: Task, event: Finished | Failed) -> None:
-            seed = run.seed if task.line.seed is None else task.line.seed
-            value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
-            sink.put(task.line.id, json_line(value))
-            if isinstance(event, Finished):
-                completeness.count(event)
+            def take(task: Task, event: Finished | Failed) -> None:
+                seed = run.seed if task.line.seed is None else task.line.seed
+                value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
+                sink.put(task.line.id, json_line(value))
+                if isinstance(event, Finished):
+                    completeness.count(event)
 
-        def rate() -> str:
-            return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
+            def rate() -> str:
+                return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
 
-        last_drawing = 0.0
-        try:
+            last_drawing = 0.0
             beside_lines = job.output is None
             with draw_progress(run.session.name, "prompts", rate, beside_lines=beside_lines) as on_progress:
 
@@ -181,11 +181,11 @@ def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
                 request_of = partial(job.prompts.request_of, run_seed=run.seed)
                 run_batch(scheduler, job.todo, request_of, take, progress, on_step)
             sink.finish()
-        except KeyboardInterrupt:
-            ended = progress.num_finished + progress.num_failed
-            remedy = "" if job.output is None else "; run the same command again to resume"
-            terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+    except KeyboardInterrupt:
+        ended = progress.num_finished + progress.num_failed
+        remedy = "" if job.output is None else "; run the same command again to resume"
+        terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     if job.output is not None and not progress.num_failed:
         terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
     completeness.show_count()

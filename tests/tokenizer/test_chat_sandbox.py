@@ -29,7 +29,7 @@ assert chat_template.TIME_LIMIT_SECONDS == 2
 needs_memory_limit = pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to its limit")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _short_limit(monkeypatch):
     monkeypatch.setattr(chat_template, "TIME_LIMIT_SECONDS", 1)
 
@@ -62,6 +62,7 @@ def one_line_failure(source, workers):
     return message
 
 
+@pytest.mark.usefixtures("_short_limit")
 @pytest.mark.parametrize(
     "source",
     [
