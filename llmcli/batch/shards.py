@@ -1,8 +1,8 @@
-"""A batch in shards: whose prompt is whose, where a shard's results go, and how the shards become one output.
+"""A batch in shards: which prompts a shard has, where its results go, and how the shards become one output.
 
 Shard I of N has every Nth prompt from the Ith on. Its own output, OUT.shard-I-of-N, ends up in the order of the input,
-and its record says when it has. So the whole output is one line of each shard in turn: merging needs neither the input
-nor memory.
+and its record says when it has. So the whole output is one line of each shard in turn: merging does not read the input
+and holds one line at a time.
 """
 
 import re
@@ -62,8 +62,8 @@ def find_shards(output: Path) -> list[Shard]:
         first = Shard(1, 4).output(output).name
         raise UsageError(f"{output} has no shards, expected files such as {first}; run llmcli batch with --shard first")
     if len(counts) > 1:
-        told = " and of ".join(map(str, counts))
-        raise UsageError(f"{output} has shards of {told}; remove the files of all but one of them")
+        divisions = " and of ".join(map(str, counts))
+        raise UsageError(f"{output} has shards of {divisions}; keep those of one number and remove the others")
     return [Shard(number, counts[0]) for number in range(1, counts[0] + 1)]
 
 
@@ -93,8 +93,8 @@ def merge_shards(output: Path, shards: Sequence[Shard]) -> Merged:
     if problems:
         hidden = len(problems) - _NUM_SHOWN_PROBLEMS
         more = f"; and {hidden} more" if hidden > 0 else ""
-        told = "; ".join(problems[:_NUM_SHOWN_PROBLEMS])
-        raise UsageError(f"{output} cannot be merged: {told}{more}; run these shards, then merge again")
+        listed = "; ".join(problems[:_NUM_SHOWN_PROBLEMS])
+        raise UsageError(f"{output} cannot be merged: {listed}{more}; run these shards, then merge again")
     records = [load_record(path) for path in paths]
     runner = next((record.runner for record in records if record.runner), "")  # an empty shard has had none
     for path, record in zip(paths, records, strict=True):

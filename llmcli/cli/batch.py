@@ -153,7 +153,7 @@ def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
     _say_how_many(num_prompts, scheduler.usage.num_rows)
     start_time = time.perf_counter()
-    try:  # the end of the block closes files, which takes a while too
+    try:  # Ctrl-C may also come while the block's end closes files
         with _Sink(job) as sink, loaded_objects_set_aside():
 
             def take(task: Task, event: Finished | Failed) -> None:
@@ -258,7 +258,7 @@ class _Sink:
             self._in_order.put(line_id, line)
 
     def finish(self) -> None:
-        """All prompts have a line: sort those of several runs, if asked for. The lines of a shard are sorted here."""
+        """All prompts have a line: sort them if asked for, and always in a shard."""
         job = self._job
         if self._journal is None or (self._in_order is None and job.prompts.options.shard is None):
             return
@@ -288,14 +288,14 @@ class _Sink:
 
 
 def merge(files: BatchOptions, given: Sequence[str]) -> None:
-    """Put the shards of OUT together; `given` are options, which it takes none of.
+    """Merge the shards of OUT. `given` names the options on the command line, which are refused.
 
     Raises: UsageError, OutputError; FailedLinesError if prompts failed
     """
     if given:
-        raise UsageError(f"batch merge takes OUT alone, without {', '.join(given)}")
+        raise UsageError(f"batch merge takes OUT alone; remove {', '.join(given)}")
     if files.output == PIPE:
-        raise UsageError("batch merge needs a file as OUT: its shards lie next to it")
+        raise UsageError("batch merge needs a file as OUT, whose shards it reads")
     output = resolve_output(files.output)
     holds_something(output)  # refuses a folder that is missing
     with locked(output):

@@ -112,7 +112,9 @@ def test_outputs_that_cannot_be_merged(tmp_path: Path) -> None:
         merge_shards(output, shards)
     assert output.read_text() == "mine\n"
     write_shards(output, 4, 3)
-    with pytest.raises(UsageError, match="out has shards of 2 and of 3; remove the files of all but one of them"):
+    with pytest.raises(
+        UsageError, match="out has shards of 2 and of 3; keep those of one number and remove the others"
+    ):
         find_shards(output)
     with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
         find_shards(tmp_path / "none" / "out")

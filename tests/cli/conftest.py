@@ -21,7 +21,7 @@ def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a plan measures on this machine is measured on little."""
+    """Let a plan measure this machine on little data."""
     monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
     monkeypatch.setattr("llmcli.runners.host.predict._SECONDS_A_RATE", 0.01)
     monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)

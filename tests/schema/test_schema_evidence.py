@@ -141,7 +141,7 @@ def num_seeds(num_schemas: int) -> int:
 def find(name: str) -> Path:
     folder = shared(f"models/{name}" if name == "stories260K" else f"tokenizers/{name}")
     if not folder.is_dir():
-        pytest.skip(f"{name} is not in a folder `shared` beside the project")
+        pytest.skip(f"{name} is not in ../shared")
     return folder
 
 

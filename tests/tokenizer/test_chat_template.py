@@ -276,7 +276,7 @@ def model(request, load, tmp_path_factory):
                 tokenizer = load(tokenizer_name)
                 loaded[name] = tokenizer, load_chat_template(folder, tokenizer, str(path)), reference
             else:
-                pytest.skip(f"chat_templates/{file} is not in a folder `shared` beside the project")
+                pytest.skip(f"chat_templates/{file} is not in ../shared")
         return loaded[name]
 
     yield load_once
