@@ -4,10 +4,11 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from llmcli.errors import OutputError, UsageError
 
@@ -64,7 +65,8 @@ class OutputFile:
         """
         self.check(path, replace=replace)
         try:
-            _write_whole(path, content, self.mode, replace=replace)
+            with whole_file(path, self.mode, replace=replace) as file:
+                file.write(content)
         except FileExistsError as error:  # made by somebody since the check
             raise UsageError(f"{path} exists; {self.remedy}") from error
         except OSError as error:
@@ -84,12 +86,17 @@ class OutputFile:
         return UsageError(f"{str(path)!r} cannot be written: {reason}; name another file")
 
 
-def _write_whole(path: Path, content: bytes, mode: int, *, replace: bool) -> None:
+@contextmanager
+def whole_file(path: Path, mode: int = 0o666, *, replace: bool = True) -> Iterator[BinaryIO]:
+    """A new file that gets the name `path` at the end of the `with`. A kill leaves the old file or the new one.
+
+    Raises: OSError; FileExistsError if the name is not free, unless `replace`
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=".llmcli-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode & ~_umask())
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         if replace:

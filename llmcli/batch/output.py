@@ -6,18 +6,18 @@ resumes, failed results are removed and tried again.
 
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmcli.batch.input import LineId, LineReader
 from llmcli.differences import shown
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import parse_json
+from llmcli.writing import whole_file
 
 _SECONDS_BETWEEN_SYNCS = 1.0
 _COPIED_BYTES = 2**20
@@ -77,7 +77,7 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
                 end = file.tell()
                 file.seek(end - 1)
                 is_whole = file.read(1) == b"\n"
-                found = _result(content) if is_whole else None
+                found = read_result(content) if is_whole else None
                 if found is None:
                     if end < size:
                         raise UsageError(f"{path} line {number} is not a result of llmcli batch; {_REMEDY}")
@@ -101,8 +101,16 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
     return written
 
 
-def _result(content: bytes) -> tuple[LineId, bool, str | None] | None:
-    """A result's id, whether it failed, and why it was cut (if so); None for anything else."""
+class Result(NamedTuple):
+    """A line of an output; `cut` is the reason if its text was cut."""
+
+    id: LineId
+    has_failed: bool
+    cut: str | None
+
+
+def read_result(content: bytes) -> Result | None:
+    """A line of an output; None for anything else."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -112,7 +120,7 @@ def _result(content: bytes) -> tuple[LineId, bool, str | None] | None:
     line_id = value.get("custom_id", value.get("id"))
     if not isinstance(line_id, str | int | float) or isinstance(line_id, bool):
         return None
-    return line_id, value.get("error") is not None, _cut(value)
+    return Result(line_id, value.get("error") is not None, _cut(value))
 
 
 def _cut(value: dict[str, Any]) -> str | None:
@@ -134,7 +142,7 @@ class Journal:
     def __init__(self, path: Path, written: Written):
         self._path = path
         self._places = {line_id: written.places[line_id] for line_id in written.places if line_id not in written.failed}
-        with _as_output_error(path):
+        with as_output_error(path):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             self._end = written.end
             if written.torn:
@@ -146,7 +154,7 @@ class Journal:
     def append(self, line_id: LineId, line: str) -> None:
         """Add a line, which ends in a line break. If that fails or is interrupted, the file is as before."""
         content = line.encode(errors="replace")
-        with _as_output_error(self._path):
+        with as_output_error(self._path):
             try:
                 rest = memoryview(content)
                 while rest:
@@ -165,36 +173,27 @@ class Journal:
         order = [line_id for line_id in ids if line_id in self._places]
         offsets = [self._places[line_id][0] for line_id in order]
         if offsets != sorted(offsets):
-            with _as_output_error(self._path):
+            with as_output_error(self._path):
                 self._rewrite(order)
 
     def close(self) -> None:
         """Write everything to the disk."""
-        with _as_output_error(self._path):
+        with as_output_error(self._path):
             os.fsync(self._file)
             os.close(self._file)
 
     def _rewrite(self, ids: list[LineId]) -> None:
-        """Replace the file by one with these lines. A kill at any moment leaves the old file or the new one."""
-        mode = stat.S_IMODE(os.fstat(self._file).st_mode)
-        descriptor, temporary = tempfile.mkstemp(prefix=".llmcli-", dir=self._path.parent)
-        try:
-            places = {}
-            with os.fdopen(descriptor, "wb") as target, self._path.open("rb") as source:
-                for line_id in ids:
-                    offset, length = self._places[line_id]
-                    source.seek(offset)
-                    places[line_id] = (target.tell(), length)
-                    while length:
-                        length -= target.write(source.read(min(length, _COPIED_BYTES)))
-                end = target.tell()
-                os.fchmod(target.fileno(), mode)
-                target.flush()
-                os.fsync(target.fileno())
-            os.replace(temporary, self._path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+        """Replace the file by one with these lines."""
+        places = {}
+        with whole_file(self._path) as target, self._path.open("rb") as source:
+            os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))
+            for line_id in ids:
+                offset, length = self._places[line_id]
+                source.seek(offset)
+                places[line_id] = (target.tell(), length)
+                while length:
+                    length -= target.write(source.read(min(length, _COPIED_BYTES)))
+            end = target.tell()
         os.close(self._file)
         self._file = os.open(self._path, os.O_RDWR | os.O_APPEND)
         self._places, self._end = places, end
@@ -225,7 +224,8 @@ class InOrder:
 
 
 @contextmanager
-def _as_output_error(path: Path) -> Iterator[None]:
+def as_output_error(path: Path) -> Iterator[None]:
+    """Raises: OutputError for an OSError"""
     try:
         yield
     except OSError as error:

@@ -28,11 +28,17 @@ _RECORD_FILE = OutputFile(
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that decides the text of a line. `settings` by name; `runner`: device and precision."""
+    """Everything that decides the text of a line. `settings` by name; `runner`: device and precision.
+
+    `num_prompts` is how many results the output is to hold; `is_sorted`, whether it holds all of them in the order of
+    the input.
+    """
 
     settings: Mapping[str, Any]
     seed: int
     runner: str
+    num_prompts: int = 0
+    is_sorted: bool = False
 
 
 def record_path(output: Path) -> Path:
@@ -72,7 +78,8 @@ def load_record(output: Path) -> Record:
         raise UsageError(f"{path} is not a record of this version of llmcli batch; choose another output")
     if not (isinstance(settings, dict) and type(seed) is int and isinstance(runner, str)):
         raise UsageError(f"{path} is damaged: settings, seed or runner is missing; name another output")
-    return Record(settings, seed, runner)
+    num_prompts, is_sorted = values.get("num_prompts"), values.get("is_sorted") is True
+    return Record(settings, seed, runner, num_prompts if type(num_prompts) is int else 0, is_sorted)
 
 
 def refuse_other_settings(output: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

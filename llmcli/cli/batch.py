@@ -9,17 +9,20 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmcli.batch.input import Line, LineId
-from llmcli.batch.output import InOrder, Journal
-from llmcli.batch.record import Record, refuse_other_settings, save_record
+from llmcli.batch.output import InOrder, Journal, holds_something
+from llmcli.batch.record import load_record, record_path, refuse_other_settings, save_record
 from llmcli.batch.run import BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
+from llmcli.batch.shards import find_shards, merge_shards
 from llmcli.cli import lazy
-from llmcli.cli.batch_job import BatchJob, BatchOptions, Task, open_job
+from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
+from llmcli.cli.command import given_options
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
 from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
@@ -29,7 +32,7 @@ from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.events import Failed, Finished
-from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
+from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
 from llmcli.serve.answers import FINISH_REASONS
 
 if TYPE_CHECKING:
@@ -77,6 +80,9 @@ def show_check(job: BatchJob) -> None:
 
     Raises: InsufficientMemoryError if the model does not fit.
     """
+    if not job.tasks:  # a shard of more shards than prompts
+        terminal.write(fact_lines({"prompts": "0"}.items(), 15, sys.stdout))
+        return
     run = job.prompts.run
     lengths = [len(task.token_ids) for task in job.tasks]
     longest = max(job.tasks, key=lambda task: len(task.token_ids))
@@ -147,20 +153,20 @@ def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
     _say_how_many(num_prompts, scheduler.usage.num_rows)
     start_time = time.perf_counter()
-    with _Sink(job) as sink, loaded_objects_set_aside():
+    try:  # Ctrl-C may also come while the block's end closes files
+        with _Sink(job) as sink, loaded_objects_set_aside():
 
-        def take(task: Task, event: Finished | Failed) -> None:
-            seed = run.seed if task.line.seed is None else task.line.seed
-            value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
-            sink.put(task.line.id, json_line(value))
-            if isinstance(event, Finished):
-                completeness.count(event)
+            def take(task: Task, event: Finished | Failed) -> None:
+                seed = run.seed if task.line.seed is None else task.line.seed
+                value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
+                sink.put(task.line.id, json_line(value))
+                if isinstance(event, Finished):
+                    completeness.count(event)
 
-        def rate() -> str:
-            return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
+            def rate() -> str:
+                return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
 
-        last_drawing = 0.0
-        try:
+            last_drawing = 0.0
             beside_lines = job.output is None
             with draw_progress(run.session.name, "prompts", rate, beside_lines=beside_lines) as on_progress:
 
@@ -175,11 +181,11 @@ def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
                 request_of = partial(job.prompts.request_of, run_seed=run.seed)
                 run_batch(scheduler, job.todo, request_of, take, progress, on_step)
             sink.finish()
-        except KeyboardInterrupt:
-            ended = progress.num_finished + progress.num_failed
-            remedy = "" if job.output is None else "; run the same command again to resume"
-            terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+    except KeyboardInterrupt:
+        ended = progress.num_finished + progress.num_failed
+        remedy = "" if job.output is None else "; run the same command again to resume"
+        terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     if job.output is not None and not progress.num_failed:
         terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
     completeness.show_count()
@@ -228,8 +234,8 @@ def _settle_record(job: BatchJob, runner: str) -> None:
         return
     if record.runner:
         refuse_other_settings(job.output, {"device": record.runner}, {"device": runner})
-    else:
-        save_record(job.output, Record(record.settings, record.seed, runner))
+    if not record.runner or record.is_sorted:
+        save_record(job.output, replace(record, runner=runner, is_sorted=False))
 
 
 class _Sink:
@@ -252,9 +258,16 @@ class _Sink:
             self._in_order.put(line_id, line)
 
     def finish(self) -> None:
-        """All prompts have a line: sort those of several runs, if asked for."""
-        if self._journal is not None and self._in_order is not None:
-            self._journal.sort([task.line.id for task in self._job.tasks])
+        """All prompts have a line: sort them if asked for, and always in a shard."""
+        job = self._job
+        if self._journal is None or (self._in_order is None and job.prompts.options.shard is None):
+            return
+        self._journal.sort([task.line.id for task in job.tasks])
+        assert job.output is not None
+        # A shard without prompts has had no runner, and so no record yet.
+        record = load_record(job.output) if record_path(job.output).exists() else job.record
+        if not record.is_sorted:
+            save_record(job.output, replace(record, is_sorted=True))
 
     def __enter__(self) -> _Sink:
         return self
@@ -272,6 +285,28 @@ class _Sink:
             terminal.write(line)
         else:
             self._journal.append(line_id, line)
+
+
+def merge(files: BatchOptions, given: Sequence[str]) -> None:
+    """Merge the shards of OUT. `given` names the options on the command line, which are refused.
+
+    Raises: UsageError, OutputError; FailedLinesError if prompts failed
+    """
+    if given:
+        raise UsageError(f"batch merge takes OUT alone; remove {', '.join(given)}")
+    if files.output == PIPE:
+        raise UsageError("batch merge needs a file as OUT, whose shards it reads")
+    output = resolve_output(files.output)
+    holds_something(output)  # refuses a folder that is missing
+    with locked(output):
+        merged = merge_shards(output, find_shards(output))
+    shown = f"{counted(merged.num_results, 'result')} of {counted(merged.num_shards, 'shard')}"
+    terminal.info(f"Merged: {output} holds {shown}")
+    if merged.num_failed:
+        again = f"to retry them, remove {output.name}, run their shards again and merge again"
+        raise FailedLinesError(
+            f"{merged.num_failed} of {merged.num_results} prompts failed; see their lines in {output}; {again}"
+        )
 
 
 def batch(
@@ -294,6 +329,11 @@ def batch(
 
     llmcli batch --text - - < prompts.txt | jq -r .text
     """
+    if files.source == MERGE:
+        groups = (files, options, stopping, sampler, schema)
+        given = [name for group in groups for name in given_options(group) if name not in ("--source", "--output")]
+        merge(files, [*given, *(f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None)])
+        return
     grammar = schema.read(ignore_eos=stopping.ignore_eos)
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     with open_job(files, request, options.model, stopping.max_new_tokens, grammar) as job:

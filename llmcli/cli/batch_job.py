@@ -25,12 +25,14 @@ from llmcli import __version__
 from llmcli.batch.input import Line, LineReader, Problems, read_input
 from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
+from llmcli.batch.shards import parse_shard
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.options import (
     AUTO,
     chat_template_option,
+    machines_option,
     output_option,
     parse_rows,
     prompt_option,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 PIPE = "-"
+MERGE = "merge"  # in place of IN
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,20 @@ class BatchOptions:
     Raises: UsageError for values that cannot be.
     """
 
-    source: str = argument(..., "JSON Lines file with one prompt per line; `-` reads standard input.", metavar="IN")
+    source: str = argument(
+        ...,
+        "JSON Lines file with one prompt per line; `-` reads standard input; `merge` joins the shards of OUT.",
+        metavar="IN",
+    )
     output: str = argument(..., "File to write results to; `-` writes standard output.", metavar="OUT")
     text: bool = prompt_option(False, "IN is plain text: each line is a prompt.")
     system: str | None = system_option()
     chat_template: str | None = chat_template_option()
     template_var: list[str] | None = template_var_option()
     rows: str = rows_option(AUTO)
+    shard: str | None = machines_option(
+        None, "Run every Nth prompt from the Ith on, into OUT.shard-I-of-N.", metavar="I/N"
+    )
     check: bool = output_option(False, "Check IN and OUT and estimate the run, but do not run it.")
     ordered: bool = output_option(False, "Write results in the order of IN.")
     stats: str | None = output_option(None, "Print times, rates and rows.", metavar="")
@@ -79,6 +89,7 @@ class BatchOptions:
         if self.stats not in (None, "run"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value")
         parse_rows(self.rows)
+        parse_shard(self.shard)
         parse_template_variables(self.template_var)
 
     @property
@@ -131,6 +142,7 @@ class Prompts:
         # Flags that no sampler could follow are not a problem of one line.
         self.run.sampler(EncodedPrompt("", (), at_start=False))
         tasks = []
+        shard, num_prompts = parse_shard(self.options.shard), 0
         has_messages = False
         names = (self.run.model, self._session.name)
         for line in read_input(reader, names, problems, is_text=self.options.text):
@@ -138,6 +150,9 @@ class Prompts:
             if line.messages is not None:
                 has_messages = True
                 _ = self._encode_messages  # a template that is missing is not this line's problem
+            num_prompts += 1
+            if shard is not None and not shard.has(num_prompts - 1):
+                continue
             try:
                 tasks.append(self._task(line))
             except (UsageError, TokenizerError) as error:
@@ -147,7 +162,7 @@ class Prompts:
             if options.system is not None or options.chat_template is not None or options.template_var:
                 flags = "--system, --chat-template and --template-var"
                 raise UsageError(f"{flags} are for lines with messages; {reader.name} has none")
-            if not tasks:
+            if not num_prompts:
                 raise UsageError(f"{reader.name} holds no prompts")
         return tasks
 
@@ -245,18 +260,25 @@ def open_job(
 
     Raises: LLMCliError and its subclasses
     """
-    output = None if options.output == PIPE else _resolved(options.output)
+    output = None if options.output == PIPE else resolve_output(options.output)
+    if (shard := parse_shard(options.shard)) is not None:
+        if output is None:
+            raise UsageError("--shard needs a file as OUT: the shards are merged later")
+        if request.seed is None:
+            raise UsageError("--shard needs --seed: all shards use the same one")
+        output = shard.output(output)
     if output is not None:
         holds_something(output)
         check_record_path(output)
-    with _open_input(options.source, output) as file, _locked(None if options.check else output):
+    with _open_input(options.source, output) as file, locked(None if options.check else output):
         prompts = Prompts(open_run(request, name), request, options, max_new_tokens, grammar)
         reader = LineReader(file, "standard input" if options.source == PIPE else options.source)
         tasks = _read(reader, prompts)
         yield _job(prompts, tasks, reader.digest, output)
 
 
-def _resolved(name: str) -> Path:
+def resolve_output(name: str) -> Path:
+    """OUT without links. Raises: UsageError"""
     try:
         return Path(os.path.realpath(name))
     except ValueError as error:  # a NUL
@@ -294,7 +316,7 @@ def _refuse_same(file: BinaryIO, output: Path | None) -> None:
 
 
 @contextmanager
-def _locked(output: Path | None) -> Iterator[None]:
+def locked(output: Path | None) -> Iterator[None]:
     """Lock the output against a second run; a pipe or a dry run needs no lock."""
     if output is None:
         yield
@@ -348,7 +370,8 @@ def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) 
     """
     settings = _settings(prompts, digest)
     if output is None or not holds_something(output):
-        return BatchJob(output, prompts, tasks, tasks, Record(settings, prompts.run.seed, ""), Written())
+        record = Record(settings, prompts.run.seed, "", len(tasks))
+        return BatchJob(output, prompts, tasks, tasks, record, Written())
     record = load_record(output)
     refuse_other_settings(
         output,

@@ -41,6 +41,7 @@ prompt_option = partial(option, rich_help_panel="Prompt")
 sampling_option = partial(option, rich_help_panel="Sampling")
 stopping_option = partial(option, rich_help_panel="Stopping")
 output_option = partial(option, rich_help_panel="Output")
+machines_option = partial(option, rich_help_panel="Many machines")
 KEY_VARIABLE = "LLMCLI_API_KEY"  # the default of --api-key
 
 AUTO = "auto"

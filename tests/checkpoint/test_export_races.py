@@ -1,6 +1,6 @@
 """Two `quantize` into one destination, and `quantize` killed: at any moment, one whole export and nothing else.
 
-Six of each by default; `--export-races 200` for more.
+Three of each by default; `--export-races 200` for more.
 """
 
 import json

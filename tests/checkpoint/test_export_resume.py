@@ -67,8 +67,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_twenty_kills(source: Path, tmp_path: Path, replaces: bool) -> None:
-    """Ten without and ten with an older folder to replace."""
+def test_kills(source: Path, tmp_path: Path, replaces: bool) -> None:
+    """Six without and six with an older folder to replace."""
     expected_folder = tmp_path / "undisturbed" / "export"
     export(source, expected_folder, INT4, shard_bytes=SHARD_BYTES)
     expected = contents(expected_folder)
@@ -79,8 +79,8 @@ def test_twenty_kills(source: Path, tmp_path: Path, replaces: bool) -> None:
     old = contents(source)
     chooser = random.Random(replaces)
     num_resumed = 0
-    # The last moments are those of publishing; one of them is always among the ten.
-    for moment in [chooser.randint(1, num_moments) for _ in range(9)] + [num_moments - chooser.randint(0, 6)]:
+    # The last moments are those of publishing; one of them is always among the six.
+    for moment in [chooser.randint(1, num_moments) for _ in range(5)] + [num_moments - chooser.randint(0, 6)]:
         shutil.rmtree(destination.parent)
         destination.parent.mkdir()
         if replaces:

@@ -19,6 +19,14 @@ def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.cli.device_choice.start_card", lambda index, timeline: None)
 
 
+@pytest.fixture(autouse=True)
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a plan measure this machine on little data."""
+    monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
+    monkeypatch.setattr("llmcli.runners.host.predict._SECONDS_A_RATE", 0.01)
+    monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)
+
+
 @pytest.fixture
 def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run one command line in this process."""

@@ -5,7 +5,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,22 @@ def test_ctrl_c_says_how_to_go_on(
     assert 0 < num_ended < 3
     last = f"Interrupted: {num_ended} of 3 prompts are done; run the same command again to resume"
     assert told.stderr.splitlines()[-1] == last
+
+
+def test_ctrl_c_after_the_last_result_says_how_to_go_on(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def interrupted_at_its_end() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    source, output = files
+    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: FakeScheduler())
+    monkeypatch.setattr("llmcli.cli.batch.loaded_objects_set_aside", interrupted_at_its_end)
+    told = llmcli("batch", source, output, "-m", tiny_llama)
+    assert told.exit_code == 130
+    assert told.stderr.splitlines()[-1].startswith("Interrupted: 3 of 3 prompts are done; ")
 
 
 def test_ordered_rows_and_stats(

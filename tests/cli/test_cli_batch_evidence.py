@@ -19,18 +19,19 @@ ROWS = ("1", "4", "32")  # a run may resume with another number
 
 
 def prompts(count: int, draw: random.Random) -> list[tuple[str, int]]:
-    """Prompts of 1 to 120 words, and the most tokens of their texts."""
+    """Prompts of 1 to 60 words, and the most tokens of their texts."""
     words = (ROOT / "configs" / "texts" / "stories.txt").read_text(encoding="utf-8").split()
     found = []
     for _ in range(count):
-        length = draw.randint(1, draw.choice((1, 3, 8, 20, 60, 120)))
+        length = draw.randint(1, draw.choice((1, 3, 8, 20, 60)))
         begin = draw.randrange(len(words) - length)
-        found.append((" ".join(words[begin : begin + length]), draw.randint(8, 24)))
+        found.append((" ".join(words[begin : begin + length]), draw.randint(4, 12)))
     return found
 
 
-def start(source: Path, output: Path, rows: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "llmcli", "batch", source, output, "--ordered", "--rows", rows, *SEED]
+def start(source: Path, output: Path, rows: str, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "llmcli", "batch", source, output, *(flags or ("--ordered",)), "--rows", rows]
+    command += SEED
     return subprocess.Popen([*map(str, command), "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -38,6 +39,11 @@ def finish(process: subprocess.Popen[bytes]) -> str:
     _, stderr = process.communicate()
     assert process.returncode == 0, stderr
     return stderr.decode()
+
+
+def write_prompts(path: Path, lines: list[tuple[str, int]]) -> None:
+    values = [{"prompt": prompt, "max_new_tokens": count} for prompt, count in lines]
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in values), encoding="utf-8")
 
 
 def without_timings(content: bytes) -> bytes:
@@ -65,8 +71,7 @@ def test_a_batch_that_is_killed_again_and_again(
     draw = random.Random(num_batch_prompts)
     lines = prompts(num_batch_prompts, draw)
     source, undisturbed, output = (tmp_path / name for name in ("in.jsonl", "undisturbed", "out"))
-    values = [{"prompt": prompt, "max_new_tokens": count} for prompt, count in lines]
-    source.write_text("".join(f"{json.dumps(value)}\n" for value in values), encoding="utf-8")
+    write_prompts(source, lines)
     begin = time.perf_counter()
     at_rest = start(source, undisturbed, "1")
     num_kills = max(num_batch_prompts // 100, 3)
@@ -97,3 +102,35 @@ def test_a_batch_that_is_killed_again_and_again(
         del found["timings"], expected["timings"]
         assert found == expected
     tell(f"{len(numbers)} lines by generate --only: {time.perf_counter() - begin:.0f} s")
+
+
+@pytest.mark.timeout(0)  # as long as the option says
+def test_three_shards_that_are_killed_again_and_again(
+    llmcli: Callable[..., Result], tmp_path: Path, num_batch_prompts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They run side by side; merged, they have the bytes of one run."""
+    draw = random.Random(num_batch_prompts + 1)
+    lines = prompts(num_batch_prompts, draw)
+    source, undisturbed, output = (tmp_path / name for name in ("in.jsonl", "undisturbed", "out"))
+    write_prompts(source, lines)
+    begin = time.perf_counter()
+    finish(start(source, undisturbed, "1"))
+    num_kills = max(num_batch_prompts // 100, 2)
+    for _ in range(num_kills):
+        running = {number: start(source, output, draw.choice(ROWS), "--shard", f"{number}/3") for number in (1, 2, 3)}
+        number = draw.choice((1, 2, 3))
+        path = tmp_path / f"out.shard-{number}-of-3"
+        num_lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        kill_at = min(num_lines + draw.randint(0, max(len(lines) // 3 // num_kills, 1)), len(lines) // 3 - 2)
+        while running[number].poll() is None and kill_at > (path.read_bytes().count(b"\n") if path.exists() else 0):
+            time.sleep(0.02)
+        for process in running.values():
+            process.kill()
+            process.communicate()
+    for number in (1, 2, 3):
+        finish(start(source, output, "1", "--shard", f"{number}/3"))
+    assert llmcli("batch", "merge", output).exit_code == 0
+    assert without_timings(output.read_bytes()) == without_timings(undisturbed.read_bytes())
+    assert output.read_bytes().count(b"\n") == len(lines)
+    with capsys.disabled():
+        print(f"three shards killed {num_kills} times: {time.perf_counter() - begin:.0f} s")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "in.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"prompt {number}"}) + "\n" for number in range(NUM_PROMPTS)))
     return path
 
@@ -47,6 +48,7 @@ def texts(content: bytes) -> dict[object, str]:
     return {value["id"]: value["text"] for value in values}
 
 
+@cache
 def expected(source: Path, model: Path, *flags: object) -> dict[object, str]:
     process = start(source, "-", "-m", model, "--seed", 1, "-q", *flags)
     stdout, stderr = process.communicate(timeout=120)
@@ -81,7 +83,7 @@ def test_an_end_at_any_moment_is_gone_on_from(
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert texts(output.read_bytes()) == whole
-    assert {path.name for path in tmp_path.iterdir()} <= {"in.jsonl", "out", "out.run.json", ".out.lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"out", "out.run.json", ".out.lock"}
 
 
 def test_a_second_run_is_refused_while_the_first_one_is_at_work(slow_model: Path, source: Path, tmp_path: Path) -> None:

@@ -26,13 +26,6 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "
 QUICK = ("--prompt", 20, "--prompt", 50, "--depth", 30, "--tokens", 4, "--repeats", 2)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fix the machine's rates, which are not tested."""
-    monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
-    monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "model"

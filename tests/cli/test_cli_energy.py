@@ -29,8 +29,6 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     monkeypatch.setattr("llmcli.measure.energy.SHORTEST_SECONDS", 0.005)
     monkeypatch.setattr("llmcli.measure.bench._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("llmcli.measure.bench._ENERGY_SECONDS", 0.1)
-    monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
-    monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)
     return library
 
 

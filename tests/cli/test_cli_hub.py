@@ -220,20 +220,21 @@ def test_models_rm_asks_on_a_terminal(tiny_hub: HubServer, llmcli: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("variable", "value", "expected", "command"),
     [
-        ({"HF_HUB_DOWNLOAD_TIMEOUT": "abc"}, "HF_HUB_DOWNLOAD_TIMEOUT is 'abc', expected whole seconds"),
-        ({"HF_ENDPOINT": "http://[::1"}, "HF_ENDPOINT is 'http://[::1', expected an address"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc", "whole seconds", ("pull", "org/tiny")),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc", "whole seconds", ("models", "list")),
+        ("HF_ENDPOINT", "http://[::1", "an address", ("doctor",)),
+        ("HF_ENDPOINT", "http://[::1", "an address", ("pull", "org/tiny")),
     ],
 )
-@pytest.mark.parametrize("command", [("pull", "org/tiny"), ("models", "list"), ("doctor",)])
 def test_an_environment_that_huggingface_hub_cannot_import(
-    tiny_hub: HubServer, variables: dict[str, str], message: str, command: tuple[str, ...]
+    tiny_hub: HubServer, variable: str, value: str, expected: str, command: tuple[str, ...]
 ) -> None:
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, variable: value}
     result = subprocess.run([*LLMCLI, *command], capture_output=True, text=True, timeout=60, env=environment)
     assert (result.returncode, result.stdout) == (3, "")
-    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.startswith(f"error: {variable} is {value!r}, expected {expected}")
     assert result.stderr.count("\n") == 1
 
 

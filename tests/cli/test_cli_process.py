@@ -1,15 +1,21 @@
-"""`llmcli` as a process of its own: start-up, pipes, Ctrl-C, terminals."""
+"""`llmcli` as a process of its own: start-up, pipes, Ctrl-C, terminals, little memory, no torch."""
 
+import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import write_tiny_llama
+
+from llmcli.cli import device_choice
+from llmcli.cli.device_choice import choose_waiting
 
 LLMCLI = [sys.executable, "-m", "llmcli"]
 
@@ -205,3 +211,209 @@ def test_a_pipe_joins_the_prompt() -> None:
     command = [sys.executable, "-m", "llmcli", "generate", "Tell this again:", "--max-new-tokens", "1", "--show-prompt"]
     run = subprocess.run(command, input="A fox.\n", capture_output=True, text=True, check=True, timeout=120)
     assert "Tell this again:\n\nA fox." in run.stderr
+
+
+# Errors that can occur anywhere end in one line and a documented exit code.
+
+
+def test_a_folder_that_was_removed_under_the_shell(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = f"cd {folder} && rmdir {folder} && exec {sys.executable} -m llmcli generate Once"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: the current folder cannot be used (No such file or directory); change to another folder\n"
+    )
+
+
+GENERATE = "generate Once --max-new-tokens 3"
+
+
+@pytest.mark.parametrize(
+    ("mib", "command"),
+    [
+        *((280, "plan"), (400, GENERATE), (500, "plan"), (540, GENERATE)),  # torch, imported, aborts below 550
+        *((140, "plan"), (190, GENERATE), (215, "plan"), (250, GENERATE)),  # without torch
+    ],
+)
+def test_too_little_memory_is_one_line(mib, command):
+    command += " --dtype float32" if mib > 250 else ""
+    limits = (mib * 1024**2,) * 2
+    result = run(*command.split(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+    assert result.returncode == 4, result.stderr
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("Using the built-in storyteller")]
+    assert len(errors) == 1, result.stderr
+    assert errors[0].startswith("error: ")
+    assert "out of memory" in errors[0] or "`ulimit -v` leaves" in errors[0] or "is available: use" in errors[0]
+
+
+def test_show_completion_succeeds():
+    result = run("--show-completion", "bash")
+    assert result.returncode == 0, result.stderr
+    assert "_LLMCLI_COMPLETE" in result.stdout
+
+
+# A small model on the CPU needs no torch: every command runs if importing it fails.
+
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "Once upon a time there was a dog. " * 4
+COMMANDS = {
+    "generate": "generate Once --max-new-tokens 2",
+    "samples": "generate Once --max-new-tokens 2 -n 2 --stats=start",
+    "why": "generate Once --max-new-tokens 2 --why",
+    "chat": "chat --max-new-tokens 2",
+    "batch": "batch lines.txt out.jsonl --text --max-new-tokens 2",
+    "tokenize": "tokenize Once",
+    "info": "info storyteller",
+    "plan": "plan",
+    "bench": "bench --prompt 4 --depth 4 --tokens 2 --repeats 1",
+    "eval": "eval --file text.txt",
+    "diff": "diff storyteller storyteller Once --max-new-tokens 2",
+    "doctor": "doctor",
+}
+
+
+LACKED_FLAGS = ["--dtype float32", "--dtype bfloat16", "--kv-cache int8", "--threads 2"]
+NEEDS_TORCH = {flags: f"generate Once --max-new-tokens 2 --device cpu {flags}" for flags in LACKED_FLAGS}
+# One process for all commands, which starts once; an import that has failed is tried again.
+PROGRAM = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from llmcli.cli.main import run
+
+results = {}
+for name, command in json.loads(sys.argv[1]).items():
+    sys.stdin = io.TextIOWrapper(io.BytesIO(b"Hello\\n/quit\\n"), "utf-8")
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        results[name] = [run(command.split()), out, err]
+print(json.dumps({name: [code, out.getvalue(), err.getvalue()] for name, (code, out, err) in results.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """The exit code, stdout and stderr of every command where torch cannot be imported."""
+    folder = tmp_path_factory.mktemp("without-torch")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "torch.py").write_text("raise ImportError('somebody imports torch')\n")
+    (folder / "lines.txt").write_text("Once upon a time\nThe dog\n")
+    (folder / "text.txt").write_text(TEXT)
+    path = os.pathsep.join([str(folder / "broken"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(COMMANDS | NEEDS_TORCH)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "LLMCLI_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, list[Any]] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_storyteller_runs(results: dict[str, list[Any]], name: str) -> None:
+    exit_code, out, err = results[name]
+    assert exit_code == 0, err
+    assert out or name == "batch"
+
+
+@pytest.mark.parametrize("flags", LACKED_FLAGS)
+def test_a_flag_for_what_numpy_lacks_asks_for_torch(results: dict[str, list[Any]], flags: str) -> None:
+    exit_code, _, err = results[flags]
+    assert "somebody imports torch" in err
+    assert exit_code != 0
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_numpy_computes_with_one_thread_unless_the_user_says_otherwise(chosen: str | None) -> None:
+    """The variable is set before numpy is imported, which reads it then."""
+    program = (
+        "import os, sys\n"
+        "from llmcli.cli.main import main\n"
+        "assert 'numpy' not in sys.modules\n"
+        "sys.argv = ['llmcli', '--version']\n"
+        "main()\n"
+        "assert 'numpy' not in sys.modules\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if chosen is not None:
+        environment["OPENBLAS_NUM_THREADS"] = chosen
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines()[-1] == (chosen or "1")
+
+
+# How torch's threads wait: asleep at once if others compute, after a moment if cores are free.
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for the system's file. The machine has four cores, and nothing is set."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    path = tmp_path / "loadavg"
+    monkeypatch.setattr(device_choice, "_LOAD", path)
+    return path
+
+
+# Running threads count the one that asks.
+@pytest.mark.parametrize(
+    ("running", "num_threads", "expected"),
+    [
+        (1, None, "10000"),
+        (2, None, "0"),
+        (9, None, "0"),
+        (3, 2, "10000"),
+        (4, 2, "0"),
+        (4, 1, "10000"),
+        (1, 6, "0"),
+    ],
+)
+def test_threads_sleep_at_once_if_others_need_the_cores(
+    running: int, num_threads: int | None, expected: str, load: Path
+) -> None:
+    load.write_text(f"0.56 1.91 1.52 {running}/834 15581\n")
+    choose_waiting(num_threads)
+    assert os.environ["GOMP_SPINCOUNT"] == expected
+
+
+@pytest.mark.parametrize("content", [None, "", "0.5 0.5 0.5 x/7 8"])
+def test_where_nothing_tells_the_cores_are_taken_to_be_free(content: str | None, load: Path) -> None:
+    if content is not None:
+        load.write_text(content)
+    choose_waiting(None)
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
+def test_what_a_user_has_set_stays(name: str, load: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "7")
+    before = dict(os.environ)
+    choose_waiting(None)
+    assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch has GNU's OpenMP on Linux")
+@pytest.mark.parametrize("command", [["generate", "Once", "--max-new-tokens", "2"], ["plan"]])
+def test_openmp_reads_it(command: list[str]) -> None:
+    """OpenMP itself reports what it has read: a late setting would leave 300000."""
+    environment = {name: value for name, value in os.environ.items() if name not in device_choice._WAITING_VARIABLES}
+    run = subprocess.run(
+        [sys.executable, "-m", "llmcli", *command, "--device", "cpu", "--dtype", "float32"],
+        cwd=ROOT,
+        env={**environment, "OMP_DISPLAY_ENV": "VERBOSE", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    counts = [line.split("'")[1] for line in run.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
+    assert counts[-1] in ("0", "10000"), run.stderr

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
@@ -25,12 +26,26 @@ ROOT = Path(__file__).resolve().parents[2]
 ASKED = "q leaves: "
 LAST_LINE = "Try next: llmcli chat, or llmcli --help"
 COMMANDS = [step.command for step in plan_tour(with_color=False)]
+# With short texts.
+SHORT_COMMANDS = {
+    command: command if "--max-new-tokens" in command or "quantize" in command else f"{command} --max-new-tokens 8"
+    for command in COMMANDS
+}
+SHORT_TOUR = f"""
+import sys
+from dataclasses import replace
+from llmcli.cli import main, tour
+
+plan_tour, short = tour.plan_tour, {SHORT_COMMANDS!r}
+tour.plan_tour = lambda **how: tuple(replace(step, command=short[step.command]) for step in plan_tour(**how))
+sys.exit(main.main())
+"""
 
 
-def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command with both streams in one pipe, as in a step."""
     return subprocess.run(
-        [*LLMCLI, *arguments],
+        [sys.executable, *command],
         cwd=folder,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
@@ -44,19 +59,19 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
 class Reader:
     """Somebody who takes the tour in a terminal, from the folder `here`; temporary folders are made in `temporary`."""
 
-    def __init__(self, tmp_path: Path, *arguments: str, columns: int = 80, **environment: str):
+    def __init__(self, tmp_path: Path, *arguments: str, is_short: bool = True, **environment: str):
         self.here, self.temporary = tmp_path / "here", tmp_path / "temporary"
         self.here.mkdir(exist_ok=True)
         self.temporary.mkdir()
         settings = {**os.environ, "TERM": "xterm-256color", "TMPDIR": str(self.temporary), **environment}
         self.child = pexpect.spawn(
             sys.executable,
-            ["-m", "llmcli", "tour", *arguments],
+            [*(("-c", SHORT_TOUR) if is_short else ("-m", "llmcli")), "tour", *arguments],
             cwd=self.here,
             env={key: value for key, value in settings.items() if value},
             encoding="utf-8",
             timeout=120,
-            dimensions=(24, columns),
+            dimensions=(24, 80),
         )
 
     def expect(self, text: str) -> str:
@@ -83,8 +98,8 @@ class Reader:
 def read(tmp_path: Path) -> Iterator[Callable[..., Reader]]:
     readers: list[Reader] = []
 
-    def begin(*arguments: str, **settings: str) -> Reader:
-        readers.append(Reader(tmp_path, *arguments, **settings))  # type: ignore[arg-type]
+    def begin(*arguments: str, **settings: Any) -> Reader:
+        readers.append(Reader(tmp_path, *arguments, **settings))
         return readers[-1]
 
     yield begin
@@ -96,7 +111,7 @@ def test_a_piped_tour_shows_what_its_commands_show_alone(tmp_path: Path) -> None
     here, temporary, alone = tmp_path / "here", tmp_path / "temporary", tmp_path / "alone"
     for folder in (here, temporary, alone):
         folder.mkdir()
-    told = run(here, "tour", TMPDIR=str(temporary))
+    told = run(here, "-c", SHORT_TOUR, "tour", TMPDIR=str(temporary))
     assert told.returncode == 0, told.stdout
     assert "\x1b" not in told.stdout
     assert ASKED not in told.stdout
@@ -104,8 +119,8 @@ def test_a_piped_tour_shows_what_its_commands_show_alone(tmp_path: Path) -> None
     assert told.stdout.endswith(f"\n\n{LAST_LINE}\n")
     rest = re.sub(r" \\\n +", " ", told.stdout)  # commands on several lines
     assert len(COMMANDS) == 6
-    for command in COMMANDS:
-        result = run(alone, *shlex.split(command)[1:])
+    for command in SHORT_COMMANDS.values():
+        result = run(alone, "-m", "llmcli", *shlex.split(command)[1:])
         assert result.returncode == 0
         before, shown, rest = rest.partition(f"\n  $ {command}\n\n{result.stdout}\n")
         assert shown, f"{command}\n{result.stdout}\nis not in\n{before}"
@@ -155,7 +170,7 @@ def test_a_reader_may_leave(read: Callable[..., Reader], key: str, exit_code: in
 
 
 def test_ctrl_c_in_a_step_leaves(read: Callable[..., Reader]) -> None:
-    reader = read()
+    reader = read(is_short=False)
     reader.answer("")
     reader.expect("seed 1\r\n")
     reader.child.expect(r"time\S* \w+")

@@ -90,7 +90,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
                 source = SHARED / "tokenizers" / file
                 template_source = SHARED / "chat_templates" / template if template not in (None, PLAIN) else None
                 if not source.is_file() or (template_source and not template_source.is_file()):
-                    pytest.skip(f"tokenizers/{file} or its template is not in a folder `shared` beside the project")
+                    pytest.skip(f"tokenizers/{file} or its template is not in ../shared")
                 (folder / source.name).symlink_to(source)
                 text = PLAIN_SOURCE if template == PLAIN else LLAMA2_TEMPLATE
                 text = template_source.read_text() if template_source else text

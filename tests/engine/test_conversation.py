@@ -5,8 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_chat import ChatModel, ScriptedChat, ScriptedChatRunner, finished, started, text_of
 
+from llmcli.engine.chat_events import ReasoningSplitter, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.tokenizer.chat_template import ChatTemplate
@@ -276,3 +279,186 @@ def test_a_tokenizer_of_another_model_is_refused(chat_model: Load) -> None:
     talk.runner.config = SimpleNamespace(vocab_size=100)
     with pytest.raises(UsageError, match="belongs to another model"):
         talk.say("Hi", "x")
+
+
+# Reasoning: separated as it streams, and the part of it in the next prompt.
+
+
+@pytest.mark.parametrize(
+    ("text", "starts_inside", "expected"),
+    [
+        ("Hello", False, (None, "Hello")),
+        ("\n Hello <think>no</think>", False, (None, "\n Hello <think>no</think>")),
+        ("<think>\na\n\nb\n</think>\n\nHello\n", False, ("a\n\nb", "Hello\n")),
+        ("<think>\n\n</think>\n\nHello", False, ("", "Hello")),
+        ("<think>still", False, ("still", "")),
+        ("a < b</think>Hello", True, ("a < b", "Hello")),
+        ("<think>\na</think>Hello", True, ("a", "Hello")),
+        ("<thin", False, (None, "<thin")),
+        ("", False, (None, "")),
+    ],
+)
+def test_reasoning_and_answer(text: str, starts_inside: bool, expected: tuple[str | None, str]) -> None:
+    assert split_reasoning(text, starts_inside) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "b", "<", "/", "</thi", "nk>"]), max_size=12),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_streaming_gives_the_same(parts: list[str], starts_inside: bool, random) -> None:
+    text = "".join(parts)
+    splitter = ReasoningSplitter(starts_inside)
+    pieces = []
+    position = 0
+    while position < len(text):
+        end = position + random.randint(1, 5)
+        pieces += splitter.push(text[position:end])
+        position = end
+    pieces += splitter.flush()
+    reasoning, answer = split_reasoning(text, starts_inside)
+    assert "".join(piece.text for piece in pieces if piece.part == "answer") == answer
+    assert "".join(piece.text for piece in pieces if piece.part == "reasoning").strip() == (reasoning or "")
+
+
+def test_qwen3_drops_the_reasoning_of_past_turns(chat_model: Load, reference_ids: Callable[..., list[int]]) -> None:
+    model = chat_model("qwen3")
+    talk = ScriptedChat(model.tokenizer, model.template)
+    talk.say("Hi", "<think>\nShort.\n</think>\n\nHello!")
+    answer = talk.chat.conversation.last.answer
+    assert (answer.reasoning, answer.content) == ("Short.", "Hello!")
+    messages = talk.chat.conversation.ask("And?").messages()
+    start = started(talk.say("And?", "<think>\nHm.\n</think>\n\nWell."))
+    assert list(start.prompt_token_ids) == reference_ids("qwen3", messages)
+    assert "Short" not in talk.tokenizer_text(start.prompt_token_ids)
+    assert start.num_history_computed == len(talk.ids("Hello!", ends=False))
+
+
+def test_reasoning_is_streamed_apart(chat_model: Load) -> None:
+    model = chat_model("tiny")
+    talk = ScriptedChat(model.tokenizer, model.template)
+    events = talk.say("Hi", "<think>\nLet me see.\n</think>\n\nYes.")
+    assert (text_of(events, "reasoning"), text_of(events)) == ("Let me see.", "Yes.")
+
+
+def test_a_template_that_opens_the_reasoning(chat_model: Load) -> None:
+    model = chat_model("tiny")
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}[assistant]<think>\n"
+    template = ChatTemplate(source, "T", {})
+    talk = ScriptedChat(model.tokenizer, template)
+    talk.runner.interrupt_decode_after = 4
+    events = talk.say("Hi", "so it is</think>Yes.")
+    assert (text_of(events, "reasoning"), text_of(events)) == ("so i", "")
+    events = talk.run(talk.chat.continue_answer(), "t is</think>Yes.")
+    assert (text_of(events, "reasoning"), text_of(events)) == ("t is", "Yes.")
+    answer = finished(events).answer
+    assert (answer.reasoning, answer.content) == ("so it is", "Yes.")
+    assert "so it is" not in talk.tokenizer_text(started(talk.say("And?", "x")).prompt_token_ids)
+    template.close()
+
+
+# A conversation that fills the context: what is dropped or refused, and the messages.
+
+
+CONTEXT = 160
+
+
+@pytest.fixture
+def talk(chat_model: Load, request: pytest.FixtureRequest) -> Callable[..., ScriptedChat]:
+    def open_chat(**settings: Any) -> ScriptedChat:
+        model = chat_model("tiny")
+        scripted = ScriptedChat(model.tokenizer, model.template, ScriptedChatRunner(CONTEXT), **settings)
+        scripted.chat.conversation = Conversation("Be kind.")
+        return scripted
+
+    return open_chat
+
+
+def test_whole_turns_are_dropped_and_the_system_prompt_stays(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk()
+    drops = []
+    for number in range(9):
+        start = started(scripted.say(f"Question {number}", f"Answer {number}"))
+        prompt = bytes(token_id for token_id in start.prompt_token_ids if token_id < 256).decode()
+        assert prompt.startswith("[system]Be kind.[user]Question")
+        assert prompt.endswith(f"[user]Question {number}[assistant]")
+        assert len(start.prompt_token_ids) <= CONTEXT * 7 / 8
+        if start.num_dropped:
+            drops.append((start.dropped_from, start.num_dropped))
+            assert len(start.prompt_token_ids) <= CONTEXT * 3 / 4
+            assert f"Question {start.dropped_from + start.num_dropped - 2}[" not in prompt
+            assert start.num_history_computed > 0
+        else:
+            assert start.num_history_computed == 0
+    assert drops
+    assert drops[0][0] == 1
+    conversation = scripted.chat.conversation
+    assert sum(count for _, count in drops) == conversation.num_dropped
+    assert len(conversation.turns) == 9  # people still see them
+
+
+def test_stop_refuses_and_leaves_the_conversation_alone(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=10)
+    for number in range(4):
+        scripted.say(f"Question {number}", f"Answer {number}")
+    before = scripted.chat.conversation
+    with pytest.raises(UsageError, match=r"has \d+ tokens; the context holds 160; .*/undo.*--overflow drop-oldest"):
+        scripted.say("x" * 40, "never")
+    assert scripted.chat.conversation == before
+    assert before.num_dropped == 0
+
+
+def test_a_message_that_can_never_fit_is_refused(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk()
+    scripted.say("Hi", "Hello")
+    before = scripted.chat.conversation
+    with pytest.raises(UsageError, match=r"the message has 5\d\d tokens .*; the context holds 160"):
+        scripted.say("x" * 500, "never")
+    assert scripted.chat.conversation == before
+
+
+def test_an_answer_that_filled_the_context_goes_on_after_a_drop(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk()
+    scripted.say("One", "1" * 60)
+    answer = finished(scripted.say("Two", "2" * 90)).answer
+    assert answer.finish_reason == "context"
+    events = scripted.run(scripted.chat.continue_answer(), "3")
+    assert started(events).num_dropped == 1
+    assert finished(events).answer.content == answer.content + "3"
+
+
+@pytest.mark.parametrize("max_new_tokens", [None, 69])  # 69 end where the context does
+def test_an_answer_goes_on_after_a_drop_that_stop_does_not_make_by_itself(
+    talk: Callable[..., ScriptedChat], max_new_tokens: int | None
+) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=max_new_tokens)
+    scripted.say("One", "1" * 30)
+    answer = finished(scripted.say("Two", "2" * 90)).answer
+    assert answer.is_unfinished
+    assert scripted.chat.num_tokens() == CONTEXT
+    events = scripted.run(scripted.chat.continue_answer(), "3")
+    assert started(events).num_dropped == 1
+    assert finished(events).answer.content == answer.content + "3"
+    with pytest.raises(UsageError, match="remove turns with"):
+        scripted.say("x" * 40, "never")
+
+
+def test_stop_drops_nothing_while_a_token_has_room(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=68)
+    scripted.say("One", "1" * 30)
+    scripted.say("Two", "2" * 90)
+    assert scripted.chat.num_tokens() == CONTEXT - 1
+    assert started(scripted.run(scripted.chat.continue_answer(), "3")).num_dropped == 0
+
+
+def test_undo_after_a_drop(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk()
+    for number in range(6):
+        scripted.say(f"Question {number}", f"Answer {number}")
+    conversation = scripted.chat.conversation
+    assert conversation.num_dropped > 1
+    while conversation.turns:
+        conversation = conversation.without_last()
+        assert conversation.num_dropped <= len(conversation.turns)
+    assert [message["role"] for message in conversation.messages()] == ["system"]

@@ -126,7 +126,7 @@ def test_texts_with_drafts_are_those_without(
     tokenizer = load_tokenizer(models[0])
     model, drafter = (open_model(folder) for folder in models)
     kept: dict[str, int] = {}
-    for number in numbers:
+    for place, number in enumerate(numbers):
         rng = random.Random(number)
         requests = make_requests(rng, number)
         num_rows = rng.choice([1, 2, 3, 8])
@@ -144,7 +144,9 @@ def test_texts_with_drafts_are_those_without(
             "mostly right": ScriptedSource(partial(next_of, texts), 0.8, number),
             "random": ScriptedSource(lambda history, sampler: 0, 0.5, number),
         }
-        for name, source in sources.items():
+        for index, (name, source) in enumerate(sources.items()):
+            if name != "mostly right" and len(numbers) == len(STEPS) and (index + place) % 2:
+                continue  # a usual run has each other source for every second step
             drafting = Drafting(source, least=rng.randint(0, 7))
             found = run(runner, tokenizer, requests, drafting)
             assert found == expected, f"run {number}, {name}: {replace(requests[0], prompt_token_ids=())}"

@@ -106,7 +106,10 @@ def check(events: Sequence[Event], requests: dict[int, Request], max_seq_len: in
     assert {key: said[key] for key in expected} == chosen
 
 
-@pytest.mark.parametrize("block", range(10))
+BLOCKS = [*range(4), *(pytest.param(block, marks=pytest.mark.long) for block in range(4, 10))]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
 def test_random_schedules(tokenizer: Tokenizer, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred a block: submits and cancels at random moments, rows and pages at random, prompts that begin alike."""
     for module in ("engine.scheduler", "runners.stepping"):  # without interrupts; it takes half of the time

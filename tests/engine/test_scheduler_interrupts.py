@@ -78,9 +78,10 @@ def right_drafts() -> Drafting:
     return Drafting(ScriptedSource(lambda history, sampler: (TEXT * 2)[len(history) - 20], chance=0.9), least=3)
 
 
-@pytest.mark.parametrize("works_ahead", [False, True])
-@pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize(
+    ("num_samples", "works_ahead", "drafts"),
+    [(1, False, False), (1, True, True), (3, False, True), (3, True, False)],
+)
 def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, works_ahead: bool, drafts: bool) -> None:
     moment = 1
     while True:

@@ -1,6 +1,6 @@
 """Damaged files of every kind, through the commands that read them: never exit 1, a hang, or much memory.
 
-20,000 cases, always the same; `--fuzz N` runs N others.
+4,000 cases, always the same; `--all` goes on to 20,000, and `--fuzz N` runs N others.
 """
 
 import json
@@ -17,8 +17,8 @@ from fuzz.base_files import write_base
 from fuzz.targets import TARGETS, target_of
 
 TESTS = Path(__file__).resolve().parents[1]
-DEFAULT_CASES = 20_000
-CASES_PER_PROCESS = 2_500
+USUAL_CASES, ALL_CASES = 4_000, 20_000
+CASES_PER_PROCESS = 2_000
 LIMIT_SECONDS = 5
 START_SECONDS = 60  # of a process, on a busy machine
 LIMIT_BYTES = 300 * 1024**2
@@ -102,8 +102,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures memory as Linux tells it")
 @pytest.mark.timeout(0)
 def test_damaged_files_end_in_one_line(base: Path, pytestconfig: pytest.Config) -> None:
-    asked = pytestconfig.getoption("fuzz")
-    num_cases, seed = (DEFAULT_CASES, 0) if asked is None else (asked, 1)
+    asked, usual = pytestconfig.getoption("fuzz"), ALL_CASES if pytestconfig.getoption("--all") else USUAL_CASES
+    num_cases, seed = (usual, 0) if asked is None else (asked, 1)
     total = Report()
     firsts = range(0, num_cases, CASES_PER_PROCESS)
     with ThreadPoolExecutor(os.cpu_count()) as pool:

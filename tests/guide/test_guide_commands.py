@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -34,12 +35,12 @@ def lines_to_run(text: str) -> list[str]:
     return [line for line, need in needs if need is None or IS_THERE[need[0].removeprefix("# needs ")]]
 
 
-def run_lines(lines: list[str], folder: Path) -> str:
+def run_lines(lines: list[str], folder: Path, module: str = "short_texts") -> str:
     """Run lines as one script of bash in a folder, with a home of its own, and return what they print."""
     programs = folder.parent / "programs"
     programs.mkdir()
     program = programs / "llmcli"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llmcli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
     program.chmod(0o755)
     home = folder.parent / "home"
     home.mkdir()
@@ -48,7 +49,7 @@ def run_lines(lines: list[str], folder: Path) -> str:
         "HOME": str(home),
         "LLMCLI_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
     done = subprocess.run(
@@ -115,7 +116,7 @@ def test_the_recipes_run_as_written(folder: Path) -> None:
 def test_the_schemas_run_as_written(folder: Path) -> None:
     lines = lines_to_run((GUIDE / "schema.md").read_text(encoding="utf-8"))
     assert len(lines) == 9
-    run_lines(lines, folder)
+    run_lines(lines, folder, "llmcli")
     schema = json.loads((folder / "story.json").read_text())
     jsonschema.validate(json.loads((folder / "story-1.json").read_text()), schema)
     samples = json.loads((folder / "stories.json").read_text())["samples"]
@@ -137,6 +138,7 @@ def test_only_what_is_missing_is_left_out(tmp_path: Path) -> None:
         run_lines(["false | true", "true"], tmp_path / "here")
 
 
+@cache
 def options_of(command: str) -> set[str]:
     """Every way to write an option of a command; also those of subcommands."""
     entry = next(entry for entry in COMMANDS if entry.name == command)

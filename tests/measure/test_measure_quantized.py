@@ -16,15 +16,15 @@ from llmcli.quantization.schemes import WeightScheme  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 
-NUM_TEXTS, LENGTH = 52, 400  # 20,800 tokens
+NUM_TEXTS, LENGTH = 12, 400  # 4,800 tokens; 20,800 with --all
 
 
 @pytest.fixture(scope="module")
-def texts(stories260k: Path) -> list[list[int]]:
+def texts(stories260k: Path, pytestconfig: pytest.Config) -> list[list[int]]:
     """Texts sampled by transformers at temperature 1, from BOS."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_pretrained(stories260k, dtype=torch.float32)
-    prompts = torch.ones(NUM_TEXTS, 1, dtype=torch.int64)
+    prompts = torch.ones(52 if pytestconfig.getoption("--all") else NUM_TEXTS, 1, dtype=torch.int64)
     sampled = model.generate(
         prompts, do_sample=True, temperature=1.0, top_k=0, min_new_tokens=LENGTH, max_new_tokens=LENGTH
     )
@@ -41,7 +41,7 @@ def cost(original: Runner, other: Runner, texts: list[list[int]], name: str) -> 
     """Change of perplexity, mean KL divergence and top-1 agreement over all tokens."""
     results = [compare(original, other, text, stride=256, bos_token_ids=[1]) for text in texts]
     num_tokens = sum(result.first.num_tokens for result in results)
-    assert num_tokens >= 20_000
+    assert num_tokens >= 4_700
     before = sum(result.first.nll * result.first.num_tokens for result in results) / num_tokens
     after = sum(result.second.nll * result.first.num_tokens for result in results) / num_tokens
     kl = sum(result.mean_kl * result.first.num_tokens for result in results) / num_tokens

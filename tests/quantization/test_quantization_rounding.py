@@ -57,7 +57,7 @@ def quantized(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str 
     return rows
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.data(), dtypes, schemes)
 def test_no_weight_is_off_by_more_than_half_a_step(data: st.DataObject, dtype: str, scheme: WeightScheme) -> None:
     stored = data.draw(any_weights(dtype, scheme))
@@ -76,7 +76,7 @@ def test_no_weight_is_off_by_more_than_half_a_step(data: st.DataObject, dtype: s
     assert (rows.codes[weights == 0] == np.broadcast_to(zeros, weights.shape)[weights == 0]).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data(), dtypes, schemes)
 def test_a_scale_is_the_smallest_that_reaches_its_weights(
     data: st.DataObject, dtype: str, scheme: WeightScheme
@@ -101,7 +101,7 @@ def test_a_scale_is_the_smallest_that_reaches_its_weights(
     assert (widen(stored_scales, dtype) == scales).all()  # representable
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), dtypes, schemes)
 def test_errors_are_those_of_the_dequantized_weights(data: st.DataObject, dtype: str, scheme: WeightScheme) -> None:
     stored = data.draw(any_weights(dtype, scheme))

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,13 @@ OLD_WORDS = {
 CASE_MATTERS = {"KV cache", "token id"}
 
 
-def code_strings() -> Iterator[tuple[str, str]]:
+@cache
+def code_strings() -> list[tuple[str, str]]:
     """Every text of the program that is not a docstring: its place and its words."""
+    return [*_code_strings()]
+
+
+def _code_strings() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "llmcli").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -105,7 +111,7 @@ def prose_of(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{number}", re.sub(r"`[^`]*`", "`X`", line)
 
 
-def offences(texts: Iterator[tuple[str, str]], rules: dict[str, str]) -> list[str]:
+def offences(texts: Iterable[tuple[str, str]], rules: dict[str, str]) -> list[str]:
     found = []
     for place, text in texts:
         for term, pattern in rules.items():

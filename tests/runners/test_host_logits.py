@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from llmcli.runners.stepping import SteppingRunner  # noqa: E402
 from llmcli.runners.torch.load import load as load_on_torch  # noqa: E402
 
 
-@pytest.fixture(params=VARIANTS)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return write_tiny_llama(tmp_path / "model", **VARIANTS[request.param])
+@pytest.fixture(scope="module", params=VARIANTS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("variant") / "model", **VARIANTS[request.param])
 
 
+@lru_cache(1)
 def reference(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
@@ -33,6 +35,14 @@ def reference(folder: Path) -> Any:
 def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0].numpy()  # [num_tokens, vocab_size]
+
+
+@lru_cache(1)
+def reference_tokens(folder: Path) -> list[int]:
+    """64 greedy tokens after a prompt of 20."""
+    inputs = torch.tensor([random_ids(20)])
+    how = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "eos_token_id": -1}
+    return reference(folder).generate(inputs, **how)[0, 20:].tolist()
 
 
 def random_ids(length: int, vocab_size: int = CONFIG["vocab_size"], seed: int = 0) -> list[int]:
@@ -84,11 +94,7 @@ def test_hidden_states_equal_transformers(folder: Path, loaded: Callable[[Path],
 
 
 def test_greedy_tokens_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
-    prompt = random_ids(20)
-    model = reference(folder)
-    inputs = torch.tensor([prompt])
-    expected = model.generate(inputs, max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=-1)
-    assert greedy(loaded(folder), prompt, 64) == expected[0, len(prompt) :].tolist()
+    assert greedy(loaded(folder), random_ids(20), 64) == reference_tokens(folder)
 
 
 def test_logits_beyond_the_original_context(tmp_path: Path, loaded: Callable[[Path], SteppingRunner]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bits_conformance import BitsConformance
 from conformance import RunnerConformance
 from prompt_cuts import span_ends
 from quantized import SCHEMES, SIZES, export
@@ -101,8 +102,8 @@ class TestQuantizedRunner(RunnerConformance):
         return load(open_model(destination), max_seq_len=max_seq_len, num_rows=num_rows)
 
 
-class Bfloat16Runner(RunnerConformance):
-    """By our own products where they can be compiled."""
+class Bfloat16Runner(BitsConformance):
+    """By our own products where they can be compiled. One scheme has the whole contract, the others that of bits."""
 
     tolerance = 3e-2  # bfloat16 rounds by 2^-9, at some twenty places of a layer
 
@@ -127,20 +128,25 @@ class TestBfloat16Int8Groups(Bfloat16Runner):
     scheme = WeightScheme(8, 32)
 
 
-class TestBfloat16Int4Groups(Bfloat16Runner):
+class TestBfloat16Int4Groups(Bfloat16Runner, RunnerConformance):
     scheme = WeightScheme(4, 32)
 
 
-@pytest.mark.usefixtures("no_compiler")
 class Bfloat16RunnerByTorch(Bfloat16Runner):
     """Tokens one by one go through torch's operators, a prompt's chunks through widened weights."""
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codes_product, "is_available", lambda on_compile=None: False)
+            return super().load(folder, max_seq_len=max_seq_len, num_rows=num_rows)
 
 
 class TestBfloat16Int8ChannelByTorch(Bfloat16RunnerByTorch):
     scheme = WeightScheme(8, None)
 
 
-class TestBfloat16Int8GroupsByTorch(Bfloat16RunnerByTorch):
+class TestBfloat16Int8GroupsByTorch(Bfloat16RunnerByTorch, RunnerConformance):
     scheme = WeightScheme(8, 32)
 
 

@@ -135,7 +135,7 @@ finite_rows = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(row=finite_rows, history=histories, sampler=any_sampler())
 def test_at_least_one_token_survives_and_each_step_only_removes(row, history, sampler):
     previous = set(range(len(row)))
@@ -155,7 +155,7 @@ def test_at_least_one_token_survives_and_each_step_only_removes(row, history, sa
 BY_SUMS = ("top_n_sigma", "mirostat")
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(
     row=st.lists(st.integers(-12, 12), min_size=1, max_size=60),
     history=histories,

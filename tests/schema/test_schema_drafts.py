@@ -1,6 +1,6 @@
 """Texts with a schema are the same with drafts and without, on the CPU and on a card that numpy simulates.
 
-`--schemas N` chooses how many: N / 40 schemas and as many expressions.
+`--schemas N` chooses how many: N / 16 schemas and as many expressions.
 """
 
 import json
@@ -93,13 +93,15 @@ def requests_of(model: Model, grammar: Grammar, rng: random.Random) -> list[Requ
 
 def test_drafts_change_no_held_text(model: Model, num_schemas: int) -> None:
     num_kept, num_texts = dict.fromkeys(LEAST, 0), 0
-    for number, grammar in enumerate(grammars(num_schemas // 40)):
+    for number, grammar in enumerate(grammars(num_schemas // 16)):
         rng = random.Random(number)
         requests, num_rows = requests_of(model, grammar, rng), rng.choice([1, 2, 4])
         expected = model.texts(num_rows, requests, None)
         num_texts += len(expected)
-        for name, least in LEAST.items():
-            drafting = Drafting(NgramSource(), least=least)
+        # A simulated card is slow: always, and one of the others in turn.
+        left_out = None if model.card is None else [*LEAST][number % 2]
+        for name in LEAST.keys() - {left_out}:
+            drafting = Drafting(NgramSource(), least=LEAST[name])
             assert model.texts(num_rows, requests, drafting) == expected, (number, name, grammar)
             num_kept[name] += drafting.usage.num_kept
     print(f"{num_texts} texts, drafts that were kept: {num_kept}")

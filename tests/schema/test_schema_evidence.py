@@ -23,7 +23,7 @@ from held_walks import (
     shared,
     walk,
 )
-from made_schemas import make_marks, make_regexes, make_schemas
+from made_schemas import KINDS, USUAL_SCHEMAS, make_marks, make_regexes, make_schemas
 
 from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER, resource_folder
@@ -122,11 +122,11 @@ def test_real_tokenizers(name: str, num_schemas: int) -> None:
     eos = tokenizer.eos_token_ids or {min(tokenizer.special_token_ids)}
     vocabulary = Vocabulary(tokenizer, eos, tokenizer.vocab_size + 3)
     ended = cut = 0
-    for schema in make_schemas(num_schemas // 10, seed=3):
+    for schema in make_schemas(max(len(KINDS), num_schemas // 10), seed=3):
         held = Schema(json_schema_grammar("--schema", json.dumps(schema)), vocabulary)
         counts = check_json(schema, held, tokenizer, range(num_seeds(num_schemas)))
         ended, cut = ended + counts[0], cut + counts[1]
-    for regex in make_regexes(num_schemas // 25, seed=3):
+    for regex in make_regexes(max(6, num_schemas // 25), seed=3):
         held = Schema(regex_grammar("--regex", regex), vocabulary)
         counts = check_regex(regex, held, tokenizer, range(num_seeds(num_schemas)))
         ended, cut = ended + counts[0], cut + counts[1]
@@ -135,13 +135,13 @@ def test_real_tokenizers(name: str, num_schemas: int) -> None:
 
 def num_seeds(num_schemas: int) -> int:
     """One for each schema in a usual run: a large vocabulary is slow."""
-    return NUM_SEEDS if num_schemas > 160 else 1
+    return NUM_SEEDS if num_schemas > USUAL_SCHEMAS else 1
 
 
 def find(name: str) -> Path:
     folder = shared(f"models/{name}" if name == "stories260K" else f"tokenizers/{name}")
     if not folder.is_dir():
-        pytest.skip(f"{name} is not in a folder `shared` beside the project")
+        pytest.skip(f"{name} is not in ../shared")
     return folder
 
 

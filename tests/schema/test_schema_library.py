@@ -197,7 +197,7 @@ def test_what_is_no_longer_used_is_given_back() -> None:
             Tokens(TokenPieces.from_list(make_pieces(1)))
         gc.collect()
 
-    use(50)
+    use(20)
     before = resident()
-    use(300)
-    assert resident() - before < 4000  # pages: 16 MiB; 300 trees take 60 and more
+    use(120)
+    assert resident() - before < 4000  # pages: 16 MiB; 120 trees take 24 and more

@@ -1,6 +1,7 @@
 """Masks equal brute force: every token is tried, byte by byte, in a vocabulary of bytes."""
 
 import json
+from functools import cache
 
 import llguidance
 import numpy as np
@@ -24,16 +25,24 @@ from llmcli.schema.library import MaskLimits, Matcher
 from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 
 LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
-GRAMMARS = [
-    *(json_schema_grammar("--schema", json.dumps(schema)) for schema in make_schemas(120, seed=1)),
-    *(json_schema_grammar("--schema", json.dumps(schema), any_space=True) for schema in make_schemas(16, seed=2)),
-    *(regex_grammar("--regex", regex) for regex in make_regexes(60, seed=1)),
-    choice_grammar("--choice", ["a", "ab", "abc", "é", "日本", ' "quoted"', "{"]),
-    choice_grammar("--choice", [" a", "  ", " ab"]),
-    lark_grammar("--grammar", LARK),
-    lark_grammar("--grammar", 'start: "é"+ | "日" "本"? | /[^a]/'),
-]
+NUM_GRAMMARS = 200
 BYTES = llguidance.LLTokenizer("byte")
+
+
+@cache
+def grammars() -> list[Grammar]:
+    """Made when the first test asks: it takes seconds."""
+    made = [
+        *(json_schema_grammar("--schema", json.dumps(schema)) for schema in make_schemas(120, seed=1)),
+        *(json_schema_grammar("--schema", json.dumps(schema), any_space=True) for schema in make_schemas(16, seed=2)),
+        *(regex_grammar("--regex", regex) for regex in make_regexes(60, seed=1)),
+        choice_grammar("--choice", ["a", "ab", "abc", "é", "日本", ' "quoted"', "{"]),
+        choice_grammar("--choice", [" a", "  ", " ab"]),
+        lark_grammar("--grammar", LARK),
+        lark_grammar("--grammar", 'start: "é"+ | "日" "本"? | /[^a]/'),
+    ]
+    assert len(made) == NUM_GRAMMARS
+    return made
 
 
 def brute_force(grammar: Grammar, text: bytes, tokens: list[bytes], ends: set[int]) -> set[int]:
@@ -47,9 +56,9 @@ def brute_force(grammar: Grammar, text: bytes, tokens: list[bytes], ends: set[in
     return allowed
 
 
-@pytest.mark.parametrize("number", range(len(GRAMMARS)))
+@pytest.mark.parametrize("number", range(NUM_GRAMMARS))
 def test_a_mask_is_what_trying_every_token_finds(number: int) -> None:
-    grammar, tokenizer, vocabulary = GRAMMARS[number], awkward_tokenizer(), awkward_vocabulary()
+    grammar, tokenizer, vocabulary = grammars()[number], awkward_tokenizer(), awkward_vocabulary()
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
     generator, held, text = np.random.default_rng(number), Schema(grammar, vocabulary).begin(at_start=False), b""
     for _ in range(6):
@@ -66,10 +75,10 @@ def test_a_mask_is_what_trying_every_token_finds(number: int) -> None:
         text += tokens[chosen]
 
 
-@pytest.mark.parametrize("number", range(0, len(GRAMMARS), 5))
+@pytest.mark.parametrize("number", range(0, NUM_GRAMMARS, 5))
 def test_a_first_space_that_is_dropped_is_not_text(number: int) -> None:
     """The first token counts by its visible part, a later one as a whole."""
-    grammar, tokenizer = GRAMMARS[number], awkward_tokenizer(strips_leading_space=True)
+    grammar, tokenizer = grammars()[number], awkward_tokenizer(strips_leading_space=True)
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
     seen = [piece.removeprefix(b" ") for piece in tokens]
     schema = Schema(grammar, awkward_vocabulary(strips_leading_space=True))
@@ -139,10 +148,10 @@ def test_texts_of_one_schema_do_not_meet() -> None:
     assert ord("a") in allowed_ids(schema.begin(at_start=False))
 
 
-@pytest.mark.parametrize("number", range(0, len(GRAMMARS), 4))
+@pytest.mark.parametrize("number", range(0, NUM_GRAMMARS, 4))
 def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
     """Masks after choices not yet passed to the matcher, alone and of all texts; then these or others are passed."""
-    schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
+    schema, generator = Schema(grammars()[number], awkward_vocabulary()), np.random.default_rng(number)
     texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
 
     def plain(token_ids: list[int]) -> ConstrainedText:

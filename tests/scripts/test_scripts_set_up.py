@@ -16,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+SECONDS_TO_END = "SECONDS_TO_END = 10  # for a pip that was interrupted"
+
 # A stand-in for the module venv. The environment's python records its arguments and runs the pip below.
 VENV = """
 import os, pathlib, sys
@@ -34,15 +36,16 @@ folder = pathlib.Path(sys.argv[0]).parents[1]
 (site_packages,) = folder.glob("lib/*/site-packages")
 with (folder.parent / "calls").open("a") as calls:
     print(*sys.argv[1:], file=calls)
+pace = float(os.environ["FAKE_PACE"])
 def say(text, seconds=0.4):
     print(text, flush=True)
-    time.sleep(seconds)
+    time.sleep(seconds * pace)
 def install(name):
     description = site_packages / f"{name}.dist-info"
     description.mkdir()
     (description / "INSTALLER").write_text("pip")
     (description / "RECORD").write_text("")
-    time.sleep(0.6)
+    time.sleep(0.6 * pace)
 if "--editable" not in sys.argv:
     sys.exit()
 """
@@ -102,6 +105,9 @@ class Tree:
         for name in ("pyproject.toml", "scripts/environment.sh", "scripts/set_up.py", "scripts/constraints.txt"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text((ROOT / name).read_text())
+        set_up = folder / "scripts/set_up.py"
+        assert set_up.read_text().count(SECONDS_TO_END) == 1
+        set_up.write_text(set_up.read_text().replace(SECONDS_TO_END, "SECONDS_TO_END = 1"))
         (folder / "fake").mkdir()
         (folder / "fake" / "venv.py").write_text(VENV)
         self.environ = {
@@ -109,6 +115,7 @@ class Tree:
             "PYTHON": sys.executable,
             "PYTHONPATH": str(folder / "fake"),
             "FAKE_PIP": str(folder / "fake" / "pip"),
+            "FAKE_PACE": "0",
         }
 
     def start(self, pip: str, **options: object) -> "subprocess.Popen[str]":
@@ -163,6 +170,7 @@ def test_without_a_terminal_a_few_plain_lines(tree: Tree) -> None:
 def test_on_a_terminal_a_line_tells_what_goes_on(tree: Tree) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
+    tree.environ["FAKE_PACE"] = "1"
     process = tree.start(WORKS, stderr=slave)
     os.close(slave)
     drawn = b""

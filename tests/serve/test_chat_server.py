@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from here import run_here
 from server import ROOT, ServerProcess, running_server
 
 from llmcli.cli import server_client
@@ -31,11 +32,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def run_chat(home: Path, *arguments: object, key: str | None = KEY) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(home)}
-    if key is not None:
-        environment["LLMCLI_API_KEY"] = key
-    command = [sys.executable, "-m", "llmcli", "chat", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return run_here("chat", *arguments, LLMCLI_HOME=home, LLMCLI_API_KEY=key)
 
 
 def refused(result: subprocess.CompletedProcess[str], code: int = 2) -> str:

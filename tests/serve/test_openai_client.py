@@ -3,14 +3,13 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from typing import Any
 
 import openai
 import pytest
-from server import ROOT, ServerProcess, running_server
+from here import run_here
+from server import ServerProcess, running_server
 
 from llmcli.serve.bodies import Body, ChatBody, CompletionBody, TokenizeBody, parse_body
 from llmcli.serve.json_text import to_json
@@ -22,8 +21,8 @@ MESSAGES: Any = [{"role": "user", "content": "Tell me of a snail."}]
 
 def generate(*arguments: object) -> list[dict[str, Any]]:
     """The objects of `generate --json`."""
-    command = [sys.executable, "-m", "llmcli", "generate", "--device", "cpu", "--json", *arguments]
-    result = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = run_here("generate", "--device", "cpu", "--json", *arguments)
+    result.check_returncode()
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
@@ -163,7 +162,7 @@ def test_a_text_can_be_told_again_by_its_seed(client: Any) -> None:
 
 def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
     """And its text is that of a fresh server."""
-    talk: list[Any] = [{"role": "user", "content": "Tell me of an owl and a lamp on a long evening. " * 12}]
+    talk: list[Any] = [{"role": "user", "content": "Tell me of an owl and a lamp on a long evening. " * 7}]
     answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)
     talk += [answer.choices[0].message.to_dict(), {"role": "user", "content": "And then?"}]
     turn = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from here import run_here
 from raw_client import get, open_socket, post, read_answer, request_bytes
 from safetensors.torch import load_file
 from server import ROOT, ServerProcess, running_server
@@ -41,9 +42,7 @@ def held_by(schema: dict[str, Any]) -> dict[str, Any]:
 
 def refused(*arguments: object) -> str:
     """The message of `serve` when it does not start."""
-    command = [sys.executable, "-m", "llmcli", "serve", "--device", "cpu", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    result = run_here("serve", "--device", "cpu", *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     (line,) = (line for line in result.stderr.splitlines() if not line.startswith("Using the built-in storyteller"))
@@ -161,7 +160,7 @@ def start_long(server: ServerProcess, **changes: Any) -> socket.socket:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_lets_texts_end(number: int, code: int) -> None:
     with running_server() as server:
-        connection = start_long(server)
+        connection = start_long(server, max_tokens=120)
         server.process.send_signal(number)
         time.sleep(0.5)
         with pytest.raises(OSError):  # noqa: PT011

@@ -58,7 +58,7 @@ def write_json(path, value):
 def shared_folder(tmp_path_factory, relative, file, config):
     source = SHARED / relative / file
     if not source.is_file():
-        pytest.skip(f"{relative}/{file} is not in a folder `shared` beside the project")
+        pytest.skip(f"{relative}/{file} is not in ../shared")
     folder = tmp_path_factory.mktemp(source.parent.name)
     (folder / file).symlink_to(source)
     write_json(folder / "tokenizer_config.json", config)

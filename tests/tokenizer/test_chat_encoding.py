@@ -61,7 +61,7 @@ def model(request, load):
                 folder = request.getfixturevalue(f"{tokenizer_name}_folder")
                 template = load_chat_template(folder, tokenizer, str(TEMPLATES / file))
             else:
-                pytest.skip(f"chat_templates/{file} is not in a folder `shared` beside the project")
+                pytest.skip(f"chat_templates/{file} is not in ../shared")
             loaded[name] = tokenizer, template
         return loaded[name]
 

@@ -22,7 +22,7 @@ from llmcli.tokenizer.chat_encoding import encode_chat
 from llmcli.tokenizer.chat_template import load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
-NUM_ALWAYS = 60
+NUM_ALWAYS = 24
 NUM_TEXTS = 12
 TOOL = {"type": "function", "function": {"name": "é", "parameters": {}}}
 
