@@ -2,7 +2,7 @@
 //           Source: docs/log/2026-11-28-one-arithmetic.md; PTX ISA, mma.m16n8k16
 // Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][groups][16] ScaleT; zero_points alike uint8 or null
 //           (common/tile.cuh). x __half [num_rows, x_stride] as it is multiplied, to be scaled by row_scales [num_rows]
-//           float, or by a norm: sums [num_rows][ceil(num_inputs / 16)] SumMax (common/norm_sums.cuh) of hidden
+//           float, or by a norm: sums [num_rows] (common/norm_sums.cuh) of hidden
 //           [num_rows, num_inputs] float and norm_weight [num_inputs] float, where x is hidden * norm_weight; or by 1,
 //           without both. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float; with
 //           next_weight [num_outputs] float also next_x __half [num_rows, next_stride] and next_sums: what the next
@@ -38,13 +38,12 @@
 #include "common/weight_slot.cuh"
 #include "common/wgmma.cuh"
 
-constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 constexpr int MAX_CHUNKS = 8, BUFFERS = 2;
 
 struct GemvShape {
-    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, chunk_shift;
+    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, adds, chunk_shift;
     int num_buffers, next_stride;
-    float eps, power;  // of lifted codes
+    float eps, inverse_inputs, power;  // 1 / num_inputs; of lifted codes
 };
 
 // The bytes between two rows of x in shared memory, so that eight lanes read 128 bytes of different banks.
@@ -62,9 +61,11 @@ struct BlockInputs {
     // Zeros past the last input, up to whole spans; and what lies behind the last whole vector. A warp calls it.
     __device__ __forceinline__ void fill_end(int lane) const {
         const int first = max(num_inputs / 8 * 8, begin * 128), last = (begin + spans) * 128;
+#pragma unroll 1
         for (int row = 0; row < num_rows; ++row) {
             __half* place = reinterpret_cast<__half*>(shared + row * pitch) - begin * 128;
             const __half* source = x + static_cast<size_t>(row) * x_stride;
+#pragma unroll 1
             for (int i = first + lane; i < last; i += 32) {
                 place[i] = i < num_inputs ? __ldcg(source + i) : __float2half_rn(0.0f);
             }
@@ -74,11 +75,16 @@ struct BlockInputs {
     __device__ __forceinline__ int num_bytes(int first, int last) const {
         return max(min(last * 256, num_inputs / 8 * 16) - first * 256, 0);
     }
-    __device__ __forceinline__ void copy(int row, int first, int last, unsigned long long* copied) const {
-        const __half* source = x + static_cast<size_t>(row) * x_stride + first * 128;
+    // Starts the copies of a chunk, which its barrier counts.
+    __device__ __forceinline__ void copy(int first, int last, unsigned long long* copied) const {
         const int bytes = num_bytes(first, last);
-        if (bytes > 0) {
-            copy_bulk(shared_address(shared) + row * pitch + (first - begin) * 256, source, bytes, copied);
+        barrier_expect(copied, num_rows * bytes);
+        barrier_arrive(copied);
+        if (bytes == 0) return;
+#pragma unroll 1
+        for (int row = 0; row < num_rows; ++row) {
+            copy_bulk(shared_address(shared) + row * pitch + (first - begin) * 256,
+                      x + static_cast<size_t>(row) * x_stride + first * 128, bytes, copied);
         }
     }
     // Without bulk copies: all threads of the block call it, and a __syncthreads follows.
@@ -96,36 +102,29 @@ struct BlockInputs {
 template <typename WeightT, typename ScaleT, int WIDENING, int SPANS>
 struct WeightStream {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
-    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES, SPAN_UNITS_ = SPAN_BYTES / UNIT_BYTES;
+    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES;
     const unsigned char *tiles, *zero_points, *source;
     const ScaleT *scales, *tile_scales;
     const unsigned char* tile_zeros;
     unsigned long long policy;
-    int num_tiles, num_groups, group_shift, num_units, begin, end, tile, tile_step, span, lane;
+    int num_tiles, num_groups, group_shift, num_spans, begin, end, tile, tile_step, span, lane;
 
     __device__ __forceinline__ void seek() {
         span = begin;
-        const size_t unit = static_cast<size_t>(tile) * num_units + begin * SPAN_UNITS_;
-        source = tiles + unit * UNIT_BYTES + lane * 16;
+        source = tiles + static_cast<long long>(tile) * (num_spans * SPAN_BYTES) + (begin * SPAN_BYTES + lane * 16);
         if constexpr (Slot::HAS_SCALES) {
-            const size_t group = static_cast<size_t>(tile) * num_groups;
-            tile_scales = scales + group * SCALES_A_TILE<ScaleT>;
-            if (Slot::HAS_ZEROS) tile_zeros = zero_points + group * TILE_ROWS;
+            tile_scales = scales + static_cast<long long>(tile) * (num_groups * SCALES_A_TILE<ScaleT>);
+            if (Slot::HAS_ZEROS) tile_zeros = zero_points + static_cast<long long>(tile) * (num_groups * TILE_ROWS);
         }
     }
-    // Starts the copies of the chunk's next SPANS spans, or of those that are left, and closes their group.
+    // Starts the copies of the chunk's next SPANS spans, and closes their group.
     __device__ __forceinline__ void copy_next(unsigned slot) {
         if (tile < num_tiles) {
-            const bool has_zeros = zero_points != nullptr;
-            if (span + SPANS <= end && (Slot::HAS_SCALES || (span + SPANS) * SPAN_UNITS_ <= num_units)) {
 #pragma unroll
-                for (int i = 0; i < SPANS * SPAN_BYTES; i += 512) {
-                    copy_async_streaming(slot + lane * 16 + i, source + i, policy);
-                }
-                Slot::copy_scales(tile_scales, tile_zeros, span, SPANS, group_shift, has_zeros, slot, lane);
-            } else {
-                copy_rest(slot, has_zeros);
+            for (int i = 0; i < SPANS * SPAN_BYTES; i += 512) {
+                copy_async_streaming(slot + lane * 16 + i, source + i, policy);
             }
+            Slot::copy_scales(tile_scales, tile_zeros, span, group_shift, zero_points != nullptr, slot, lane);
             source += SPANS * SPAN_BYTES, span += SPANS;
 #pragma unroll 1
             while (span >= end) {  // once; an `if` would be issued for every slot
@@ -135,40 +134,28 @@ struct WeightStream {
         }
         copy_async_commit();
     }
-
-private:
-    // The chunk's last slot may have fewer spans; and of 16-bit weights a tile's last span may lack units.
-    __device__ __forceinline__ void copy_rest(unsigned slot, bool has_zeros) const {
-        const int count = min(SPANS, end - span), units = min(count * SPAN_UNITS_, num_units - span * SPAN_UNITS_);
-#pragma unroll 1
-        for (int i = 0; i < count * SPAN_BYTES; i += 512) {
-            const bool exists = i < units * UNIT_BYTES;
-            copy_async(slot + lane * 16 + i, exists ? source + i : source, exists ? 16 : 0);
-        }
-        Slot::copy_scales(tile_scales, tile_zeros, span, count, group_shift, has_zeros, slot, lane);
-    }
 };
 
-template <typename WeightT, typename ScaleT, int WIDENING, int ROWS, int WARPS, int SLOTS, int SPANS, int CLUSTER,
-          int HOST_SLOT_BYTES>
+template <typename WeightT, typename ScaleT, int WIDENING, int ROWS, bool IS_GATED, int WARPS, int SLOTS, int SPANS,
+          int CLUSTER, int HOST_SLOT_BYTES>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
         gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
              const unsigned char* __restrict__ zero_points, const __half* x, const float* row_scales,
-             const float2* sums, const float* hidden, const float* __restrict__ norm_weight,
+             const float4* sums, const float* hidden, const float* __restrict__ norm_weight,
              const float* __restrict__ biases, void* out, const float* __restrict__ next_weight, __half* next_x,
              float2* next_sums, GemvShape shape) {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
     using Weights = typename Slot::Weights;
-    constexpr int SLOT_BYTES = Slot::BYTES;
-    constexpr int FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
+    constexpr int FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled first: x would wait for more
+    constexpr int SLOT_BYTES = Slot::BYTES, TILE_OUTPUTS = IS_GATED ? HALF_ROWS : TILE_ROWS;
     static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
     constexpr int FINISHED = ROWS == 1 ? 1 : ROWS / 2;  // outputs of a lane
 
     alignas(128) extern __shared__ uint4 shared[];
-    __shared__ unsigned long long written[WARPS][BUFFERS], copied[MAX_CHUNKS], scaled;
+    __shared__ unsigned long long written[WARPS][BUFFERS], copied[MAX_CHUNKS], checked, scaled;
     __shared__ float scales_of_rows[ROWS];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     // From a shuffle, the place of a slot would be in a uniform register: NVRTC 13.0 writes a copy with a policy to
@@ -182,8 +169,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const int num_spans = wide_steps(shape.num_inputs) / 2;
     const auto chunk_begin = [&](int number) { return num_spans * number >> shape.chunk_shift; };
     const int block_begin = chunk_begin(rank * own_chunks), block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
-    const int tile_outputs = shape.epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
-    const int num_tiles = (shape.num_outputs + tile_outputs - 1) / tile_outputs, tile_step = num_parts * num_clusters;
+    const int num_tiles = (shape.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, tile_step = num_parts * num_clusters;
     const int first_tile = part < num_parts ? blockIdx.x / CLUSTER + part * num_clusters : num_tiles;
     // Shared memory: slots [warp][slot]; rows of x; sums [part][buffer][chunk][row][16].
     unsigned char* const slots = memory + warp * SLOTS * SLOT_BYTES;
@@ -194,76 +180,61 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     WeightStream<WeightT, ScaleT, WIDENING, SPANS> stream;
     stream.tiles = tiles, stream.scales = scales, stream.zero_points = zero_points, stream.policy = streaming_policy();
     stream.num_tiles = num_tiles, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
-    stream.num_units = Slot::HAS_SCALES ? num_spans * (Weights::SPAN_BYTES / UNIT_BYTES)
-                                        : (shape.num_inputs + Weights::UNIT_INPUTS - 1) / Weights::UNIT_INPUTS;
+    stream.num_spans = num_spans;
     stream.begin = chunk_begin(chunk), stream.end = chunk_begin(chunk + 1);
     stream.tile = first_tile, stream.tile_step = tile_step, stream.lane = lane;
     stream.seek();
     const unsigned slots_at = shared_address(slots);
+    const auto fill = [&](int begin, int end) {
 #pragma unroll 1  // short code starts sooner
-    for (int s = 0; s < FIRST; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
+        for (int s = begin; s < end; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
+    };
+    fill(0, FIRST);
     if (lane < BUFFERS) barrier_init(&written[warp][lane], 32 * own_chunks);
     if (threadIdx.x < MAX_CHUNKS) barrier_init(&copied[threadIdx.x], 1);
-    if (threadIdx.x == 0) barrier_init(&scaled, shape.num_rows);
+    if (threadIdx.x < 2) barrier_init(threadIdx.x == 0 ? &checked : &scaled, shape.num_rows);
     barrier_init_fence();
     grid_dependency_launch();
     __syncthreads();
     if (CLUSTER > 1) cluster_arrive();
 
-    // x comes to shared memory; a warp finds a row's scale meanwhile.
+    // x comes to shared memory; a warp finds a row's scale meanwhile. The last warps have the fewest tiles.
     const BlockInputs of_block = {x, inputs, shape.num_rows, shape.num_inputs, shape.x_stride, pitch, block_begin,
                                   block_spans};
     grid_dependency_wait();
-    if (warp == 0) {
-        of_block.fill_end(lane);
+    if (warp == WARPS - 1) {
+        if (shape.num_inputs % 128 != 0) of_block.fill_end(lane);
         __syncwarp();
-        if (CAN_COPY_BULK) {
-            const auto first = [&](int c) { return chunk_begin(rank * own_chunks + c); };
-            if (lane < own_chunks) {
-                barrier_expect(&copied[lane], shape.num_rows * of_block.num_bytes(first(lane), first(lane + 1)));
-                barrier_arrive(&copied[lane]);
-            }
-            __syncwarp();
-            for (int i = lane; i < shape.num_rows << own_shift; i += 32) {
-                const int c = i & (own_chunks - 1);
-                of_block.copy(i >> own_shift, first(c), first(c + 1), &copied[c]);
-            }
+        if (CAN_COPY_BULK && lane < own_chunks) {
+            of_block.copy(chunk_begin(rank * own_chunks + lane), chunk_begin(rank * own_chunks + lane + 1), &copied[lane]);
         }
     }
     if (!CAN_COPY_BULK) of_block.load(32 * WARPS);
-    constexpr int SUMS = 8;  // of a lane, loaded before the other slots
-    const int num_sums = (shape.num_inputs + NORM_TILE - 1) / NORM_TILE;
-    float2 first_sums[SUMS] = {};
-    if (warp < shape.num_rows && sums != nullptr) {
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) {
-            if (lane + 32 * i < num_sums) first_sums[i] = __ldcg(sums + static_cast<size_t>(warp) * num_sums + lane + 32 * i);
-        }
-    }
-#pragma unroll 1
-    for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
     if (!CAN_COPY_BULK) __syncthreads();
+    const int num_sums = norm_pairs(shape.num_inputs);
 #pragma unroll 1
-    for (int row = warp; row < shape.num_rows; row += WARPS) {
+    for (int row = (2 * WARPS - 2 - warp) % WARPS; row < shape.num_rows; row += WARPS) {
         float scale = row_scales != nullptr ? __ldcg(row_scales + row) : 1.0f;
         if (sums != nullptr) {
+            constexpr int LOADED = 4;  // pairs of a lane at a time
             SumMax found = {0.0f, 0.0f};
-            const auto include = [&](float2 sum) {
-                found = reduce::SumAndMax::combine(found, SumMax{sum.x, sum.y});
-            };
-            if (row == warp) {
+#pragma unroll 1
+            for (int begin = lane; begin < num_sums; begin += 32 * LOADED) {
+                float4 pairs[LOADED] = {};
 #pragma unroll
-                for (int i = 0; i < SUMS; ++i) include(first_sums[i]);
+                for (int i = 0; i < LOADED; ++i) {
+                    if (begin + 32 * i < num_sums) pairs[i] = __ldcg(sums + row * num_sums + begin + 32 * i);
+                }
+#pragma unroll
+                for (int i = 0; i < LOADED; ++i) include_tiles(found, pairs[i]);
             }
-            for (int i = lane + (row == warp ? 32 * SUMS : 0); i < num_sums; i += 32) {
-                include(__ldcg(sums + static_cast<size_t>(row) * num_sums + i));
-            }
-            const NormFactor factor = norm_factor(found, shape.num_inputs, shape.eps, true);
-            scale = factor.scale;
-            if (factor.inverse_power != 1.0f) {
+            const RowScale power = row_power(largest_of_lanes(found.maximum));
+            if (power.scale != 1.0f) {
                 if (CAN_COPY_BULK) {
+#pragma unroll 1
                     for (int c = 0; c < own_chunks; ++c) barrier_wait(&copied[c], 0);
                 }
+#pragma unroll 1
                 for (int octet = lane; octet < block_spans * 16; octet += 32) {
                     float values[8], weights[8];
                     load_octet(hidden + static_cast<size_t>(row) * shape.num_inputs, block_begin * 16 + octet,
@@ -271,23 +242,25 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
                     load_octet(norm_weight, block_begin * 16 + octet, shape.num_inputs, weights);
 #pragma unroll
                     for (int i = 0; i < 8; ++i) values[i] *= weights[i];
-                    *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) =
-                        rounded_octet(values, factor.inverse_power);
+                    *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) = rounded_octet(values, power.inverse);
                 }
                 __syncwarp();
             }
+            if (lane == 0) barrier_arrive(&checked);
+            scale = power.scale * inverse_rms(found.sum, shape.inverse_inputs, shape.eps);
         }
         if (lane == 0) {
             scales_of_rows[row] = scale * shape.power;
             barrier_arrive(&scaled);
         }
     }
+    fill(FIRST, SLOTS);
     copy_async_wait<SLOTS - 1>();  // the first slot
     __syncwarp();
     if (CLUSTER > 1) cluster_wait();
     if (first_tile >= num_tiles) return;
     if (CAN_COPY_BULK) barrier_wait(&copied[own], 0);
-    barrier_wait(&scaled, 0);
+    if (sums != nullptr) barrier_wait(&checked, 0);
 
     // What a warp multiplies next: taken from its slot, and from x, before the copy into that slot starts.
     Weights weights[2];
@@ -327,13 +300,13 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         const bool finishes = home == rank && own == 0;
         const int own_output = tile * TILE_ROWS + lane % TILE_ROWS;
         float before[FINISHED], own_bias = 0.0f, own_next = 0.0f;
-        if (finishes && shape.epilogue != SWIGLU) {
+        if (!IS_GATED && finishes) {
             if (next_x != nullptr && own_output < shape.num_outputs) own_next = next_weight[own_output];
             if (biases != nullptr) own_bias = biases[own_output];
 #pragma unroll
             for (int i = 0; i < FINISHED; ++i) {
                 const int row = lane / TILE_ROWS + 2 * i;
-                const bool exists = shape.epilogue == ADD && row < shape.num_rows && own_output < shape.num_outputs;
+                const bool exists = shape.adds && row < shape.num_rows && own_output < shape.num_outputs;
                 const float* place = static_cast<const float*>(out) + static_cast<size_t>(row) * shape.out_stride;
                 before[i] = exists ? __ldcg(place + own_output) : 0.0f;
             }
@@ -343,7 +316,6 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         for (int span = chunk_begin(chunk); span < end; span += SPANS) {
 #pragma unroll
             for (int i = 0; i < SPANS; ++i) {
-                if (i > 0 && span + i >= end) break;
 #pragma unroll
                 for (int step = 0; step < 2; ++step) {
                     unsigned a[4][4];
@@ -355,7 +327,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
                         mma<__half>(d, a[k][0], a[k][1], a[k][2], a[k][3], k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
                     }
                 }
-                if (i + 1 < SPANS && span + i + 1 < end) take(i + 1);
+                if (i + 1 < SPANS) take(i + 1);
             }
             copy_async_wait<SLOTS - 2>();
             __syncwarp();  // every lane has taken what lies in the slot at hand
@@ -365,7 +337,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             take(0);
             stream.copy_next(at);
         }
-        if (shape.epilogue == SWIGLU) {
+        if (IS_GATED || finishes) barrier_wait(&scaled, 0);
+        if constexpr (IS_GATED) {
 #pragma unroll
             for (int c = 0; c < (ROWS == 1 ? 1 : 2); ++c) {
                 const int row = 2 * t + c, column = tile * HALF_ROWS + g;
@@ -414,7 +387,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
                 const float* of_row = of_tile + row * TILE_ROWS + lane % TILE_ROWS;
                 const float scale = scales_of_rows[row];
                 result = __fmaf_rn(of_row[0], scale, own_bias);
-                if (shape.epilogue == ADD) result = __fadd_rn(before[i], result);
+                if (shape.adds) result = __fadd_rn(before[i], result);
 #pragma unroll
                 for (int c = 1; c < MAX_CHUNKS; ++c) {
                     if (c >= num_chunks) break;
@@ -427,7 +400,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             const SumMax found = tile_sum(result, normed);
             if (exists) next_x[static_cast<size_t>(row) * shape.next_stride + own_output] = __float2half_rn(normed);
             if (row < shape.num_rows && lane % TILE_ROWS == 0) {
-                next_sums[static_cast<size_t>(row) * num_tiles + tile] = make_float2(found.sum, found.maximum);
+                next_sums[row * 2 * norm_pairs(shape.num_outputs) + tile] = make_float2(found.sum, found.maximum);
             }
         }
     }

@@ -6,7 +6,7 @@
 //           [num_tokens, whole spans of 128 inputs], for gemv; else fp16 as common/wide_image.cuh has it. row_scales
 //           [num_tokens] float: what products are to be multiplied with
 // Requires: rows and norm_weight 16-byte aligned where IS_EVEN (num_inputs a multiple of 8); no aliases; sums of
-//           squares below 2^128; parts null for an x of __half; at most NORM_TILE * MOST_TILES inputs
+//           squares below 2^128; parts null for an x of __half; at most 2 * NORM_TILE * MOST_PAIRS inputs
 // Launch:   grid (num_tokens), block (512); may overlap the kernel in front of it
 // Traffic:  x and parts once, what of x no register keeps once more; with parts x to memory; 2 bytes an input
 // Numerics: common/norm_sums.cuh; each value is rounded once
@@ -17,7 +17,7 @@
 #include "common/parts.cuh"
 #include "common/wide_image.cuh"
 
-constexpr int BLOCK_SIZE = 512, MOST_TILES = 4096;
+constexpr int BLOCK_SIZE = 512, MOST_PAIRS = 2048;
 constexpr int KEPT = 2;  // octets of a thread that stay in registers
 
 template <bool IS_EVEN, typename T>
@@ -33,8 +33,8 @@ __device__ __forceinline__ void load_inputs(const T* row, int octet, int num_inp
 template <int UNIT_INPUTS, typename XT, bool IS_EVEN>
 __global__ void __launch_bounds__(BLOCK_SIZE, 2)
     stage_wide(XT* x, const float* parts, const float* __restrict__ norm_weight, unsigned char* __restrict__ out,
-               float* __restrict__ row_scales, int num_parts, int num_inputs, float eps) {
-    __shared__ SumMax tiles[MOST_TILES];
+               float* __restrict__ row_scales, int num_parts, int num_inputs, float inverse_inputs, float eps) {
+    __shared__ float4 pairs[MOST_PAIRS];
     const int token = blockIdx.x, num_steps = wide_steps(num_inputs), num_octets = num_steps * (STEP_INPUTS / 8);
     const size_t first = static_cast<size_t>(token) * num_inputs, part_size = static_cast<size_t>(gridDim.x) * num_inputs;
     x += first, parts += first;
@@ -69,13 +69,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
         for (int i = 0; i < 8; ++i) values[i] *= weights[i];
     };
     const auto sum = [&](int octet, const float(&values)[8]) {
-        float rounded[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) rounded[i] = values[i];
-        normed(octet, rounded);
-        SumMax found = octet_sum(values, rounded);
+        float weights[8];
+        if (has_norm) load_inputs<IS_EVEN>(norm_weight, octet, num_inputs, weights);
+        SumMax found = octet_sum(values, weights, has_norm);
         found = reduce::SumAndMax::combine(found, reduce::shuffle_xor(found, 1));
-        if (octet % 2 == 0 && octet < num_octets) tiles[octet / 2] = found;
+        if (octet % 2 == 0 && octet < num_octets) reinterpret_cast<SumMax*>(pairs)[octet / 2] = found;
     };
     const int end = (num_octets + 31) / 32 * 32;  // whole warps
 #pragma unroll
@@ -90,24 +88,23 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
     }
     __syncthreads();
     SumMax found = {0.0f, 0.0f};
-    for (int tile = threadIdx.x % 32; tile < num_octets / 2; tile += 32) {
-        found = reduce::SumAndMax::combine(found, tiles[tile]);
-    }
-    const NormFactor factor = norm_factor(found, num_inputs, eps, has_norm);
-    if (threadIdx.x == 0) row_scales[token] = factor.scale;
+    for (int pair = threadIdx.x % 32; pair < num_octets / 4; pair += 32) include_tiles(found, pairs[pair]);
+    const RowScale power = row_power(largest_of_lanes(found.maximum));
+    const float factor = has_norm ? inverse_rms(found.sum, inverse_inputs, eps) : 1.0f;
+    if (threadIdx.x == 0) row_scales[token] = power.scale * factor;
 
     const auto put = [&](int octet, float(&values)[8]) {
         normed(octet, values);
-        const uint4 all = rounded_octet(values, factor.inverse_power);
+        const uint4 all = rounded_octet(values, power.inverse);
         if constexpr (UNIT_INPUTS == 0) {
             uint4* row = reinterpret_cast<uint4*>(out) + static_cast<size_t>(token) * num_octets;
             row[octet] = all;
         } else {
-            const unsigned pairs[4] = {all.x, all.y, all.z, all.w};
+            const unsigned words[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const size_t place = wide_place<UNIT_INPUTS>(token, octet * 8 + 2 * i, num_steps);
-                *reinterpret_cast<unsigned*>(out + place) = pairs[i];
+                *reinterpret_cast<unsigned*>(out + place) = words[i];
             }
         }
     };

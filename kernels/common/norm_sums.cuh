@@ -1,7 +1,7 @@
 // norm_sums: a row's RMS norm and power of two, in one order of sums whoever computes them.
 //
-// The squares of 16 inputs are added in a butterfly (distances 4, 2, 1, 8). The sums of those tiles are added by 32 lanes,
-// each with the tiles lane, lane + 32, ... in order, then in a butterfly. The norm's factor is a scale of the outputs:
+// The squares of a tile of 16 inputs are added in a butterfly (distances 4, 2, 1, 8). Two neighbouring tiles are a pair;
+// tiles are added by 32 lanes, each with those of the pairs lane, lane + 32, ... in order, then in a butterfly. The norm's factor is a scale of the outputs:
 // rounding need not wait for it.
 #pragma once
 
@@ -11,10 +11,15 @@
 
 constexpr int NORM_TILE = 16;
 
-// What rounding to fp16 multiplies by, a power of two; and what the product is to be multiplied with.
-struct NormFactor {
-    float inverse_power, scale;
-};
+// In memory a row's pairs are float4: the sum of squares and the largest magnitude of either tile. A tile past the last
+// input has zeros.
+__device__ __forceinline__ int norm_pairs(int num_inputs) {
+    return (num_inputs + 2 * NORM_TILE - 1) / (2 * NORM_TILE);
+}
+__device__ __forceinline__ void include_tiles(SumMax& found, float4 pair) {
+    found = reduce::SumAndMax::combine(found, SumMax{pair.x, pair.y});
+    found = reduce::SumAndMax::combine(found, SumMax{pair.z, pair.w});
+}
 
 constexpr float SMALLEST_UNSCALED = 1.0f / 256.0f;
 
@@ -28,12 +33,12 @@ __device__ __forceinline__ RowScale row_power(float largest) {
 }
 
 // The sum of an octet's squares, and its largest magnitude as it is rounded: times the norm's weights, if any.
-__device__ __forceinline__ SumMax octet_sum(const float (&values)[8], const float (&rounded)[8]) {
+__device__ __forceinline__ SumMax octet_sum(const float (&values)[8], const float (&weights)[8], bool has_norm) {
     float squares[8], largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         squares[i] = __fmul_rn(values[i], values[i]);
-        largest = reduce::Max::combine(largest, fabsf(rounded[i]));
+        largest = reduce::Max::combine(largest, fabsf(has_norm ? values[i] * weights[i] : values[i]));
     }
 #pragma unroll
     for (int distance = 4; distance > 0; distance /= 2) {
@@ -53,12 +58,15 @@ __device__ __forceinline__ SumMax tile_sum(float value, float rounded) {
     return found;
 }
 
-// A row's factor, from what each lane has found in its tiles. All lanes of the warp call it.
-__device__ __forceinline__ NormFactor norm_factor(SumMax found, int num_inputs, float eps, bool has_norm) {
-    found = reduce::over_lanes<reduce::SumAndMax, 32>(found);
-    const float inverse_rms = has_norm ? rsqrtf(found.sum / static_cast<float>(num_inputs) + eps) : 1.0f;
-    const RowScale power = row_power(found.maximum);
-    return NormFactor{power.inverse, power.scale * inverse_rms};
+// 1 / sqrt(mean + eps), from the sum that each lane has found. All lanes of the warp call it.
+__device__ __forceinline__ float inverse_rms(float sum, float inverse_inputs, float eps) {
+    sum = reduce::over_lanes<reduce::Sum, 32>(sum);
+    return rsqrtf(__fadd_rn(__fmul_rn(sum, inverse_inputs), eps));
+}
+
+// The largest of the lanes' magnitudes; NaN is above all. All lanes of the warp call it.
+__device__ __forceinline__ float largest_of_lanes(float magnitude) {
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(magnitude)));
 }
 
 // An octet, or zeros past the last input. Octets are whole, and vectors aligned.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
-from llmcli.kernels.arguments import check
+from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.chunks import num_chunks, num_spans
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
@@ -31,9 +31,9 @@ GATED_SCALE = 16.0  # of common/silu.cuh: SwiGLU's results are stored in fp16, d
 EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 STATIC_SHARED_BYTES = 512  # barriers and scales; what follows is aligned to 128
 _WARPS = (16, 12, 8, 4)  # a kernel for each
-_FEWEST_SLOTS, _MOST_SLOTS = 2, 12
-_RING_BYTES = 176 * 1024  # of all warps: more under way do not arrive sooner (measured)
+_FEWEST_SLOTS, _MOST_SLOTS = 2, (5, 3)  # of one span and of two: more under way do not arrive sooner (measured)
 _BUFFERS = 2
+_SHORT_CHUNK = 8  # spans
 _HALF_SHARED = 118 * 1024  # more than half of a large card's: else blocks of the next kernel gather on some
 
 
@@ -48,11 +48,12 @@ class GemvShape(ctypes.Structure):
         ("group_shift", ctypes.c_int32),
         ("x_stride", ctypes.c_int32),
         ("out_stride", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
+        ("adds", ctypes.c_int32),
         ("chunk_shift", ctypes.c_int32),
         ("num_buffers", ctypes.c_int32),
         ("next_stride", ctypes.c_int32),
         ("eps", ctypes.c_float),
+        ("inverse_inputs", ctypes.c_float),
         ("power", ctypes.c_float),
     )
 
@@ -75,14 +76,20 @@ class GemvFloatShape(ctypes.Structure):
 class RowNorm:
     """The norm of rows of x that hold hidden * weight: its factor multiplies the outputs.
 
-    Shapes: sums float32 [num_rows, ceil(num_inputs / 16), 2], of each 16 inputs the sum of squares of `hidden` and the
-            largest magnitude of x; hidden float32 [num_rows, num_inputs]; weight float32 [num_inputs]
+    Shapes: sums float32 [num_rows, norm_sums(num_inputs)], of each 16 inputs the sum of squares of `hidden` and the
+            largest magnitude of x, zeros past the last input; hidden float32 [num_rows, num_inputs]; weight float32
+            [num_inputs]
     """
 
     sums: Any
     hidden: Any
     weight: Any
     eps: float
+
+
+def norm_sums(num_inputs: int) -> int:
+    """The floats of a row's sums (common/norm_sums.cuh)."""
+    return 4 * -(-num_inputs // (2 * TILE_ROWS))
 
 
 @dataclass(frozen=True)
@@ -164,18 +171,20 @@ def _plan(
     if cluster > 1 and buffers > _BUFFERS:
         return None
     fixed = x_bytes + parts * buffers * chunks * rows * TILE_ROWS * 4
-    spans = _spans_a_slot(layout, warps)
+    spans = _spans_a_slot(layout, warps, chunks)
     bytes_a_slot = warps * slot_bytes(layout, widening, spans)
-    slots = min(min(room - fixed, _RING_BYTES) // bytes_a_slot, _MOST_SLOTS)
+    slots = min((room - fixed) // bytes_a_slot, _MOST_SLOTS[spans - 1])
     if slots < _FEWEST_SLOTS:
         return None
     shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
     return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
 
 
-def _spans_a_slot(layout: TileLayout, warps: int) -> int:
-    """Few warps, and short spans, would take long for what a slot costs beside its spans."""
-    return 2 if layout.weight_type == "int4" or (layout.has_scales and warps < max(_WARPS)) else 1
+def _spans_a_slot(layout: TileLayout, warps: int, chunks: int) -> int:
+    """Two, if they are short, if few warps have slots, or if a chunk ends soon; one where slots would be too few."""
+    of_chunk, is_even = num_spans(layout) // chunks, num_spans(layout) % (2 * chunks) == 0
+    gains = layout.weight_type == "int4" or (layout.has_scales and (warps < max(_WARPS) or of_chunk <= _SHORT_CHUNK))
+    return 2 if gains and is_even else 1
 
 
 def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
@@ -193,6 +202,7 @@ def gemv_name(
     layout: TileLayout,
     widening: Widening,
     rows: int,
+    is_gated: bool,
     warps: int,
     slots: int,
     spans: int,
@@ -203,7 +213,9 @@ def gemv_name(
         WEIGHT_C_TYPES[layout.weight_type],
         scale_c_type(layout, widening),
         str(WIDENINGS.index(widening)),
-        *map(str, (1 if rows == 1 else MAX_ROWS, warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
+        str(1 if rows == 1 else MAX_ROWS),
+        str(is_gated).lower(),
+        *map(str, (warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
     )
     return f"gemv<{', '.join(arguments)}>"
 
@@ -263,16 +275,19 @@ def gemv(
             group_shift=layout.group_size.bit_length() - 1 if layout.group_size else 31,
             x_stride=x.strides[0] // x.dtype.itemsize,
             out_stride=out.strides[0] // out.dtype.itemsize,
-            epilogue=EPILOGUES.index(epilogue),
+            adds=epilogue == "add",
             chunk_shift=chunks.bit_length() - 1,
             num_buffers=plan.buffers,
             next_stride=0 if next_rows is None else next_rows.x.strides[0] // 2,
             eps=0.0 if norm is None else norm.eps,
+            inverse_inputs=1.0 / layout.num_inputs,
             power=2.0**matrix.power,
         )
         device.launch(
             "gemv",
-            gemv_name(layout, matrix.widening, plan.num_rows, plan.warps, plan.slots, plan.spans, plan.cluster),
+            gemv_name(
+                layout, matrix.widening, plan.num_rows, is_gated, plan.warps, plan.slots, plan.spans, plan.cluster
+            ),
             grid=(plan.num_blocks,),
             block=32 * plan.warps,
             arguments=(
@@ -304,6 +319,7 @@ def gemv_float(
     matrix: TiledMatrix,
     x: Any,
     out: Any,
+    row_scales: Any | None = None,
     norm_weight: Any | None = None,
     eps: float = 0.0,
     bias: Any | None = None,
@@ -311,13 +327,17 @@ def gemv_float(
 ) -> None:
     """Multiply by weights of 32 bits, all in fp32, and norm x inside: the same otherwise as `gemv`.
 
-    Shapes: x, out float32 [num_rows, num_inputs or num_outputs], rows any distance apart; norm_weight float32
-            [num_inputs]
+    Shapes: x float32 or float16 [num_rows, num_inputs], out float32 [num_rows, num_outputs], rows any distance apart;
+            row_scales float32 [num_rows]; norm_weight float32 [num_inputs]
     Raises: ValueError
     """
     layout = matrix.layout
-    check("gemv_float", "x", x, dtype="float32", shape=(None, layout.num_inputs), row_stride=True, aligned=4)
+    check(
+        "gemv_float", "x", x, dtype=("float32", "float16"), shape=(None, layout.num_inputs), row_stride=True, aligned=2
+    )
     _check_outputs("gemv_float", layout, out, len(x), bias, epilogue == "swiglu", "float32")
+    if row_scales is not None:
+        check("gemv_float", "row_scales", row_scales, dtype="float32", shape=(len(x),), aligned=4)
     if norm_weight is not None:
         check("gemv_float", "norm_weight", norm_weight, dtype="float32", shape=(layout.num_inputs,))
     for begin in range(0, len(x), MAX_ROWS):
@@ -326,17 +346,18 @@ def gemv_float(
             num_rows=some.stop - begin,
             num_inputs=layout.num_inputs,
             num_outputs=out.shape[1],
-            x_stride=x.strides[0] // 4,
+            x_stride=x.strides[0] // x.dtype.itemsize,
             out_stride=out.strides[0] // 4,
             epilogue=EPILOGUES.index(epilogue),
             eps=eps,
         )
+        scales = None if row_scales is None else row_scales[some]
         device.launch(
             "gemv_float",
-            "gemv_float",
+            f"gemv_float<{c_type(x)}>",
             grid=(layout.num_tiles,),
             block=256,
-            arguments=(matrix.tiles, x[some], norm_weight, bias, out[some], shape),
+            arguments=(matrix.tiles, x[some], scales, norm_weight, bias, out[some], shape),
             overlaps=True,
             cost=partial(
                 gemv_cost,
@@ -365,7 +386,7 @@ def _check_outputs(
 def _check_norm(norm: RowNorm, num_rows: int, num_inputs: int) -> None:
     if num_inputs % 8:
         raise ValueError(f"gemv: cannot norm rows of {num_inputs} inputs, expected a multiple of 8")
-    check("gemv", "norm.sums", norm.sums, dtype="float32", shape=(num_rows, -(-num_inputs // TILE_ROWS), 2))
+    check("gemv", "norm.sums", norm.sums, dtype="float32", shape=(num_rows, norm_sums(num_inputs)))
     check("gemv", "norm.hidden", norm.hidden, dtype="float32", shape=(num_rows, num_inputs))
     check("gemv", "norm.weight", norm.weight, dtype="float32", shape=(num_inputs,))
 
@@ -375,7 +396,7 @@ def _check_next(rows: NextRows, num_rows: int, num_outputs: int, epilogue: Epilo
         raise ValueError(f"gemv: {epilogue} writes no rows of the next product, expected add")
     check("gemv", "next_rows.weight", rows.weight, dtype="float32", shape=(num_outputs,))
     check("gemv", "next_rows.x", rows.x, dtype="float16", shape=(num_rows, num_outputs), row_stride=True, aligned=16)
-    check("gemv", "next_rows.sums", rows.sums, dtype="float32", shape=(num_rows, -(-num_outputs // TILE_ROWS), 2))
+    check("gemv", "next_rows.sums", rows.sums, dtype="float32", shape=(num_rows, norm_sums(num_outputs)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,16 +444,18 @@ def _variants() -> list[str]:
         TileLayout("float16", TILE_ROWS, 8192),
         TileLayout("bfloat16", TILE_ROWS, 8192),
     ]
-    forms = ((1, 16, 4, 1, 1), (8, 16, 4, 2, 1), (8, 8, 6, 1, 2))
+    forms = ((1, False, 16, 4, 1, 1), (1, True, 16, 4, 1, 1), (8, False, 16, 4, 2, 1), (8, False, 8, 6, 1, 2))
     names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
     return [
         *names,
-        gemv_name(layouts[0], "floats", 1, 16, 4, 1, 1),
-        gemv_name(layouts[1], "floats", 1, 16, 4, 1, 1),
+        gemv_name(layouts[0], "floats", 1, False, 16, 4, 1, 1),
+        gemv_name(layouts[1], "floats", 1, False, 16, 4, 1, 1),
     ]
 
 
 SPEC = KernelSpec(
     "gemv", "few rows times a tiled matrix of 4 to 16 bits, with bias and residual or SwiGLU", tuple(_variants())
 )
-FLOAT_SPEC = KernelSpec("gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float",))
+FLOAT_SPEC = KernelSpec(
+    "gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float<float>", "gemv_float<__half>")
+)
