@@ -14,7 +14,7 @@ import numpy as np
 
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns
+from llmcli.kernels.elementwise import add_parts, gather_columns, swiglu
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import MAX_ROWS, Epilogue, gemv
 from llmcli.kernels.stage_wide import stage_wide
@@ -87,8 +87,14 @@ class RowProducts:
             self._wide(layer.down, own.gated_image, own.gated_unit, hidden, "add")
             return
         self._finish(left, hidden)
-        gated = own.gated(layer.gate_up.layout.weight_type == "float32", layer.down.layout.num_inputs)
-        self.few(layer.gate_up, normed, gated, "swiglu")
+        gates_floats, takes_floats = (one.layout.weight_type == "float32" for one in (layer.gate_up, layer.down))
+        if takes_floats and not gates_floats:  # gemv's would be fp16
+            gate_up, gated = own.outputs(layer.gate_up.num_rows), own.inputs(layer.down)
+            self.few(layer.gate_up, normed, gate_up, "store")
+            swiglu(self.device, gate_up=gate_up, row_scale=own.unit_scale, out=gated, out_scale=own.gated_scale)
+        else:
+            gated = own.gated(gates_floats, layer.down.layout.num_inputs)
+            self.few(layer.gate_up, normed, gated, "swiglu")
         self.few(layer.down, Rows(gated, scales=None if gated.dtype == np.float32 else own.gated_unit), hidden, "add")
 
     def left_by(self, layer: LayerWeights[Any]) -> Any | None:
