@@ -61,7 +61,7 @@ class TestSimulatedCudaRunner(CutAtChunks, OnSimulatedCard):
 
 
 class TestSimulatedCudaRunnerInFloat16(CutAtPages, OnSimulatedCard):
-    tolerance = 1e-3  # a prompt's inputs of products are rounded to float16, those of a lone token are not
+    tolerance = 1e-3  # a prompt's inputs are one chunk, those of a lone token are several; sums round to other float16
     options: ClassVar[dict[str, Any]] = {"dtype": "float16"}
 
 
