@@ -179,7 +179,8 @@ def wide_case(
         halves = x.astype(np.float64)[:, inputs]
         weights = stored.halves[:, inputs]
         y = (halves @ weights.T) * scales[:, None]
-        bound = truncated_sum_bound(halves, weights, layout.unit_inputs) * scales[:, None] + 4 * ROUNDING * np.abs(y)
+        bound = truncated_sum_bound(halves, weights, layout.unit_inputs, stored.power) * scales[:, None]
+        bound += 4 * ROUNDING * np.abs(y)
         if has_bias and part == 0:
             y = y + given["bias"].astype(np.float64)[: layout.num_rows]
             bound += 2 * ROUNDING * np.abs(y)

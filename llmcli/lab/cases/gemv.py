@@ -69,7 +69,7 @@ class Case:
             if self.x.dtype == np.float32:
                 scale = np.maximum(np.ldexp(1.0, np.frexp(np.abs(x).max(axis=1, keepdims=True))[1] - 15), 1)
                 error += _HALF * np.abs(x) + HALF_SUBNORMAL[np.dtype(np.float16)] * scale
-            bound = truncated_sum_bound(x / scale, weights, self.stored.layout.unit_inputs) * scale
+            bound = truncated_sum_bound(x / scale, weights, self.stored.layout.unit_inputs, self.stored.power) * scale
         y = x @ weights.T
         bound = bound + error @ np.abs(weights).T + 12 * ROUNDING * np.abs(y)
         if self.bias is not None:
@@ -204,12 +204,12 @@ def _checks_of(forms: list[dict[str, Any]], some: list[dict[str, Any]], *, can_r
     yield problem_of(_case(some[0], 64, 11008, 8, is_rounded=can_round))
 
 
-_IN_HALVES = [form for form in FORMATS if form["weight_type"] != "float32"]
+IN_HALVES = [form for form in FORMATS if form["weight_type"] != "float32"]
 _IN_FLOATS = [{"weight_type": "float32"}]
 
 GEMV = KernelCases(
     "gemv",
-    lambda: _checks_of(_IN_HALVES, [FORMATS[1], FORMATS[11], FORMATS[14], FORMATS[17], FORMATS[19]], can_round=True),
+    lambda: _checks_of(IN_HALVES, [FORMATS[1], FORMATS[11], FORMATS[14], FORMATS[17], FORMATS[19]], can_round=True),
     lambda: problem_of(_case(FORMATS[1], 4096, 4096, 1, is_rounded=True)),
 )
 GEMV_FLOAT = KernelCases(

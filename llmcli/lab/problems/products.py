@@ -12,9 +12,8 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import TiledMatrix, TileLayout
 from llmcli.lab.matrices import StoredMatrix, tiles_of
 from llmcli.lab.notes import matmul
-from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
-
-_INPUT_ERROR = 1 / 63000  # of the engine's integer inputs, of the largest in a span: kernels/common/product_codes.cuh
+from llmcli.lab.problem import ENGINE, ROUNDING, ROUNDOFF, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.rows import HALF_SUBNORMAL
 
 
 def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
@@ -51,7 +50,8 @@ def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
 def make_gemv(num_rows: int, num_columns: int) -> Problem:
     """out = weight @ x.
 
-    x has values of halves, so that the library, which takes x_half, and the engine, which splits x, are exact too.
+    x has values of halves, so that the library, which takes x_half, and the engine, which rounds x, are exact too.
+    num_columns is a multiple of 8.
     Shapes: weight float16 [num_rows, num_columns], and as `tiles`; x float32 and x_half float16 [num_columns]; out
             float32 [num_rows]
     """
@@ -78,7 +78,7 @@ def make_gemv(num_rows: int, num_columns: int) -> Problem:
 
 
 def make_gemv_codes(weight_type: str, num_rows: int, num_columns: int) -> Problem:
-    """out = ((codes - zeros) * scales) @ x; of int4, num_columns is even.
+    """out = ((codes - zeros) * scales) @ x; num_columns is a multiple of 8.
 
     `mins` are the smallest weights of the rows: code * scale + min is the same weight. Two codes of int4 share a byte,
     the first one in its high half; tiles have it in the low half.
@@ -97,7 +97,7 @@ def make_gemv_codes(weight_type: str, num_rows: int, num_columns: int) -> Proble
 
     def reference() -> dict[str, Expected]:
         expected = _expected_row(x, stored.weights)
-        rounded = sum_error(np.abs(stored.weights), input_error(x, stored.layout))
+        rounded = sum_error(np.abs(stored.weights), input_error(x))
         return {"out": Expected(expected.values, expected.bound + rounded)}
 
     return Problem(
@@ -177,11 +177,11 @@ def _expected_row(x: np.ndarray, weights: np.ndarray) -> Expected:
     return Expected(expected.values[0], np.asarray(expected.bound)[0])
 
 
-def input_error(x: np.ndarray, layout: TileLayout) -> np.ndarray:
-    """How far the engine's integers may be from the inputs. Shapes: x, result [num_inputs]"""
-    padded = np.pad(np.abs(x), (0, -x.size % layout.span_inputs)).reshape(-1, layout.span_inputs)
-    largest = np.repeat(padded.max(axis=1).astype(np.float64), layout.span_inputs)
-    return np.asarray(_INPUT_ERROR * largest[: x.size])
+def input_error(x: np.ndarray) -> np.ndarray:
+    """How far the engine's inputs, rounded to halves, may be from these. Shapes: x, result [num_inputs]"""
+    return np.asarray(
+        ROUNDOFF[np.dtype(np.float16)] * np.abs(x.astype(np.float64)) + HALF_SUBNORMAL[np.dtype(np.float16)]
+    )
 
 
 def sum_error(sizes: np.ndarray, errors: np.ndarray) -> np.ndarray:
