@@ -1,18 +1,30 @@
-"""One arithmetic: a row's logits have the same bits among any number of rows, as drafts, and beside prompts."""
+"""One arithmetic: a row's logits have the same bits among any number of rows, next to prompts, and as drafts.
 
-from collections.abc import Sequence
+On a card in every format; in the emulator, which runs the same kernels, for as many rows as it can.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from emulated import EmulatedDevice, HostArray, can_emulate
-from tiny_models import CONFIG
+from foreign_models import write_fp8
+from quantized import export
+from side_by_side import check_one_arithmetic
+from tiny_models import write_tiny_llama
 
-from llmcli.config.llama import LlamaConfig
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.chunks import num_chunks
+from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.lab.cases.gemm import with_model_scales
-from llmcli.lab.matrices import aligned_zeros, random_matrix, tiles_of
+from llmcli.lab.matrices import StoredMatrix, aligned_zeros, random_matrix, tiles_of
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
@@ -22,17 +34,45 @@ from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weight_layout import Weights, with_widening
 from llmcli.runners.cuda.workspace import num_lanes
 
-NUM_ROWS = 65  # more than gemm_narrow multiplies
-# Inputs of 1, 2 and 4 chunks: those of o, down, and the rest. The last span of down is not whole.
-SIZES = {
-    "hidden_size": 512,
-    "intermediate_size": 200,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 48,
-}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
+# Inputs of one chunk, of two (o) and of four (down).
+SIZES = {**HEADS, "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
+# Chunks of different lengths: qkv and the head have five spans in four chunks, o three in two, down nine in eight.
+UNEVEN_SIZES = {**HEADS, "hidden_size": 640, "intermediate_size": 1152, "head_dim": 48}
+
+
+def write_model(folder: Path, form: str, sizes: dict[str, int]) -> Path:
+    """A random model in this format, its head too where that has 8 bits."""
+    source = write_tiny_llama(folder / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    if form in ("int8", "int4"):
+        return export(source, folder / "model", ExportOptions(WeightScheme(int(form[3:]), 128), 8))
+    if form.startswith("fp8"):
+        return write_fp8(source, folder / "model", block=(128, 128) if "blocks" in form else (1, 4096))
+    return source
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("sizes", [SIZES, UNEVEN_SIZES], ids=["even", "uneven"])
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "fp8 in blocks", "bfloat16", "float16"])
+def test_a_row_has_the_same_bits_among_any_others(
+    form: str, sizes: dict[str, int], card: Device, load_on_card: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder, dtype = write_model(tmp_path, form, sizes), "float16" if form == "float16" else "auto"
+    runner = load_on_card(folder, dtype=dtype, num_rows=258, max_seq_len=160, uses_graphs=False)
+    card.trace = []
+    try:
+        check_one_arithmetic(runner, (1, 2, 8, 9, 64, 65, 256))
+        launched = {stem for stem, _ in card.trace}
+    finally:
+        card.trace = None
+    wide = {"gemm_narrow", "gemm_wide"}
+    assert launched & wide == (wide if card.can_wgmma else set())
+    assert {"gemv", "stage_wide", "attention_decode", "attention_rows"} <= launched
+
+
+# In the emulator
+
+FEW_MULTIPROCESSORS = replace(TYPICAL_CARD, num_multiprocessors=3)  # as threads of all blocks take turns on one core
 
 
 class EmulatedCard(EmulatedDevice):
@@ -40,56 +80,48 @@ class EmulatedCard(EmulatedDevice):
 
     uses_own = False
 
-    def record(self, run: Any, arrays: Any) -> None:
+    def record(self, run: Callable[[], None], arrays: Any) -> None:
         """Nothing to start again: each layer runs by itself."""
         run()
 
 
 class EmulatedModel:
-    """A random model over host memory, with a page of random keys and values for each row. See `Forward`."""
+    """A model's computation over host memory, with random weights, and keys and values in a page of each row."""
 
     def __init__(self, plan: MemoryPlan):
-        config, self._plan = plan.stored.config, plan
+        self._plan = plan
         self._weights = filled(lay_out(plan.weights, zeros_of(plan.weights)))
         self._cache = lay_out(plan.cache, zeros_of(plan.cache))
         self._workspace = lay_out(plan.workspace, zeros_of(plan.workspace))
-        rng = np.random.default_rng(1)
         self._workspace.unit_scale.values[:] = 1
         self._workspace.gated_unit.values[:] = GATED_SCALE
-        self._keys = rng.standard_normal(self._cache.keys.shape).astype(np.float16)
-        self._token_ids = rng.integers(0, config.vocab_size, plan.num_rows).astype(np.int32)
-        self._positions = (np.arange(plan.num_rows) % 12).astype(np.int32)
-        self._pages = np.arange(plan.num_rows, dtype=np.int32)[:, None]
-        self._forwards: dict[int, Forward] = {}
+        rng = np.random.default_rng(1)
+        self._cached = rng.standard_normal((2, *self._cache.keys.shape)).astype(np.float16)
+        self._token_ids = rng.integers(0, plan.stored.config.vocab_size, plan.num_rows + 8).astype(np.int32)
+        self._pages = HostArray(np.arange(plan.num_rows, dtype=np.int32)[:, None])
 
-    def logits(self, device: Any, rows: Sequence[int], num_drafts: int = 0) -> np.ndarray:
-        """The logits after the token of each row, all in one step; or of the first row, with drafts after it."""
-        count = num_lanes(len(rows))
-        lanes = np.array([*rows, *[-1] * (count - len(rows))], np.int32)
-        positions = np.where(lanes < 0, 0, self._positions[lanes])
-        return self._run(device, lanes, positions.astype(np.int32), None)[: len(rows)]
+    def logits(self, device: Any, rows: Sequence[int]) -> np.ndarray:
+        """The bits of the logits after a token of each row, all in one step."""
+        unused = [-1] * (num_lanes(len(rows)) - len(rows))
+        lanes = np.array([*rows, *unused], np.int32)
+        return self._run(device, self._token_ids, lanes, np.maximum(lanes, 0) % 11, None)[: len(rows)]
 
     def logits_of_drafts(self, device: Any, row: int, count: int) -> np.ndarray:
-        """The logits after tokens that follow each other, all in one step."""
-        positions = self._positions[row] + np.arange(count, dtype=np.int32)
-        return self._run(device, np.full(count, row, np.int32), positions, 1)
+        """The same after tokens that follow each other, the first of which is that of the row."""
+        positions = row % 11 + np.arange(count)
+        return self._run(device, self._token_ids[row:][:count], np.full(count, row, np.int32), positions, 1)
 
-    def _run(self, device: Any, lanes: np.ndarray, positions: np.ndarray, num_spans: int | None) -> np.ndarray:
-        for cached, start in ((self._cache.keys, self._keys), (self._cache.values, self._keys[::-1])):
-            cached.values[...] = start
-        if id(device) not in self._forwards:
-            products: Any = None
-            args = self._plan, self._weights, self._cache, self._workspace, products
-            self._forwards[id(device)] = Forward(device, *args)
-        forward = self._forwards[id(device)]
-        token_ids = np.roll(self._token_ids, -int(lanes[0]))[: len(lanes)] if num_spans else self._token_ids
-        given = [HostArray(np.ascontiguousarray(one)) for one in (token_ids, lanes, positions, self._pages)]
-        forward.run(Lanes(given[0], None if num_spans else given[1], given[1], given[2], given[3], num_spans))
-        count = len(lanes)
-        logits = HostArray(aligned_zeros(4 * count * self._plan.stored.config.vocab_size)).view(np.float32)
-        logits = logits.reshape(count, -1)
-        forward.project_logits(forward.hidden[:count], logits)
-        return logits.values.view(np.uint32)
+    def _run(
+        self, device: Any, token_ids: np.ndarray, lanes: np.ndarray, positions: np.ndarray, num_spans: int | None
+    ) -> np.ndarray:
+        self._cache.keys.values[...], self._cache.values.values[...] = self._cached
+        products: Any = None  # those of prompts
+        forward = Forward(device, self._plan, self._weights, self._cache, self._workspace, products)
+        ids, rows, places = (HostArray(one.astype(np.int32)) for one in (token_ids, lanes, positions))
+        forward.run(Lanes(ids, None if num_spans else rows, rows, places, self._pages, num_spans))
+        logits = self._workspace.lane_logits[: len(lanes)]
+        forward.project_logits(forward.hidden[: len(lanes)], logits)
+        return logits.values.view(np.uint32).copy()
 
 
 def zeros_of(plan: Any) -> HostArray:
@@ -98,57 +130,52 @@ def zeros_of(plan: Any) -> HostArray:
 
 def filled(weights: Weights[Any]) -> Weights[Any]:
     """The same with random weights, not far from those of models."""
-    rng, stored = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
+    stored: dict[Any, StoredMatrix] = {}
     for seed, part in enumerate(weights.projections):
         layout = part.layout
-        sizes = {"num_rows": layout.num_rows, "num_inputs": layout.num_inputs, "group_size": layout.group_size}
-        scheme = {"scale_type": layout.scale_type, "is_symmetric": layout.is_symmetric} if layout.has_scales else {}
-        one = random_matrix(seed, layout.weight_type, **sizes, **scheme)  # type: ignore[arg-type]
-        one = stored[part.linears] = with_model_scales(one) if layout.has_scales else one
-        tiles = tiles_of(one)
+        shape = layout.num_rows, layout.num_inputs, layout.group_size
+        one = with_model_scales(random_matrix(seed, layout.weight_type, *shape, layout.scale_type or "float32"))
+        tiles, stored[part.linears] = tiles_of(one), one
         assert tiles.layout == layout
-        for name in ("tiles", "scales", "zero_points"):
-            if getattr(tiles, name) is not None:
-                getattr(part.matrix, name).values[...] = getattr(tiles, name)
+        part.matrix.tiles.values[...], part.matrix.scales.values[...] = tiles.tiles, tiles.scales
     for _, norm in weights.norms:
         norm.values[...] = rng.uniform(0.5, 2, norm.shape)
     table = rng.standard_normal(weights.embed_tokens.shape).astype(np.float32)
-    weights.embed_tokens.values[...] = table.view(np.uint32) >> 16
+    weights.embed_tokens.values[...] = table.view(np.uint32) >> 16  # as bfloat16
     angles = rng.uniform(0, 6, weights.cos_sin.shape[:2])
     weights.cos_sin.values[...] = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     return with_widening(weights, lambda part: (stored[part.linears].widening, stored[part.linears].power))
 
 
 @pytest.mark.skipif(not can_emulate(), reason="no compiler that can emulate a card")
-def test_rows_in_the_emulator(tmp_path: Path) -> None:
-    config = LlamaConfig.from_dict({**CONFIG, **SIZES}, "config.json")
-    stored = StoredModel.of_config(config, stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    model = EmulatedModel(plan_memory(stored, max_seq_len=16, num_rows=NUM_ROWS))
-    card = EmulatedCard(tmp_path)
+def test_a_row_has_the_same_bits_among_others_in_the_emulator(tmp_path: Path) -> None:
+    stored = StoredModel.of_model(open_model(write_model(tmp_path, "int8", SIZES)))
+    num_rows = 65
+    plan = plan_memory(stored, max_seq_len=16, num_rows=num_rows, card=FEW_MULTIPROCESSORS)
+    layer = plan.weights.layers[0]
+    assert [num_chunks(part.layout) for part in (*layer.qkv, layer.o, layer.down)] == [1, 2, 4]
+    model, card = EmulatedModel(plan), EmulatedCard(tmp_path)
+    card.num_multiprocessors = FEW_MULTIPROCESSORS.num_multiprocessors
+    steps: list[list[int]] = [[0], [7, 64], [*range(57, 65)], [*range(9)], [*range(17)]]
 
-    def logits_of(device: Any) -> list[np.ndarray]:
-        steps = [[0], [64], [7, 64], [*range(8)], [*range(9)], [*range(64)], [*range(NUM_ROWS)]]
-        return [*(model.logits(device, rows) for rows in steps), model.logits_of_drafts(device, 7, 3)]
+    def run(device: Any) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        found = [model.logits(device, rows) for rows in steps]
+        return found, model.logits_of_drafts(device, 5, 3), model.logits(device, range(num_rows))
 
-    import time
+    launched: set[str] = set()
 
-    t = time.process_time(), time.time()
-    card.compile(logits_of)
-    print("compiled", time.process_time() - t[0], time.time() - t[1], len(card._functions), sorted(card._functions))
-    import resource
+    def note(notes: Any) -> None:
+        run(notes)
+        launched.update(launch.stem for launch in notes.launches)
 
-    print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
-    first, last, two, eight, nine, many, all_rows, drafts = logits_of(card)
-    print("ran", time.process_time() - t[0], time.time() - t[1])
-    assert np.isfinite(all_rows.view(np.float32)).all()
-    assert len(np.unique(all_rows, axis=0)) == NUM_ROWS
-    for rows, found in (
-        ([0], first),
-        ([64], last),
-        ([7, 64], two),
-        (range(8), eight),
-        (range(9), nine),
-        (range(64), many),
-        ([7], drafts[:1]),
-    ):
-        np.testing.assert_array_equal(found, all_rows[list(rows)])
+    card.compile(note)
+    products = {"gemv", "stage_wide", "gemm_narrow", "gemm_wide", "add_parts"}
+    attention = {"attention_decode", "attention_rows", "attention_span"}
+    assert launched == {"embedding", *products, *attention}
+    found, drafts, expected = run(card)
+    assert np.isfinite(expected.view(np.float32)).all()
+    assert len(np.unique(expected, axis=0)) == num_rows
+    for rows, logits in zip(steps, found, strict=True):
+        np.testing.assert_array_equal(logits, expected[rows])
+    np.testing.assert_array_equal(drafts[0], expected[5])
