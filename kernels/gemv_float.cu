@@ -3,13 +3,13 @@
 // Shapes:   tiles [num_tiles][units][1024] bytes (common/tile.cuh); x [num_rows, x_stride] XT, times row_scales
 //           [num_rows] float if any; norm_weight
 //           [num_inputs] float or null: w and factor are 1, else factor = 1 / sqrt(mean(x^2) + eps); bias
-//           [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y; 1: out += y; 2: a tile
-//           has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
+//           [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y; 1: out += y; 2: a
+//           tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
 // Requires: 1 <= num_rows <= 8; out does not alias x; tiles 16-byte aligned
 // Launch:   grid (num_tiles), block (256), 4 KiB static shared memory; may overlap the kernel in front
 // Traffic:  weights once for all rows; x from L2 in every block
-// Numerics: |error| <= sqrt(K) * 2^-24 * sum |w x W| * factor. The order is fixed: a lane's own products, the lanes of a
-//           row, then the warps in order; and it does not depend on the other rows
+// Numerics: |error| <= sqrt(K) * 2^-24 * sum |w x W| * factor. The order is fixed: a lane's own products, the lanes of
+//           a row, then the warps in order; and it does not depend on the other rows
 // Choice:   a block has a tile, its warps take turns at units: weights of 32 bits are for checking, not for speed
 #include "common/launch.cuh"
 #include "common/reduce.cuh"
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         if (lane == 0) squares[warp][row] = all[2];
     }
     __syncthreads();
-    const int row = min(static_cast<int>(threadIdx.x) / TILE_ROWS, shape.num_rows - 1), column = threadIdx.x % TILE_ROWS;
+    const int row = min(static_cast<int>(threadIdx.x) / TILE_ROWS, shape.num_rows - 1);
+    const int column = threadIdx.x % TILE_ROWS;
     float sum = 0.0f, of_squares = 0.0f;
     for (int w = 0; w < NUM_WARPS; ++w) {
         sum = __fadd_rn(sum, of_warps[w][row][column]);

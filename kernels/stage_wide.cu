@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
                float* __restrict__ row_scales, int num_parts, int num_inputs, float inverse_inputs, float eps) {
     __shared__ float4 pairs[MOST_PAIRS];
     const int token = blockIdx.x, num_steps = wide_steps(num_inputs), num_octets = num_steps * (STEP_INPUTS / 8);
-    const size_t first = static_cast<size_t>(token) * num_inputs, part_size = static_cast<size_t>(gridDim.x) * num_inputs;
+    const size_t first = static_cast<size_t>(token) * num_inputs;
+    const size_t part_size = static_cast<size_t>(gridDim.x) * num_inputs;
     x += first, parts += first;
     const bool has_norm = norm_weight != nullptr;
     grid_dependency_launch();

@@ -263,19 +263,24 @@ class EmulatedDevice:
 
     def compile_for(self, problems: Iterable[Problem], change: Callable[[str], str] = str) -> None:
         """Compile the kernels that the engine launches for these problems, after a change of their text."""
+        solvers = [(problem.solvers[ENGINE], phantoms_of(problem)) for problem in problems]
+        self.compile(lambda notes: [solve(notes, arrays) for solve, arrays in solvers], change)
+
+    def compile(self, run: Callable[[Any], Any], change: Callable[[str], str] = str) -> None:
+        """Compile the kernels that `run` launches on a device."""
         wanted: dict[str, set[str]] = {}
-        for problem in problems:
-            notes: Any = Notes(
-                replace(
-                    TYPICAL_CARD,
-                    num_multiprocessors=self.num_multiprocessors,
-                    can_cluster=self.can_cluster,
-                    can_wgmma=self.can_wgmma,
-                )
+        notes = Notes(
+            replace(
+                TYPICAL_CARD,
+                num_multiprocessors=self.num_multiprocessors,
+                shared_bytes_per_block=self.shared_bytes_per_block,
+                can_cluster=self.can_cluster,
+                can_wgmma=self.can_wgmma,
             )
-            problem.solvers[ENGINE](notes, phantoms_of(problem))
-            for launch in notes.launches:
-                wanted.setdefault(launch.stem, set()).add(launch.name)
+        )
+        run(notes)
+        for launch in notes.launches:
+            wanted.setdefault(launch.stem, set()).add(launch.name)
         for stem, names in wanted.items():
             self._compile(stem, sorted(names), translate(change(flatten(stem)), self._arch))
 

@@ -73,7 +73,7 @@ class Case:
         if is_float:
             bound = (np.sqrt(x.shape[1]) + 4) * ROUNDING * np.abs(x) @ np.abs(weights).T
         else:
-            bound = truncated_sum_bound(x, weights, self.stored.layout.unit_inputs)
+            bound = truncated_sum_bound(x, weights, self.stored.layout.unit_inputs, self.stored.power)
         y = (x @ weights.T) * scale
         # A norm's factor has the roundings of its sum.
         num_roundings = 12 if self.hidden is None else 12 + np.sqrt(x.shape[1]) / 2
@@ -257,12 +257,12 @@ def _checks_of(forms: list[dict[str, Any]], some: list[dict[str, Any]]) -> Itera
     yield problem_of(_case(some[0], 64, 11008, 8))
 
 
-_IN_HALVES = [form for form in FORMATS if form["weight_type"] != "float32"]
+IN_HALVES = [form for form in FORMATS if form["weight_type"] != "float32"]
 _IN_FLOATS = [{"weight_type": "float32"}]
 
 GEMV = KernelCases(
     "gemv",
-    lambda: _checks_of(_IN_HALVES, [FORMATS[1], FORMATS[11], FORMATS[14], FORMATS[17], FORMATS[19]]),
+    lambda: _checks_of(IN_HALVES, [FORMATS[1], FORMATS[11], FORMATS[14], FORMATS[17], FORMATS[19]]),
     lambda: problem_of(_case(FORMATS[1], 4096, 4096, 1)),
 )
 GEMV_FLOAT = KernelCases(

@@ -14,7 +14,8 @@ from llmcli.kernels.stage_wide import padded_inputs, stage_wide
 from llmcli.kernels.tiles import TiledMatrix
 from llmcli.lab.matrices import StoredMatrix, tiles_of
 from llmcli.lab.notes import matmul
-from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.problem import ENGINE, ROUNDING, ROUNDOFF, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.rows import HALF_SUBNORMAL
 
 
 def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
@@ -180,7 +181,8 @@ def _expected_row(x: np.ndarray, weights: np.ndarray) -> Expected:
 
 def input_error(x: np.ndarray) -> np.ndarray:
     """How far the engine's inputs, which it rounds to fp16, may be from these. Shapes: x, result [num_inputs]"""
-    return np.asarray(2.0**-11 * np.abs(x) + 2.0**-25)
+    half = np.dtype(np.float16)
+    return np.asarray(ROUNDOFF[half] * np.abs(x.astype(np.float64)) + HALF_SUBNORMAL[half])
 
 
 def sum_error(sizes: np.ndarray, errors: np.ndarray) -> np.ndarray:
