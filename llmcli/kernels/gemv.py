@@ -158,26 +158,26 @@ def _plan(
     num_multiprocessors: int,
     room: int,
 ) -> GemvPlan | None:
+    """The plan with the most warps, up to as many as have work, whose rings fit."""
     own_chunks = chunks // cluster
     num_clusters = min(num_multiprocessors // cluster, layout.num_tiles)
-    # As many parts as the busiest block has tiles, so that its warps all work.
     busiest = -(-layout.num_tiles // num_clusters)
-    warps = min(one for one in _WARPS if one >= min(busiest * own_chunks, max(_WARPS)))
-    parts = warps // own_chunks
-    block_spans = -(-num_spans(layout) // cluster)
-    x_bytes = rows * (block_spans * 256 + 64)
-    local_tiles = -(-layout.num_tiles // (parts * num_clusters))
-    buffers = _BUFFERS if cluster == 1 else local_tiles
-    if cluster > 1 and buffers > _BUFFERS:
-        return None
-    fixed = x_bytes + parts * buffers * chunks * rows * TILE_ROWS * 4
-    spans = _spans_a_slot(layout, warps, chunks)
-    bytes_a_slot = warps * slot_bytes(layout, widening, spans)
-    slots = min((room - fixed) // bytes_a_slot, _MOST_SLOTS[spans - 1])
-    if slots < _FEWEST_SLOTS:
-        return None
-    shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
-    return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
+    wanted = min(one for one in _WARPS if one >= min(busiest * own_chunks, max(_WARPS)))
+    x_bytes = rows * (-(-num_spans(layout) // cluster) * 256 + 64)
+    for warps in (one for one in _WARPS if wanted >= one >= own_chunks):
+        parts = warps // own_chunks
+        local_tiles = -(-layout.num_tiles // (parts * num_clusters))
+        buffers = _BUFFERS if cluster == 1 else local_tiles
+        if cluster > 1 and buffers > _BUFFERS:
+            continue
+        fixed = x_bytes + parts * buffers * chunks * rows * TILE_ROWS * 4
+        for spans in range(_spans_a_slot(layout, warps, chunks), 0, -1):
+            bytes_a_slot = warps * slot_bytes(layout, widening, spans)
+            slots = min((room - fixed) // bytes_a_slot, _MOST_SLOTS[spans - 1])
+            if slots >= _FEWEST_SLOTS:
+                shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
+                return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
+    return None
 
 
 def _spans_a_slot(layout: TileLayout, warps: int, chunks: int) -> int:
