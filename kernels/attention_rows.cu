@@ -178,7 +178,8 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
     const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
                             values, key_scales, value_scales, window, is_cached, num_attention_heads,
-                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, group, tiles};
+                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, group,
+                            tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
     } else if (warp == PREPARER) {

@@ -11,8 +11,8 @@
 //           repack_zero_points: one value
 // Traffic:  source read once, destination written once; a warp stores 512 contiguous bytes and reads 64 of each of 8
 //           rows
-// Numerics: codes (int4 in another order, common/tile.cuh) and unconverted weights keep their bits; a conversion rounds to nearest even. Padding: codes of zero,
-//           zeros, scales 0
+// Numerics: codes (int4 in another order, common/tile.cuh) and unconverted weights keep their bits; a conversion rounds
+//           to nearest even. Padding: codes of zero, zeros, scales 0
 // Choice:   one thread a 16-byte vector of the destination: stores are whole, sources are whole sectors; runs once, at
 //           load
 #include "common/tile.cuh"

@@ -17,10 +17,6 @@ SPAN_INPUTS = 2 * STEP_INPUTS
 _SHARES = {128: 0.74, 256: 0.91}
 _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
-# With more parts, writing and adding them takes longer than it saves (measured).
-_MAX_PARTS, _MAX_NARROW_PARTS = 4, 8
-# The cost of a part where few tokens are multiplied, in spans of the largest blocks.
-_SPANS_A_PART = 0.75
 _SCALED = ("int8", "int4", "fp8")
 _HALF_TYPES = ("float16", "bfloat16")
 
@@ -128,20 +124,6 @@ def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens:
     computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
     share = _SHARES[tokens] * (1 + _FASTER_ALONE * (1 - num_items / (waves * most)))
     return WidePlan(tokens, num_items, min(num_items, most), computed / share)
-
-
-@cache
-def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
-    """The number of parts of a product: for few tokens the fastest, for many the one that fills the card."""
-    if num_tokens > MAX_NARROW_TOKENS:
-        fitting = num_multiprocessors // CLUSTER // _items(layout)
-        return max(min(fitting, num_spans(layout), _MAX_PARTS), 1)
-
-    def span_times(num_parts: int) -> float:
-        plan = plan_narrow(layout, num_tokens, num_multiprocessors, num_parts)
-        return plan.span_times + _SPANS_A_PART * num_parts
-
-    return min(range(1, min(num_spans(layout), _MAX_NARROW_PARTS) + 1), key=span_times)
 
 
 def all_forms() -> Iterator[tuple[TileLayout, Widening]]:

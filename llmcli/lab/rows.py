@@ -38,20 +38,30 @@ def powers_of_two(num_rows: int) -> np.ndarray:
 
 
 def rounded_rows(
-    reference: np.ndarray, dtype: Any, relative: float | np.ndarray, absolute: float | np.ndarray = 0.0
+    reference: np.ndarray,
+    dtype: Any,
+    relative: float | np.ndarray,
+    absolute: float | np.ndarray = 0.0,
+    *,
+    lifts: bool = False,
 ) -> tuple[Expected, Expected]:
     """The right results of a kernel that computes rows with these errors, and stores them with a scale each.
 
     A row whose largest element is beyond 2^15 in float16 is divided by the power of two that leaves it in [2^14, 2^15).
+    With `lifts` so is one whose largest element is below 2^-8.
     Raises: ValueError for a row so close to a power of two that its scale may be either
     """
     dtype = np.dtype(dtype)
     largest = np.abs(reference).max(axis=1)
     needs_scale = (largest > 2.0**15) & (dtype == np.float16)
+    if lifts:
+        needs_scale |= (largest > 0) & (largest < 2.0**-8)
     fraction, exponent = np.frexp(largest)  # fraction in [0.5, 1)
     scale = np.where(needs_scale, np.ldexp(1.0, exponent - 15), 1.0)[:, None]
     slack = float(np.max(relative))
-    is_near = (np.minimum(fraction - 0.5, 1 - fraction) < slack) & (largest > 2.0**14) & (dtype == np.float16)
+    is_near = (
+        (np.minimum(fraction - 0.5, 1 - fraction) < slack) & (needs_scale | (largest > 2.0**14)) & (dtype == np.float16)
+    )
     if is_near.any():
         raise ValueError("a row's largest element is a power of two within its error: its scale is not certain")
     bound = ((2 * ROUNDOFF[dtype] + relative) * np.abs(reference) + absolute) / scale + HALF_SUBNORMAL[dtype]
@@ -71,23 +81,24 @@ def sum_bound(reference: np.ndarray, magnitude: np.ndarray, num_terms: int, dtyp
     return np.asarray(2 * ROUNDOFF[np.dtype(dtype)] * np.abs(reference) + np.sqrt(num_terms) * 2.0**-24 * magnitude)
 
 
-def truncated_sum_bound(x: np.ndarray, weights: np.ndarray, span: int) -> np.ndarray:
+def truncated_sum_bound(x: np.ndarray, weights: np.ndarray, span: int, power: int = 0) -> np.ndarray:
     """How far sums of Hopper's tensor cores may be from x @ weights.T: factors of fp16, one chain of fp32.
 
     They align 16 products and the sum so far by the largest exponent, cut each at 2^-25 of it, and then their sum at
     2^-23 of itself. So the running sum decides: after an outlier everything is added to a large number. A product's
     exponent is that of its factors; that of a subnormal factor is -14, however small it is.
+    Factors of fp16 are the weights over two to the `power`.
     The bound takes one cut at 2^-23 of all that has been added up: signs differ, so cuts cancel. Inputs may come in any
     order within `span` of them. Source: an H200's values; tests/lab/test_lab_bounds.py has a model that gives them
     Shapes: x [num_tokens, num_inputs]; weights [num_outputs, num_inputs]; result [num_tokens, num_outputs]; all float64
     """
-    so_far = np.zeros((len(x), len(weights)))
+    so_far, weights = np.zeros((len(x), len(weights))), np.ldexp(weights, -power)
     sizes = np.zeros_like(so_far)
     for begin in range(0, x.shape[1], span):
         these, those = x[:, begin : begin + span], weights[:, begin : begin + span].T
         sizes += np.abs(so_far) + _lined_up(these) @ _lined_up(those)
         so_far += these @ those
-    return np.asarray(span / 16 * 2.0**-23 * sizes)
+    return np.asarray(np.ldexp(span / 16 * 2.0**-23 * sizes, power))
 
 
 def _lined_up(factors: np.ndarray) -> np.ndarray:

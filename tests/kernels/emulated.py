@@ -263,19 +263,24 @@ class EmulatedDevice:
 
     def compile_for(self, problems: Iterable[Problem], change: Callable[[str], str] = str) -> None:
         """Compile the kernels that the engine launches for these problems, after a change of their text."""
+        solvers = [(problem.solvers[ENGINE], phantoms_of(problem)) for problem in problems]
+        self.compile(lambda notes: [solve(notes, arrays) for solve, arrays in solvers], change)
+
+    def compile(self, run: Callable[[Any], Any], change: Callable[[str], str] = str) -> None:
+        """Compile the kernels that `run` launches on a device."""
         wanted: dict[str, set[str]] = {}
-        for problem in problems:
-            notes: Any = Notes(
-                replace(
-                    TYPICAL_CARD,
-                    num_multiprocessors=self.num_multiprocessors,
-                    can_cluster=self.can_cluster,
-                    can_wgmma=self.can_wgmma,
-                )
+        notes = Notes(
+            replace(
+                TYPICAL_CARD,
+                num_multiprocessors=self.num_multiprocessors,
+                shared_bytes_per_block=self.shared_bytes_per_block,
+                can_cluster=self.can_cluster,
+                can_wgmma=self.can_wgmma,
             )
-            problem.solvers[ENGINE](notes, phantoms_of(problem))
-            for launch in notes.launches:
-                wanted.setdefault(launch.stem, set()).add(launch.name)
+        )
+        run(notes)
+        for launch in notes.launches:
+            wanted.setdefault(launch.stem, set()).add(launch.name)
         for stem, names in wanted.items():
             self._compile(stem, sorted(names), translate(change(flatten(stem)), self._arch))
 
@@ -321,7 +326,7 @@ def _compile(*arguments: str) -> None:
 
 def solve(device: EmulatedDevice, problem: Problem) -> dict[str, np.ndarray]:
     """The outputs of the engine's kernels. Raises: AssertionError if they change an input"""
-    inputs = {name: _aligned(array) for name, array in problem.inputs.items()}
+    inputs = {name: aligned(array) for name, array in problem.inputs.items()}
     outputs = {}
     for name, one in {**problem.outputs, **problem.scratch}.items():
         start: np.ndarray = np.full(one.shape, 0, one.dtype)
@@ -329,7 +334,7 @@ def solve(device: EmulatedDevice, problem: Problem) -> dict[str, np.ndarray]:
             start = problem.inputs[one.initial].astype(one.dtype)
         elif not one.holds_zeros:
             start = np.frombuffer(bytes([0xFF]) * start.nbytes, start.dtype).reshape(start.shape)  # NaN
-        outputs[name] = _aligned(start)
+        outputs[name] = aligned(start)
     arrays = {name: HostArray(array) for name, array in {**inputs, **outputs}.items()}
     problem.solvers[ENGINE](device, arrays)  # type: ignore[arg-type]
     for name, array in inputs.items():
@@ -337,7 +342,7 @@ def solve(device: EmulatedDevice, problem: Problem) -> dict[str, np.ndarray]:
     return outputs
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
+def aligned(array: np.ndarray) -> np.ndarray:
     memory = np.full(array.nbytes + 512, _CANARY, np.uint8)
     begin = -memory.ctypes.data % 256
     result = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)

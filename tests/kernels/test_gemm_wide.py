@@ -108,7 +108,7 @@ def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_toke
 @pytest.mark.parametrize("num_outputs", [8, 60, 100, 128, 130, 1000])
 @pytest.mark.parametrize("down_type", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
-def test_swiglu_with_scales_and_without(
+def test_swiglu_for_every_format_of_down(
     wgmma_card: Device, form: dict[str, Any], down_type: str, num_outputs: int, num_tokens: int
 ) -> None:
     assert_right(wgmma_card, swiglu_case(form, num_tokens, num_outputs, 256, down_type))
@@ -164,19 +164,18 @@ def test_every_launch_of_a_whole_product_has_the_same_bits(wgmma_card: Device, f
 @pytest.mark.cuda
 @pytest.mark.parametrize("with_scales", [with_model_scales, with_small_scales])
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_weights_are_those_of_dequantize(
+def test_weights_are_exact(
     wgmma_card: Device, form: dict[str, Any], with_scales: Callable[[StoredMatrix], StoredMatrix]
 ) -> None:
     """Bit for bit, also where fp16 does not have the scale or has the product below its normal numbers."""
     stored = with_scales(random_matrix(7, num_rows=72, num_inputs=144, **form))
     x = np.eye(144, dtype=np.float16)  # a token's results are the weights of one input
-    weights = stored.weights.astype(np.float32).astype(np.float16)
-    np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))
+    np.testing.assert_array_equal(product(wgmma_card, stored, x), stored.halves.T)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", HALF_FORMATS, ids=str)
-def test_weights_of_16_bits_are_those_of_dequantize(wgmma_card: Device, form: dict[str, Any]) -> None:
+def test_weights_of_16_bits_are_exact(wgmma_card: Device, form: dict[str, Any]) -> None:
     """Also where fp16 has no such number."""
     stored = random_matrix(7, num_rows=72, num_inputs=256, **form)
     sizes = 2.0 ** np.random.default_rng(1).integers(-30, 24, stored.values.shape)
@@ -216,8 +215,6 @@ def swiglu_arguments() -> dict[str, Any]:
         **arguments(),
         "down": tile_layout("int4", 64, 24, None, "float32"),
         "out": Phantom((image_bytes(24, 90),), np.uint8, 4 << 20),
-        "out_scales": Phantom((90,), np.float32, 5 << 20),
-        "largest": Phantom((90,), np.uint32, 6 << 20),
     }
 
 
@@ -246,16 +243,14 @@ def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:
     ("change", "message"),
     [
         ({"out": Phantom((16,), np.uint8, 1 << 30)}, "out has 16 bytes"),
-        ({"out_scales": Phantom((80,), np.float32, 1 << 30)}, r"out_scales is \[80\]"),
-        ({"largest": Phantom((90,), np.float32, 1 << 30)}, "largest is float32"),
+        ({"row_scales": Phantom((90,), np.float16, 1 << 30)}, "row_scales is float16"),
         ({"down": tile_layout("int8", 64, 100, None, "float32")}, "3 tiles do not give 100 outputs"),
     ],
 )
 def test_wrong_arrays_of_swiglu_are_refused(change: dict[str, Any], message: str) -> None:
-    """It is launched twice, the second time for results that need a scale."""
     notes: Any = Notes()
     gemm_wide_swiglu(notes, **swiglu_arguments())
-    assert [one.arguments[-1].repeats for one in notes.launches] == [0, 1]
+    assert [one.name in SPEC.variants for one in notes.launches] == [True]
     with pytest.raises(ValueError, match=message):
         gemm_wide_swiglu(notes, **{**swiglu_arguments(), **change})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.kernels import compiler, environment, gemm_codes, gemm_halves, gemm_wide, gemv
+from llmcli.kernels import compiler, environment, gemm_wide, gemv
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten
@@ -23,7 +23,7 @@ from llmcli.kernels.sources import flatten
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "kernels"
 
 STATIC_SHARED_BYTES = {
-    **{module.SPEC.stem: module.STATIC_SHARED_BYTES for module in (gemm_codes, gemm_halves, gemm_wide, gemv)},
+    **{module.SPEC.stem: module.STATIC_SHARED_BYTES for module in (gemm_wide, gemv)},
     gemm_wide.NARROW_SPEC.stem: gemm_wide.NARROW_STATIC_SHARED_BYTES,
 }
 # Cards of sm_86 have the registers and the instructions of sm_80, as the compiler sees them, and less shared memory.
@@ -91,9 +91,7 @@ CASES = [
 def test_a_kernel_is_for_all_architectures_or_for_one() -> None:
     assert {stem for stem, arch in BUILT if arch == "sm_90"} == KERNELS.keys()
     only_arch = {stem: spec.only_arch for stem, spec in KERNELS.items() if spec.only_arch}
-    assert only_arch == dict.fromkeys(
-        ("attention_prefill_wgmma", "gemm_codes", "gemm_halves", "gemm_narrow", "gemm_wide"), "sm_90"
-    )
+    assert only_arch == dict.fromkeys(("attention_prefill_wgmma", "gemm_narrow", "gemm_wide"), "sm_90")
 
 
 @pytest.mark.parametrize(("stem", "arch", "choice"), CASES)

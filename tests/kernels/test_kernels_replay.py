@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from driverless_card import DriverlessCard, MatrixLibrary
-from llmcli.kernels.gemm_codes import gemm_codes
-from llmcli.kernels.gemm_halves import gemm_halves
-from llmcli.kernels.stage_digits import image_bytes, stage_digits
-from llmcli.kernels.stage_halves import image_bytes as halves_bytes
-from llmcli.kernels.stage_halves import stage_halves
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.append_tokens import append_tokens
@@ -25,13 +20,15 @@ from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import gather_columns, rotary, swiglu
+from llmcli.kernels.elementwise import add_parts, gather_columns, rotary, swiglu
 from llmcli.kernels.gemm_packed import gemm_packed
+from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.launches import Offset, addresses_of
 from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
+from llmcli.kernels.stage_wide import image_bytes, stage_wide
 from llmcli.kernels.tiles import TiledMatrix, tile_layout
 
 F32, F16, I32, U8 = np.float32, np.float16, np.int32, np.uint8
@@ -45,6 +42,9 @@ class Array:
         host = np.broadcast_to(np.zeros(1, dtype), shape)
         self.nbytes = host.size * host.itemsize
         self.strides = strides or np.empty(shape, dtype).strides
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "Array":
         begin, end, _ = rows.indices(self.shape[0])
@@ -123,7 +123,7 @@ def test_likeness_is_all_but_the_address(other: Any) -> None:
 
 LAYOUT = QkvLayout(4, 2, 64)
 LAYOUT_OF_CODES = tile_layout("int8", 64, 256, 128, "float16", is_symmetric=False)
-LAYOUT_OF_HALVES = tile_layout("bfloat16", 64, 256)
+DOWN = tile_layout("int8", 64, 32, None, "float32")
 CACHE = (7, 2, PAGE_TOKENS, 64)
 
 Give = Callable[..., Any]  # the next array of a shape and type
@@ -138,6 +138,15 @@ def matrix(give: Give) -> TiledMatrix:
         give(*shape, dtype=F16),
         give(*shape, dtype=U8),
     )
+
+
+def floats(give: Give) -> TiledMatrix:
+    layout = tile_layout("float32", 64, 256)
+    return TiledMatrix(layout, give(layout.num_tiles, layout.num_units, 1024, dtype=U8), None, None)
+
+
+def wide(give: Give) -> dict[str, Any]:
+    return {"matrix": matrix(give), "image": give(image_bytes(256, 9), dtype=U8), "row_scales": give(9)}
 
 
 def prompt(give: Give) -> PromptInputs:
@@ -213,42 +222,31 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "gemm_packed": lambda card, give: gemm_packed(
         card, matrix=matrix(give), x=give(5, 256, dtype=F16), out=give(5, 64)
     ),
-    "stage_digits": lambda card, give: stage_digits(
+    "stage_wide": lambda card, give: stage_wide(
         card,
-        layout=LAYOUT_OF_CODES,
         x=give(9, 256),
-        image=give(image_bytes(LAYOUT_OF_CODES, 9), dtype=U8),
-        factors=give(9),
+        unit_inputs=64,
+        out=give(image_bytes(256, 9), dtype=U8),
+        row_scales=give(9),
         norm_weight=give(256),
         eps=1e-5,
+        parts=give(2, 9, 256),
     ),
-    "gemm_codes": lambda card, give: gemm_codes(
-        card,
-        matrix=matrix(give),
-        image=give(image_bytes(LAYOUT_OF_CODES, 9), dtype=U8),
-        factors=give(9),
-        out=give(9, 64),
-        bias=give(64),
+    "add_parts": lambda card, give: add_parts(card, parts=give(2, 9, 64), out=give(9, 64)),
+    "gemm_wide": lambda card, give: gemm_wide(
+        card, **wide(give), out=give(9, 64), bias=give(64), epilogue="add", others=give(1, 9, 64)
     ),
-    "stage_halves": lambda card, give: stage_halves(
-        card,
-        layout=LAYOUT_OF_HALVES,
-        x=give(9, 256),
-        image=give(halves_bytes(LAYOUT_OF_HALVES, 9), dtype=U8),
-        factors=give(9),
-        norm_weight=give(256),
-        eps=1e-5,
-    ),
-    "gemm_halves": lambda card, give: gemm_halves(
-        card,
-        matrix=TiledMatrix(LAYOUT_OF_HALVES, give(4, LAYOUT_OF_HALVES.num_units, 1024, dtype=U8), None, None),
-        image=give(halves_bytes(LAYOUT_OF_HALVES, 9), dtype=U8),
-        factors=give(9),
-        out=give(9, 64),
-        bias=give(64),
+    "gemm_wide_swiglu": lambda card, give: gemm_wide_swiglu(
+        card, **wide(give), down=DOWN, out=give(image_bytes(32, 9), dtype=U8), bias=give(64)
     ),
     "gemv": lambda card, give: gemv(
         card, matrix=matrix(give), x=give(9, 256), out=give(9, 64), norm_weight=give(256), eps=1e-5, bias=give(64)
+    ),
+    "gemv of halves": lambda card, give: gemv(
+        card, matrix=matrix(give), x=give(9, 256, dtype=F16), row_scales=give(9), out=give(9, 64), epilogue="add"
+    ),
+    "gemv of floats": lambda card, give: gemv(
+        card, matrix=floats(give), x=give(9, 256), out=give(9, 64), norm_weight=give(256), bias=give(64)
     ),
 }
 

@@ -1,5 +1,6 @@
 """repack against the NumPy layout, bit by bit: every format, tail, alignment and placement."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from llmcli.kernels.repack import (
 )
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
 from llmcli.lab.cases.weights import repack_case
-from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
+from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of, to_storage
+from llmcli.lab.problem import stored_values
 
 SHAPES = [(16, 64), (1, 40), (35, 72), (40, 176), (100, 300), (33, 1001), (17, 7)]
 
@@ -43,7 +45,7 @@ def fill(device: Device, stored: StoredMatrix, matrix: TiledMatrix, segment: Seg
     """All tensors of a stored matrix into their segment; returns the flags."""
     import cupy
 
-    flags = cupy.zeros(1, dtype=np.int32)
+    flags = cupy.zeros(2, dtype=np.int32)  # the second: of the largest scale
     source = shifted(stored.source, shift)
     repack(device, source=source, source_type=stored.weight_type, segment=segment, matrix=matrix, flags=flags)
     group_size = stored.group_size
@@ -90,6 +92,19 @@ def test_sources_of_any_alignment(device: Device, weight_type: str, shift: int) 
 @pytest.mark.parametrize(("weight_type", "group_size"), [("int8", 32), ("int8", 96), ("int4", 64), ("int4", 256)])
 def test_groups(device: Device, weight_type: str, group_size: int, scale_type: str, is_symmetric: bool) -> None:
     assert_right(device, repack_case(random_matrix(3, weight_type, 45, 1000, group_size, scale_type, is_symmetric)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("weight_type", ["int8", "int4"])
+@pytest.mark.parametrize("scale_type", ["float16", "bfloat16"])
+@pytest.mark.parametrize("group_size", [128, 512, None])
+def test_scales_of_codes_are_lifted(device: Device, weight_type: str, scale_type: str, group_size: int | None) -> None:
+    stored = random_matrix(9, weight_type, 45, 1000, group_size, scale_type)
+    assert stored.widening == "lifted"
+    for exponent in (-12, 0, 9):
+        assert stored.scales is not None
+        scales = to_storage(np.ldexp(stored_values(stored.scales), exponent), stored.scales.dtype)
+        assert_right(device, repack_case(replace(stored, scales=scales)))
 
 
 @pytest.mark.cuda

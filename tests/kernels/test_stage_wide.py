@@ -1,4 +1,4 @@
-"""stage_wide against rounded rows by NumPy, in the order of wide_image.cuh; without a norm bit for bit."""
+"""stage_wide against rounded rows by NumPy, plain or in the order of wide_image.cuh; without a norm bit for bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,16 +18,17 @@ from llmcli.lab.rows import image_of
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_inputs", [1, 8, 31, 64, 65, 127, 128, 129, 1000, 4096, 14336])
-@pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
-@pytest.mark.parametrize("has_norm", [True, False])
-@pytest.mark.parametrize("num_parts", [0, 3])
-def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int, has_norm: bool, num_parts: int) -> None:
-    assert_right(device, stage_case(unit_inputs, 6, num_inputs, has_norm, num_parts))
+@pytest.mark.parametrize("unit_inputs", [0, *UNIT_INPUTS])
+def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int) -> None:
+    for has_norm in (True, False):
+        for num_parts in (0, 3):
+            assert_right(device, stage_case(unit_inputs, 6, num_inputs, has_norm, num_parts))
+    assert_right(device, stage_case(unit_inputs, 6, num_inputs, has_norm=False, dtype=np.float16))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_tokens", [1, 2, 127, 128, 129, 255, 256, 257, 513])
-@pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
+@pytest.mark.parametrize("unit_inputs", [0, *UNIT_INPUTS])
 def test_numbers_of_tokens(device: Device, unit_inputs: int, num_tokens: int) -> None:
     assert_right(device, stage_case(unit_inputs, num_tokens, 520))
     assert_right(device, stage_case(unit_inputs, num_tokens, 520, num_parts=1))
@@ -40,7 +41,7 @@ def test_what_is_no_number_stays_in_its_token(device: Device) -> None:
     x = np.ones((9, 128), np.float32)
     x[4:6, 5] = np.float32([np.nan, np.inf])
     image, row_scales = fenced(image_bytes(128, 9), np.uint8), fenced(9, np.float32)
-    stage_wide(device, x=cupy.asarray(x), unit_inputs=64, image=image.array, row_scales=row_scales.array, eps=EPS)
+    stage_wide(device, x=cupy.asarray(x), unit_inputs=64, out=image.array, row_scales=row_scales.array, eps=EPS)
     device.synchronize()
     image.check()
     values = to_host(image.array).view(np.float16).reshape(2, 128, 64)[:, :9]
@@ -97,21 +98,24 @@ def arguments() -> dict[str, Any]:
     return {
         "x": Phantom((9, 200), np.float32, 1 << 20),
         "unit_inputs": 64,
-        "image": Phantom((image_bytes(200, 9),), np.uint8, 2 << 20),
+        "out": Phantom((image_bytes(200, 9),), np.uint8, 2 << 20),
         "row_scales": Phantom((9,), np.float32, 3 << 20),
         "norm_weight": Phantom((200,), np.float32, 4 << 20),
-        "largest": Phantom((9,), np.uint32, 5 << 20),
     }
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": Phantom((16,), np.uint8, 1 << 30)}, "image has 16 bytes"),
+        ({"out": Phantom((16,), np.uint8, 1 << 30)}, "out has 16 bytes"),
+        ({"out": Phantom((9, 200), np.float16, 1 << 30), "unit_inputs": 0}, r"out is \[9, 200\], expected \[9, 256\]"),
         ({"row_scales": Phantom((8,), np.float32, 1 << 30)}, r"row_scales is \[8\]"),
         ({"norm_weight": Phantom((100,), np.float32, 1 << 30)}, r"norm_weight is \[100\]"),
-        ({"largest": Phantom((9,), np.float32, 1 << 30)}, "largest is float32"),
         ({"parts": Phantom((2, 9, 100), np.float32, 1 << 30)}, r"parts is \[2, 9, 100\]"),
+        (
+            {"x": Phantom((9, 200), np.float16, 1 << 30), "parts": Phantom((2, 9, 200), np.float32, 1 << 30)},
+            "x is float16",
+        ),
     ],
 )
 def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from llmcli.lab.problem import Problem, find_mismatch
 
 MATMUL = {"num_rows": 9, "num_columns": 21, "num_inputs": 300}
 INT8 = {"num_tokens": 5, "num_rows": 37, "num_inputs": 72}
-ROW = {"num_rows": 35, "num_columns": 300}
+ROW = {"num_rows": 35, "num_columns": 304}
 SIZES = {"matmul": MATMUL, "int8_product": INT8, "gemv": ROW, "gemv_int8": ROW, "gemv_int4": ROW}
 CODES = ["int8_product", "gemv_int8", "gemv_int4"]
 
@@ -66,7 +66,7 @@ def test_sums_in_float_are_right_and_sums_in_half_are_not(name: str) -> None:
     a, b = (problem.inputs[one] for one in (("a", "b") if name == "matmul" else ("weight", "x")))
     for dtype, is_right in ((np.float32, True), (np.float16, False)):
         out = np.zeros(problem.outputs["out"].shape, dtype)
-        for k in range(300):  # one term after the other
+        for k in range(len(b)):  # one term after the other
             term = np.multiply.outer(a[:, k].astype(np.float32), b[k].astype(np.float32))
             out = (out + term).astype(dtype)
         assert (find_mismatch(problem, {"out": out.astype(np.float32)}) is None) == is_right
@@ -90,11 +90,12 @@ def test_a_lost_column_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_tiles_are_those_of_the_engine(name: str) -> None:
-    """Every byte lies where kernels/common/tile.cuh says; in a byte of int4 the first code is in the low half."""
+    """Every byte lies where kernels/common/tile.cuh says; eight codes of int4 have the order 0 2 4 6 1 3 5 7."""
     problem = make(name)
     rows = problem.inputs[{"matmul": "b_columns", "gemv": "weight"}.get(name, "codes")].view(np.uint8)
     if name == "gemv_int4":
-        rows = rows >> 4 | rows << 4  # the article has the first code in the high half
+        ordered = codes_of(problem).reshape(len(rows), -1, 4, 2).transpose(0, 1, 3, 2).reshape(len(rows), -1)
+        rows = ordered[:, ::2] | ordered[:, 1::2] << 4
     tiles = problem.inputs["tiles"].copy()
     row, byte = np.indices(rows.shape)
     place = row // 16, byte // 64, row % 16 // 8 * 512 + (row % 8 * 4 + byte % 64 // 16) * 16 + byte % 16

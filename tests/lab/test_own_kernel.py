@@ -201,7 +201,7 @@ def test_what_checks_and_model_launch_is_compiled(tmp_path: Path, monkeypatch: p
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
     assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == []
     ready = {(is_own, stem) for is_own, stem, _ in device._kernels}
-    assert {(True, NAME), (False, NAME), (False, "gemv"), (False, "sample_token")} <= ready
+    assert {(True, NAME), (False, NAME), (False, "gemv_float"), (False, "sample_token")} <= ready
     assert [stem for is_own, stem in ready if is_own] == [NAME]
     monkeypatch.setattr(verify, "launched_names", lambda card, cases: {"residual_add<1>"})
     assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == ["residual_add<4>"]

@@ -1,10 +1,10 @@
 """The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
 
-Many tokens: inputs of products are rounded to float16, and so are the weights (of quantized layers beyond 64 tokens);
-attention rounds scaled queries and weights to the cache's type. Few tokens, which a card multiplies as rows: products
-with codes round inputs to 1 / 32639 of the largest in their span, others round nothing. A lone token's attention rounds
-nothing either. Keys and values always have the cache's type. With int8 codes the type of attention is float16, and it
-is the products of weights and value scales that are rounded. Prompts are cut where the card cuts them.
+Inputs of products are rounded to float16, and so are their weights, unless these have 32 bits. On cards without wgmma
+short prompts are multiplied from exact codes. Attention of several tokens rounds scaled queries and weights to the
+cache's type, that of a lone token rounds nothing. Keys and values always have the cache's type. With int8 codes the
+type of attention is float16, and it is the products of weights and value scales that are rounded. Prompts are cut where
+the card cuts them.
 """
 
 import math
@@ -30,15 +30,6 @@ from llmcli.runners.torch.operators import PlainLinear, TorchOperators, empty_ca
 from llmcli.runners.torch.packed_linear import WideningProduct
 from llmcli.runners.torch.weights import PackedWeight
 
-SPAN_INPUTS = 128
-
-
-def in_spans(x: Tensor) -> Tensor:
-    """Inputs as multiples of 1 / 32639 of the largest in their span."""
-    padded = F.pad(x, (0, -x.shape[-1] % SPAN_INPUTS)).unflatten(-1, (-1, SPAN_INPUTS))
-    step = padded.abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 32639
-    return (torch.round(padded / step) * step).flatten(-2)[..., : x.shape[-1]]
-
 
 class RoundedProduct(WideningProduct):
     """A quantized layer, which multiplies tokens in these ways."""
@@ -49,14 +40,8 @@ class RoundedProduct(WideningProduct):
         self._ways = ways
 
     def multiply(self, x: Tensor) -> Tensor:
-        if _as_rows(self._ways, len(x)):
-            return F.linear(in_spans(x), self._whole)
-        weight = self._whole if self._ways.of(len(x)) == "packed" else self._whole.half().float()
-        return F.linear(x.half().float(), weight)
-
-
-def _as_rows(ways: PromptWays, num_tokens: int) -> bool:
-    return num_tokens <= MAX_SPAN or ways.of(num_tokens) == "staged"
+        is_exact = len(x) > MAX_SPAN and self._ways.of(len(x)) == "packed"
+        return F.linear(x.half().float(), self._whole if is_exact else self._whole.half().float())
 
 
 def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype, has_codes: bool) -> Tensor:
@@ -98,7 +83,7 @@ def load_rounded(
 
     def multiply(self: PlainLinear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
-        if dtype != torch.float32 and not _as_rows(plan.prompt_ways, len(x)):
+        if dtype != torch.float32:
             x, weight = x.half().float(), weight.half().float()
         return F.linear(x, weight, bias)
 

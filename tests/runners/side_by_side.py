@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import cycle, pairwise
 
 import numpy as np
-from row_steps import PROMPT, WARM, forget_prompts, start
+from row_steps import PROMPT, WARM, forget_prompts, run_prompt, same, single_steps, start
 
 from llmcli.runners.base import Choose, Runner, Span, Step
 from llmcli.sampling.params import Sampler
@@ -61,6 +61,63 @@ def check_rows_together(runner: Runner, num_rows: int, count: int) -> None:
         runner.close(row)
     assert together == [token_ids for token_ids, _ in alone]
     assert logits == [bits for _, bits in alone]
+
+
+def check_one_arithmetic(runner: Runner, counts: Sequence[int]) -> None:
+    """A row's logits have the same bits among any of these numbers of rows, next to prompts, and as drafts; and after
+    any cuts of its prompt. The runner has two rows more, of 160 tokens.
+    """
+    most = max(counts)
+    prompts = [[row, *PROMPT[row % 90 : row % 90 + 2 + row % 5]] for row in range(most)]
+    rows = [start(runner, prompt) for prompt in prompts]
+
+    def logits_of(places: Sequence[int], *others: Span) -> list[bytes]:
+        step = runner.queue([*(Span(rows[place], (PROMPT[place],)) for place in places), *others])
+        found = [step.logits(index).tobytes() for index in range(len(places))]
+        step.choices()
+        for place in places:
+            runner.keep(rows[place], len(prompts[place]))
+        return found
+
+    expected = logits_of(range(most))
+    assert len(set(expected)) == most
+    for count in counts:
+        for places in (range(count), range(most - count, most)):
+            assert logits_of(places) == [expected[place] for place in places], count
+    for length in (5, 40, 70):
+        prompt = PROMPT[most % 100 :][:length]
+        other = runner.open(prompt)
+        runner.keep(other, 0)
+        assert logits_of([0, most - 1], Span(other, tuple(prompt), "none")) == [expected[0], expected[-1]], length
+        runner.close(other)
+    for row in rows:
+        runner.close(row)
+    check_drafts(runner)
+    for length in (40, 150):
+        results = set()
+        for cut in (16, 10**9):
+            row = runner.open(PROMPT[:length])
+            runner.keep(row, 0)
+            after = run_prompt(runner, row, PROMPT[:length], cut, "none").tobytes()
+            results.add(after + single_steps(runner, row, [1]).tobytes())
+            runner.close(row)
+        assert len(results) == 1, length
+
+
+def check_drafts(runner: Runner) -> None:
+    """Tokens that are drafts among drafts of another row have the logits of single steps, bit for bit."""
+    alone, *others = (start(runner, PROMPT[:7]) for _ in range(3))
+    text, logits = [], []
+    for _ in range(4):
+        step = runner.queue([Span(alone)])
+        logits.append(step.logits(0))
+        text.append(token_of(step, 0))
+    step = runner.queue([Span(row, drafts=tuple(text[:count])) for row, count in zip(others, (3, 1), strict=True)])
+    assert same(step.logits(0), np.concatenate(logits))
+    assert same(step.logits(1), np.concatenate(logits[:2]))
+    step.choices()
+    for row in (alone, *others):
+        runner.close(row)
 
 
 def check_comings_and_goings(runner: Runner, num_texts: int, count: int) -> None:

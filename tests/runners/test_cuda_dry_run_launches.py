@@ -21,6 +21,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
+from llmcli.kernels.tiles import fastest_widening
 from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.device import CudaDevice
@@ -31,6 +32,7 @@ from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weight_layout import with_widening
 from llmcli.runners.step_device import SINGLE, Work
 
 Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
@@ -103,7 +105,8 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         device.shared_bytes_per_block = shared_bytes
         workspace, config = on_card(plan.workspace), plan.stored.config
         products = Products(device, device, workspace.widened)
-        forward = Forward(device, plan, on_card(plan.weights), on_card(plan.cache), workspace, products)
+        weights = with_widening(on_card(plan.weights), lambda part: (fastest_widening(part.layout), 0))
+        forward = Forward(device, plan, weights, on_card(plan.cache), workspace, products)
         mailbox: Any = SimpleNamespace(send=lambda target, source: None)
         sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
         lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
@@ -178,13 +181,13 @@ def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])
-def test_launches_of_many_rows_as_digits(name: str, count_launches: Any, tmp_path: Path) -> None:
-    """Codes, with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
+def test_launches_of_many_rows_of_codes(name: str, count_launches: Any, tmp_path: Path) -> None:
+    """With a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
     plan = plan_of(folder, num_rows=131)
     check_launches(plan, count_launches, row_counts=(8, 9, 16, 40, 131))
-    assert plan.workspace.staged is not None  # of 16-bit weights, too
+    assert plan.workspace.others is not None
 
 
 def test_launches_where_shared_memory_is_short(count_launches: Any, tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
     nothing: Any = SimpleNamespace(
         device=device,
         run=lambda lanes: None,
-        project_lanes=lambda logits: None,
+        hidden=np.zeros(8),
+        project_logits=lambda hidden, logits: None,
         enqueue=lambda **arrays: None,
         send=lambda target, source: None,
     )

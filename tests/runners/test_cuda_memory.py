@@ -189,61 +189,14 @@ def test_the_workspace_grows_with_the_card() -> None:
     assert (small.weights, small.cache) == (large.weights, large.cache)
 
 
-def test_many_rows_have_memory_where_they_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the largest product: digits of down, two bytes an input and a float for 128, or pairs of the head of floats,
-    four bytes an input, which multiplies 64 rows of a text to be scored."""
-    monkeypatch.setattr("llmcli.runners.cuda.memory.stages_rows", lambda card, layout, num_rows: False)
-    int8, int4 = (
-        StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
-        for bits in (8, 4)
-    )
-
-    def staged_of(stored: StoredModel, num_rows: int, **card: bool) -> tuple[int, int] | None:
-        plan = plan_memory(stored, max_seq_len=64, num_rows=num_rows, card=replace(TYPICAL_CARD, **card))
-        staged, factors = plan.workspace.staged, plan.workspace.norm_factors
-        return (staged.num_bytes, factors.num_bytes) if staged and factors else None
-
-    assert [staged_of(stored, num_rows) for stored in (int8, int4) for num_rows in (1, 8)] == [None] * 4
-    for num_rows, rows in ((9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 128), (256, 256)):
-        num_factors = max(-(-num_rows // 8) * 8, 64)  # of all lanes, or of the tokens that are scored together
-        num_bytes = max(rows * 14336 // 128 * (2 * 128 + 4), 4 * 4096 * max(rows, 64))
-        assert [staged_of(stored, num_rows) for stored in (int8, int4)] == [(num_bytes, 4 * num_factors)] * 2
-    assert staged_of(int8, 256, can_wgmma=False) is None
-    plain = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16")
-    for num_rows, rows in ((9, 16), (64, 64), (65, 128), (256, 256)):
-        staged = staged_of(plain, num_rows)
-        assert staged is not None
-        assert staged[0] == max(4 * 14336 * rows, 4 * 4096 * max(rows, 64))
-    assert staged_of(plain, 256, can_wgmma=False) is None
-    with_digits, without = (
-        plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
-        for can_wgmma in (True, False)
-    )
-    # For products of prompts: down in eight parts, or weights widened in pieces.
-    parts, widened = 4 * 256 * 7 * 4096, 128 * 2**20
-    digits = 256 * 14336 // 128 * (2 * 128 + 4) + 4 * 256
-    held = [held_bytes(plan.workspace) for plan in (with_digits, without)]
-    assert held[0] - held[1] == digits + parts - widened
-
-
-def test_tokens_of_short_prompts_have_memory_as_rows() -> None:
-    stored = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    for num_rows in (1, 16):
-        workspace = plan_memory(stored, max_seq_len=4096, num_rows=num_rows).workspace
-        assert workspace.staged is not None
-        assert workspace.norm_factors is not None
-        assert workspace.staged.num_bytes == 256 * 14336 // 128 * (2 * 128 + 4)
-        assert (workspace.norm_factors.shape, workspace.gated.shape) == ((256,), (256, 14336))
-
-
 def test_how_products_are_made() -> None:
     codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
     small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
     assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
     nothing: Any = None
     short = set()
-    for can_stage in (False, True):
-        shape, ways = SimpleNamespace(vocab_size=256), PromptWays(can_stage, can_cut=False)
+    for as_rows in (False, True):
+        shape, ways = SimpleNamespace(vocab_size=256), PromptWays(as_rows)
         forward: Any = SimpleNamespace(chunk_tokens=2048, prompt_ways=ways, config=shape)
         workspace: Any = SimpleNamespace(page_table=SimpleNamespace(shape=(1, 256)))
         device = CudaDevice(
@@ -262,13 +215,11 @@ def test_how_products_are_made() -> None:
     assert len(short) == 2  # the two kinds of short prompts round differently
 
 
-def test_short_prompts_are_in_parts_where_gemm_wide_takes_all_layers() -> None:
-    for can_stage in (True, False):
-        ways = PromptWays(can_stage, can_cut=True)
-        assert [ways.of(count) for count in (9, 16, 64, 65)] == ["in parts"] * 3 + ["widened"]
-    assert PromptWays(can_stage=True, can_cut=False).of(9) == "staged"
-    assert most_tokens_of("in parts", 2048) == 256
-    assert most_tokens_of("in parts", 100) == 100
+def test_short_prompts_are_rows_where_gemm_wide_takes_all_layers() -> None:
+    for as_rows, way in ((True, "rows"), (False, "packed")):
+        assert [PromptWays(as_rows).of(count) for count in (9, 16, 64, 65)] == [way] * 3 + ["widened"]
+    assert most_tokens_of("rows", 2048) == 256
+    assert most_tokens_of("rows", 100) == 100
 
 
 # Fewer pages, then fewer rows
@@ -349,10 +300,21 @@ def test_one_row_takes_no_more_than_it_did_without_pages() -> None:
         assert plan.total_bytes <= total_bytes + mask_bytes
 
 
-def test_parts_of_many_rows_have_memory() -> None:
-    """A product with 512 inputs has four chunks: chunks after the first have partial sums of their own."""
+@pytest.mark.parametrize(
+    ("num_rows", "max_seq_len", "most"), [(1, 64, 64), (1, 4096, 256), (9, 100, 100), (300, 64, 304)]
+)
+def test_chunks_of_many_rows_have_memory(num_rows: int, max_seq_len: int, most: int) -> None:
+    """A product with 512 inputs has four chunks: chunks after the first have sums of their own, for all rows or tokens
+    of short prompts. Up to 8 rows need none, nor do other cards; a scored text needs them for 64 rows of the head."""
     sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
     stored = StoredModel.of_config(config(**sizes, head_dim=64), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    others = plan_memory(stored, max_seq_len=256, num_rows=256).workspace.others
+    plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=num_rows)
+    others = plan.workspace.others
     assert others is not None
-    assert others.shape == (3 * 256 * (8 + 2 * 4) * 64,)
+    assert others.shape == (3 * most * (8 + 2 * 4) * 64,)
+    no_wgmma = plan_memory(stored, max_seq_len=64, num_rows=300, card=replace(TYPICAL_CARD, can_wgmma=False))
+    assert no_wgmma.workspace.others is None
+    small_groups = StoredModel.of_config(config(**sizes), stored_dtype="bfloat16", scheme=WeightScheme(8, 8))
+    others = plan_memory(small_groups, max_seq_len=64, num_rows=8).workspace.others
+    assert others is not None
+    assert others.shape == (3 * 64 * 288,)

@@ -120,7 +120,7 @@ def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, ch
     """More in all than a single one may have."""
     queue_all(load_simulated(folder, device, num_rows=8, prefill_chunk=160), [60, 20, 70, 8, 64, 30, 16, 90])
     assert parts_of(chunks) == [[(60, 0), (20, 0), (64, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)]]
-    assert [chunk.way for chunk in chunks] == ["staged"] * 2 + ["widened"]
+    assert [chunk.way for chunk in chunks] == ["rows"] * 2 + ["widened"]
     chunks.clear()
     queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [50] * 20)
     assert [len(chunk.parts) for chunk in chunks] == [5, 5, 5, 5]  # 256 tokens at a time
@@ -128,7 +128,7 @@ def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, ch
 
 @pytest.mark.parametrize("shares_order", [True, False])
 def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: SimulatedDevice, tmp_path: Path) -> None:
-    """As rows, also with ordered inputs, for which float32 rows have more room than decoding needs."""
+    """With ordered inputs, which are packed; of the head, which has no order, they are rows."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = write_gptq(source, tmp_path / "model", desc_act=True, shares_order=shares_order)
     reference, runner = load_by_torch(open_model(folder), max_seq_len=256), load_simulated(folder, device)

@@ -84,7 +84,7 @@ def check_replays(noted_products: None) -> Callable[..., None]:
         plan = plan_memory(stored, max_seq_len=256, num_rows=9, chunk_tokens=200)
         weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
         cards = NotingCard(), CardWithoutReplays()
-        ways: tuple[Way, ...] = "in parts" if plan.prompt_ways.can_cut else "packed", "widened"
+        ways: tuple[Way, ...] = "rows" if plan.prompt_ways.as_rows else "packed", "widened"
         for card in cards:
             products = Products(card, Cublas(card), workspace.widened)
             forward = Forward(card, plan, weights, cache, workspace, products)
@@ -104,9 +104,9 @@ def check_replays(noted_products: None) -> Callable[..., None]:
         num_passes = len(ways) * len(CHUNKS) + 7
         kinds = [layer.kind for layer in forward._layers]
         neighbours = set(zip([None, *kinds], kinds, strict=False))
-        # Also what comes first. With parts a layer adds those of the one before, and the end adds the rest.
-        num_more = len(CHUNKS) * (len(neighbours) - num_kinds + 1) * ("in parts" in ways)
-        assert replaying.num_recordings == num_passes * (num_kinds + 1) + num_more
+        # Also what comes first. A layer adds what the one before has left, and the end adds the rest.
+        assert replaying.num_recordings == num_passes * (len(neighbours) + 2)
+        assert len(set(kinds)) == num_kinds
         assert num_kinds < stored.config.num_hidden_layers
 
     return check
@@ -180,7 +180,7 @@ def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path)
         forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 0),), "widened"))
         return card.num_recordings - before
 
-    each = 2  # a kind of layer, and what comes first
+    each = 4  # the first layer, the others, and what comes before and after them
     assert [num_recorded(100) for _ in range(3)] == [each, 0, 0]
     assert [num_recorded(100, 1) for _ in range(2)] == [each, 0]
     card.uses_own = True

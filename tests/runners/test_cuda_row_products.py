@@ -1,130 +1,136 @@
-"""Which kernels multiply rows: by their number, the matrix and the card; and which matrices share staged rows."""
+"""Which kernels multiply the rows of a layer: by their number, the matrices and the card. All take their arrays."""
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from tiny_models import CONFIG
 
+from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.phantom import Phantom
-from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
+from llmcli.kernels.chunks import num_chunks
+from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.notes import Notes
-from llmcli.runners.cuda.row_products import RowProducts, staged_bytes
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.activations import Activations
+from llmcli.runners.cuda.dry_run import phantoms
+from llmcli.runners.cuda.memory import plan_memory
+from llmcli.runners.cuda.row_products import RowProducts
+from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weight_layout import qkv_layout
 
-NUM_INPUTS = 512
-INT8 = tile_layout("int8", 48, NUM_INPUTS, 128, "bfloat16")
-INT8_ZEROS = tile_layout("int8", 48, NUM_INPUTS, 128, "bfloat16", is_symmetric=False)
-INT8_CHANNEL = tile_layout("int8", 48, NUM_INPUTS, None, "float32")
-INT4 = tile_layout("int4", 48, NUM_INPUTS, 128, "bfloat16")
-SMALL_GROUPS = tile_layout("int8", 48, NUM_INPUTS, 32, "bfloat16")
-BF16 = tile_layout("bfloat16", 48, NUM_INPUTS)
-FP16 = tile_layout("float16", 48, NUM_INPUTS)
-FP8 = tile_layout("fp8", 48, NUM_INPUTS, 128, "float32")
-FP8_CHANNEL = tile_layout("fp8", 48, NUM_INPUTS, None, "bfloat16")
-FP32 = tile_layout("float32", 48, NUM_INPUTS)
+# Inputs of 4 chunks, but o has one: its inputs are one span.
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 48,
+}
 NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 
 
-def matrix_of(layout: TileLayout) -> TiledMatrix:
-    return layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20))
-
-
 def launches(
-    layouts: list[TileLayout], num_rows: int, card: CardFacts = TYPICAL_CARD, has_memory: bool = True
-) -> list[Any]:
-    """The launches of rows multiplied with these matrices one after the other."""
+    num_rows: int,
+    card: CardFacts = TYPICAL_CARD,
+    dtype: str = "bfloat16",
+    scheme: WeightScheme | None = None,
+    **how: bool,
+) -> dict[str, list[Any]]:
+    """What a layer launches before attention and after it, and what the head does; `how`: `in_chunks`."""
+    config = LlamaConfig.from_dict({**CONFIG, **SIZES}, "config.json")
+    stored = StoredModel.of_config(config, stored_dtype=dtype, scheme=scheme)
+    plan = plan_memory(stored, max_seq_len=300, num_rows=300, card=card)
+    weights, workspace = phantoms(plan.weights, 1), phantoms(plan.workspace, 2)
     notes: Any = Notes(card)
-    digits = factors = None
-    if has_memory:
-        num_bytes = staged_bytes(TYPICAL_CARD, [(layout, 256) for layout in (INT8_ZEROS, INT4, FP16)])
-        digits, factors = Phantom((num_bytes,), np.uint8, 1 << 30), Phantom((256,), np.float32, 1 << 31)
-    x, out = (Phantom((num_rows, width), np.float32, place << 32) for width, place in ((NUM_INPUTS, 1), (48, 2)))
-    norm_weight, bias = Phantom((NUM_INPUTS,), np.float32, 3 << 32), Phantom((48,), np.float32, 4 << 32)
-    inputs = RowProducts(notes, digits, factors).inputs(x, norm_weight, 1e-5)
-    for layout in layouts:
-        inputs.multiply(matrix_of(layout), out, bias=bias, epilogue="add")
-    return list(notes.launches)
+    products = RowProducts(notes, Activations(workspace, num_rows, qkv_layout(config).width), 1e-5, **how)
+    layer, found = weights.layers[0], {}
+    products.qkv(layer, products.left_by(layer))
+    found["qkv"] = [one.launch for one in notes.take()]
+    products.rest(layer)
+    found["rest"] = [one.launch for one in notes.take()]
+    few = RowProducts(notes, Activations(workspace, min(num_rows, 64), qkv_layout(config).width), 1e-5)
+    hidden = workspace.hidden[: min(num_rows, 64)]
+    few.head(weights.head, weights.norm, hidden, workspace.score_logits[: len(hidden)])
+    found["head"] = [one.launch for one in notes.take()]
+    return found
 
 
 def stems(*arguments: Any, **options: Any) -> list[str]:
-    return [launch.stem for launch in launches(*arguments, **options)]
+    return [one.stem for part in launches(*arguments, **options).values() for one in part]
 
 
-@pytest.mark.parametrize("layout", [INT8, INT8_ZEROS, INT8_CHANNEL, INT4])
-def test_codes_become_digits_from_nine_rows_on(layout: TileLayout) -> None:
-    for num_rows in (1, 2, 7, 8):
-        assert stems([layout], num_rows) == ["gemv"]
-    for num_rows in (9, 16, 64, 65, 256):
-        assert stems([layout], num_rows) == ["stage_digits", "gemm_codes"]
-        assert set(stems([layout], num_rows, NO_WGMMA)) == {"gemv"}
-        assert set(stems([layout], num_rows, has_memory=False)) == {"gemv"}
+FORMS: dict[str, dict[str, Any]] = {
+    "int8": {"scheme": WeightScheme(8, 128)},
+    "int4 with zero points": {"scheme": WeightScheme(4, 32, is_symmetric=False)},
+    "bfloat16": {},
+    "float16": {"dtype": "float16"},
+}
 
 
-@pytest.mark.parametrize("layout", [BF16, FP16, FP8, FP8_CHANNEL])
-def test_floats_of_8_and_16_bits_multiply_pairs_from_nine_rows_on(layout: TileLayout) -> None:
-    assert stems([layout], 8) == ["gemv"]
-    for num_rows in (9, 16, 64, 65, 256):
-        assert stems([layout], num_rows) == ["stage_halves", "gemm_halves"]
-        assert set(stems([layout], num_rows, NO_WGMMA)) == {"gemv"}
-        assert set(stems([layout], num_rows, has_memory=False)) == {"gemv"}
+@pytest.mark.parametrize("name", FORMS)
+def test_few_rows_are_multiplied_by_gemv(name: str) -> None:
+    """One row is rounded inside; of several, those that a norm or nothing has rounded are rounded before."""
+    assert stems(1, **FORMS[name]) == ["gemv"] * 5
+    staged = ["stage_wide", "gemv"]
+    for num_rows in (2, 8):
+        assert stems(num_rows, **FORMS[name]) == [*staged, "gemv", *staged, "gemv", *staged]
 
 
-@pytest.mark.parametrize("layout", [SMALL_GROUPS, FP32])
-def test_other_matrices_go_eight_rows_at_a_time(layout: TileLayout) -> None:
-    assert stems([layout], 24) == ["gemv"] * 3
+@pytest.mark.parametrize("name", FORMS)
+def test_more_rows_are_multiplied_together_where_the_card_can(name: str) -> None:
+    """The sums of chunks are added by what comes next: stage_wide, or add_parts after the head."""
+    for num_rows, kernel in ((9, "gemm_narrow"), (64, "gemm_narrow"), (65, "gemm_wide"), (300, "gemm_wide")):
+        one = ["stage_wide", kernel]
+        head = ["stage_wide", "gemm_narrow", "add_parts"]
+        assert stems(num_rows, **FORMS[name]) == [*one, *one, *one, kernel, *head]
+        others = set(stems(num_rows, NO_WGMMA, **FORMS[name]))
+        assert others == {"stage_wide", "gemv"}
 
 
-def test_matrices_that_take_rows_in_one_form_share_it() -> None:
-    staged = [INT8, INT8_CHANNEL, FP32, INT8, INT8_ZEROS, INT4, INT4, BF16, BF16, FP16, INT8, FP8, FP8_CHANNEL]
-    assert stems(staged, 16) == [
-        *("stage_digits", "gemm_codes", "gemm_codes", "gemv", "gemv", "gemm_codes"),
-        *("stage_digits", "gemm_codes", "stage_digits", "gemm_codes", "gemm_codes"),
-        *("stage_halves", "gemm_halves", "gemm_halves", "stage_halves", "gemm_halves", "stage_digits", "gemm_codes"),
-        *("stage_halves", "gemm_halves", "gemm_halves"),
-    ]
+@pytest.mark.parametrize(("dtype", "kernel"), [("float32", "gemv_float"), ("bfloat16", "gemv")])
+def test_matrices_of_other_kinds_go_eight_rows_at_a_time(dtype: str, kernel: str) -> None:
+    """Groups of 8 are too small for the tensor cores of many rows."""
+    scheme = None if dtype == "float32" else WeightScheme(8, 8)
+    for num_rows, times in ((9, 2), (24, 3), (65, 9)):
+        found = launches(num_rows, dtype=dtype, scheme=scheme)
+        assert [one.stem for one in found["rest"]].count(kernel) == 3 * times
+        assert not {"gemm_narrow", "gemm_wide"} & {one.stem for one in found["qkv"] + found["rest"]}
 
 
-def test_rows_that_others_have_taken_the_place_of_are_staged_again() -> None:
-    """A layer may multiply its inputs in several orders, in turn."""
-    notes: Any = Notes(TYPICAL_CARD)
-    staged, factors = Phantom((10**6,), np.uint8, 1 << 30), Phantom((256,), np.float32, 1 << 31)
-    x, out = (Phantom((16, width), np.float32, place << 32) for width, place in ((NUM_INPUTS, 1), (48, 2)))
-    products = RowProducts(notes, staged, factors)
-    first, second = products.inputs(x), products.inputs(x)
-    for inputs in (first, first, second, first):
-        inputs.multiply(matrix_of(INT8), out)
-    assert [launch.stem == "stage_digits" for launch in notes.launches] == [True, False, False, *[True, False] * 2]
+def test_long_prompts_have_one_chunk_and_rows_as_many_as_the_matrix_has() -> None:
+    """Whoever multiplies it, by any number of rows."""
+    chunks: dict[str, set[int]] = {}
+    for num_rows in (1, 2, 9, 64, 65, 300):
+        for part, found in launches(num_rows, **FORMS["int8"]).items():
+            for number, launch in enumerate(one for one in found if one.stem not in ("stage_wide", "add_parts")):
+                shape = launch.arguments[-1]
+                count = 1 << shape.chunk_shift if launch.stem == "gemv" else shape.num_parts
+                chunks.setdefault(f"{part} {number}", set()).add(count)
+    assert chunks == {"qkv 0": {4}, "rest 0": {1}, "rest 1": {1}, "rest 2": {4}, "head 0": {4}}
+    for num_rows in (9, 300):
+        found = launches(num_rows, **FORMS["int8"], in_chunks=False)
+        shapes = [one.arguments[-1] for part in ("qkv", "rest") for one in found[part] if one.stem != "stage_wide"]
+        assert [shape.num_parts for shape in shapes] == [1] * 4
 
 
-def test_both_kernels_get_the_same_pairs_and_factors() -> None:
-    """And the norm goes to the first, bias and epilogue to the second."""
-    staged, multiplied = launches([BF16], 20)
-    x, norm_weight, image, factors, shape = staged.arguments
-    assert (x.data.ptr, norm_weight.data.ptr, shape.num_rows) == (1 << 32, 3 << 32, 20)
-    assert shape.eps == np.float32(1e-5)
-    assert multiplied.arguments[2].data.ptr == image.data.ptr
-    assert (multiplied.arguments[3].data.ptr, multiplied.arguments[3].shape) == (factors.data.ptr, (20,))
-    assert multiplied.arguments[4].data.ptr == 4 << 32
-    assert (multiplied.arguments[6].num_rows, multiplied.arguments[6].epilogue) == (20, 1)
-
-
-def test_both_kernels_get_the_same_digits_and_factors() -> None:
-    staged, multiplied = launches([INT8], 20)
-    x, norm_weight, image, factors, shape = staged.arguments
-    assert (x.data.ptr, norm_weight.data.ptr, shape.num_rows) == (1 << 32, 3 << 32, 20)
-    assert shape.eps == np.float32(1e-5)
-    assert multiplied.arguments[3].data.ptr == image.data.ptr
-    assert (multiplied.arguments[4].data.ptr, multiplied.arguments[4].shape) == (factors.data.ptr, (20,))
-    assert multiplied.arguments[5].data.ptr == 4 << 32
-    assert (multiplied.arguments[7].num_rows, multiplied.arguments[7].epilogue) == (20, 1)
-
-
-def test_memory_is_that_of_the_largest_staged_product() -> None:
-    both = [(INT8, 16), (INT4, 100), (FP32, 1000), (SMALL_GROUPS, 1000), (INT8, 8)]
-    assert staged_bytes(TYPICAL_CARD, [*both, (BF16, 100)]) == 128 * NUM_INPUTS * 4
-    assert staged_bytes(TYPICAL_CARD, [(INT8, 256), (FP16, 17), (BF16, 8)]) == 256 * NUM_INPUTS // 128 * (2 * 128 + 4)
-    assert staged_bytes(TYPICAL_CARD, [(FP16, 17)]) == 32 * NUM_INPUTS // 32 * (4 * 32 + 4)
-    assert staged_bytes(TYPICAL_CARD, both) == 128 * NUM_INPUTS // 128 * (2 * 128 + 4)
-    assert staged_bytes(TYPICAL_CARD, both[2:]) == 0
-    assert staged_bytes(NO_WGMMA, both) == 0
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "weight_type", "expected"),
+    [
+        (64, 128, "int8", 1),  # a chunk has a span at least
+        (64, 256, "int8", 2),
+        (64, 300, "int8", 2),
+        (6144, 4096, "int8", 4),
+        (4096, 4096, "int8", 8),
+        (4096, 14336, "int8", 4),  # long rows have four at most, unless they are of int4
+        (4096, 14336, "int4", 8),
+        (12288, 4096, "int8", 2),
+        (24576, 4096, "int8", 1),
+        (24576, 4096, "int4", 2),
+    ],
+)
+def test_chunks_of_a_matrix(num_outputs: int, num_inputs: int, weight_type: str, expected: int) -> None:
+    layout = tile_layout(weight_type, num_outputs, num_inputs, 128, "bfloat16")
+    assert num_chunks(layout) == expected
+    assert num_chunks(layout, is_gated=True) == 1

@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed, gemm_packed_cost
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_cost, gemm_wide_swiglu
 from llmcli.kernels.gemv import Epilogue
-from llmcli.kernels.stage_wide import UNIT_INPUTS, image_bytes, stage_wide, stage_wide_cost
+from llmcli.kernels.stage_wide import UNIT_INPUTS, image_bytes, padded_inputs, stage_wide, stage_wide_cost
 from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
 from llmcli.kernels.wide_plan import MAX_NARROW_TOKENS
 from llmcli.lab.cases.gemv import gated_as_stored, swiglu_of_tiles
@@ -31,10 +32,21 @@ EPS = 1e-5
 
 
 def stage_case(
-    unit_inputs: int, num_tokens: int, num_inputs: int, has_norm: bool = True, num_parts: int = 0
+    unit_inputs: int,
+    num_tokens: int,
+    num_inputs: int,
+    has_norm: bool = True,
+    num_parts: int = 0,
+    dtype: DTypeLike = np.float32,
 ) -> Problem:
-    """Rows of every kind, after adding some parts to them. Without a norm every bit is known."""
+    """Rows of every kind, after adding some parts to them. Without a norm every bit is known.
+
+    `unit_inputs`: of the matrix that takes them as an image, or 0 for rows of gemv. `dtype`: that of x
+    """
     x = make_rows(num_tokens, num_inputs)
+    x[5::6] *= np.float32(2.0**-20)
+    if dtype == np.float16:
+        x = np.clip(x, -60000, 60000).astype(dtype)
     rng = np.random.default_rng(num_inputs)
     given = {"norm_weight": rng.uniform(0.5, 2, num_inputs).astype(np.float32)} if has_norm else {}
     if num_parts:
@@ -45,55 +57,71 @@ def stage_case(
 
     def reference() -> dict[str, Expected]:
         exact, relative = total.astype(np.float64), 0.0
+        factor = 1 / np.sqrt(np.mean(exact * exact, axis=1) + EPS) if has_norm else np.ones(num_tokens)
         if has_norm:
-            exact = exact * given["norm_weight"] / np.sqrt(np.mean(exact * exact, axis=1, keepdims=True) + EPS)
-            relative = (10 + np.sqrt(num_inputs) / 2) * ROUNDING
-        rounded, scales = rounded_rows(exact, np.float16, relative)
+            exact, relative = exact * given["norm_weight"], 2 * ROUNDING
+        rounded, powers = rounded_rows(exact, np.float16, relative, lifts=True)
+        scales = powers.values * factor
         values, bound = rounded.values, rounded.bound
         if not has_norm:
             values, bound = values.astype(np.float16), np.zeros(values.shape)
-        images = [image_of(one, unit_inputs, np.float64) for one in (values, np.asarray(bound))]
+        images = [laid_out(np.asarray(one, np.float64)) for one in (values, bound)]
         return {
             "image": Expected(images[0], images[1]),
-            "row_scales": scales,
+            "row_scales": Expected(scales, has_norm * (10 + np.sqrt(num_inputs) / 2) * ROUNDING * scales),
             "x": Expected(total.astype(np.float64), 0.0),
         }
+
+    def laid_out(values: np.ndarray) -> np.ndarray:
+        if unit_inputs:
+            return image_of(values, unit_inputs, np.float64)
+        return np.pad(values, ((0, 0), (0, padded_inputs(num_inputs) - num_inputs)))
 
     def solve(device: Device, arrays: Arrays) -> None:
         stage_wide(
             device,
             x=arrays["x"],
             unit_inputs=unit_inputs,
-            out=arrays["image"].view(np.uint8),
+            out=arrays["image"].view(np.uint8) if unit_inputs else arrays["image"],
             row_scales=arrays["row_scales"],
             norm_weight=arrays.get("norm_weight"),
             eps=EPS,
             parts=arrays.get("parts"),
         )
 
+    image_shape = (
+        (image_bytes(num_inputs, num_tokens) // 2,) if unit_inputs else (num_tokens, padded_inputs(num_inputs))
+    )
     return Problem(
         "stage_wide",
         {"num_tokens": num_tokens, "num_inputs": num_inputs},
         inputs={"before": x, **given},
         outputs={
-            "image": Output((image_bytes(num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
+            "image": Output(image_shape, np.float16, holds_zeros=bool(unit_inputs)),  # of its tokens none lacks
             "row_scales": Output((num_tokens,)),
-            "x": Output((num_tokens, num_inputs), initial="before"),
+            "x": Output((num_tokens, num_inputs), dtype, initial="before"),
         },
         reference=reference,
-        cost=stage_wide_cost(num_tokens=num_tokens, num_inputs=num_inputs, has_norm=has_norm, num_parts=num_parts),
+        cost=stage_wide_cost(
+            num_tokens=num_tokens,
+            num_inputs=num_inputs,
+            has_norm=has_norm,
+            num_parts=num_parts,
+            itemsize=x.itemsize,
+        ),
         solvers={ENGINE: solve},
         label=f"units of {unit_inputs}{', norm' if has_norm else ''}{f', {num_parts} parts' if num_parts else ''}",
     )
 
 
 def _stage_checks() -> Iterator[Problem]:
-    for unit_inputs in UNIT_INPUTS:
+    for unit_inputs in (0, *UNIT_INPUTS):
         for num_tokens, num_inputs in ((1, 64), (9, 72), (17, 1001), (128, 40), (129, 200), (257, 132), (6, 2304)):
             yield stage_case(unit_inputs, num_tokens, num_inputs)
             yield stage_case(unit_inputs, num_tokens, num_inputs, has_norm=False)
         yield stage_case(unit_inputs, 9, 1001, num_parts=2)
         yield stage_case(unit_inputs, 33, 1100, has_norm=False, num_parts=4)
+        yield stage_case(unit_inputs, 9, 200, has_norm=False, dtype=np.float16)
 
 
 STAGE_WIDE = KernelCases("stage_wide", _stage_checks, lambda: stage_case(64, 256, 4096))
@@ -153,7 +181,8 @@ def wide_case(
         halves = x.astype(np.float64)[:, inputs]
         weights = stored.halves[:, inputs]
         y = (halves @ weights.T) * scales[:, None]
-        bound = truncated_sum_bound(halves, weights, layout.unit_inputs) * scales[:, None] + 4 * ROUNDING * np.abs(y)
+        bound = truncated_sum_bound(halves, weights, layout.unit_inputs, stored.power) * scales[:, None]
+        bound += 4 * ROUNDING * np.abs(y)
         if has_bias and part == 0:
             y = y + given["bias"].astype(np.float64)[: layout.num_rows]
             bound += 2 * ROUNDING * np.abs(y)
