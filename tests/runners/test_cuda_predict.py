@@ -164,7 +164,7 @@ def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool)
         for one in model.span(num_tokens, 100, is_last=is_last):
             assert one.launch.cost is not None
             flops[one.launch.stem] += one.count * one.launch.cost().flops
-        products = {"gemv", "gemm_packed", "gemm_codes", "gemm_narrow", "gemm_wide", PRODUCT} & flops.keys()
+        products = {"gemv", "gemm_packed", "gemm_narrow", "gemm_wide", PRODUCT} & flops.keys()
         made = num_tokens * (32 * qkv + 31 * rest) + (is_last if alone else num_tokens) * rest
         assert sum(flops[stem] for stem in products) == 2 * made
         assert len(products) == 1 + (alone and is_last)
