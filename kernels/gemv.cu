@@ -1,27 +1,33 @@
 // gemv: y[n,m] = f(scale[n] * sum_k x[n,k] * W[m,k] + bias[m]) for up to eight rows, W in 4 to 16 bits
 //           Source: docs/log/2026-11-28-one-arithmetic.md; PTX ISA, mma.m16n8k16
 // Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][groups][16] ScaleT; zero_points alike uint8 or null
-//           (common/tile.cuh). x [num_rows, x_stride]: __half as it is multiplied, with row_scales [num_rows] float or
-//           null (1); or float, which is rounded here: w * x / sqrt(mean(x^2) + eps), without norm_weight w and the
-//           root are 1. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float. SWIGLU,
-//           whose tiles have gate and up in their halves: out [num_rows, out_stride] __half, results / GATED_SCALE
-// Requires: 1 <= num_rows <= ROWS, which is 1 or 8; inputs of an x of float a multiple of 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one group a row;
-//           num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with SWIGLU, 1; CLUSTER 1 with x float;
-//           tiles, scales, zero_points, x and its rows 16-byte aligned; an x of __half has whole vectors of 16 bytes
+//           (common/tile.cuh). x __half [num_rows, x_stride] as it is multiplied, to be scaled by row_scales [num_rows]
+//           float, or by a norm: sums [num_rows] (common/norm_sums.cuh) of hidden
+//           [num_rows, num_inputs] float and norm_weight [num_inputs] float, where x is hidden * norm_weight; or by 1,
+//           without both. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float; with
+//           next_weight [num_outputs] float also next_x __half [num_rows, next_stride] and next_sums: what the next
+//           product takes as x and sums. SWIGLU, whose tiles have gate and up in their halves: out [num_rows,
+//           out_stride] __half, results / GATED_SCALE
+// Requires: 1 <= num_rows <= ROWS, which is 1 or 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one
+//           group a row; num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with SWIGLU, 1; tiles, scales,
+//           zero_points, x and its rows 16-byte aligned, whole vectors of 16 bytes; with sums num_inputs a multiple of 8
 // Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
 //           the warps of a chunk); dynamic shared memory by llmcli/kernels/gemv.py; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x from L2 in every block
 // Numerics: those of gemm_wide with as many parts, bit for bit. An activation is rounded to fp16 with one power of two
-//           a row, a weight to fp16 (common/wide_weights.cuh). Inputs are cut into num_chunks chunks, each one chain of
-//           products with fp32 sums in the tensor cores, which cut towards zero. The chunks' sums times the row's scale
-//           are added in order, the first one with the bias, or to `out`. So a row's bits depend on the matrix alone
+//           a row (common/norm_sums.cuh), a weight to fp16 (common/wide_weights.cuh). Inputs are cut into num_chunks
+//           chunks, each one chain of products with fp32 sums in the tensor cores, which cut towards zero. The chunks'
+//           sums times the row's scale are added in order, the first one with the bias, or to `out`. So a row's bits
+//           depend on the matrix alone
 // Choice:   (1) A warp has a chunk of a tile: a chain advances by one mma at a time, so a multiprocessor needs many. It
 //           copies weights into a ring of its own, some spans early, and widens them next to the products.
 //           (2) One block a multiprocessor. It asks for more than half of the shared memory, or blocks of the next
 //           kernel would gather on some multiprocessors.
 //           (3) Several blocks of a cluster halve the chunks between them: each fetches half of x, and half must fit.
 //           (4) Rejected (docs/log/2026-11-28-one-arithmetic.md): bulk copies of weights; 16 chunks; all of a span
-//           widened before its first product; squares by the kernel before
+//           widened before its first product
+//           (5) x is rounded by the kernel before, and its norm is a scale of the outputs: a norm in here would keep all
+//           products waiting, in every block. A row whose power of two is not 1 is rounded again, here: that is rare
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/launch.cuh"
@@ -30,14 +36,14 @@
 #include "common/rows.cuh"
 #include "common/silu.cuh"
 #include "common/weight_slot.cuh"
+#include "common/wgmma.cuh"
 
-constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 constexpr int MAX_CHUNKS = 8, BUFFERS = 2;
 
 struct GemvShape {
-    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, epilogue, chunk_shift;
-    int num_buffers;
-    float eps, power;  // of lifted codes
+    int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, adds, chunk_shift;
+    int num_buffers, next_stride;
+    float eps, inverse_inputs, power;  // 1 / num_inputs; of lifted codes
 };
 
 // The bytes between two rows of x in shared memory, so that eight lanes read 128 bytes of different banks.
@@ -46,49 +52,79 @@ __device__ __forceinline__ int row_pitch(int num_spans) {
     return num_spans * 256 + (TileFormat<WeightT>::UNIT_INPUTS == 32 ? 64 : 16);
 }
 
-// The first `count` of eight halves, and zeros.
-__device__ __forceinline__ uint4 whole(const uint4& halves, int count) {
-    if (count >= 8) return halves;
-    const auto word = [&](unsigned bits, int first) {
-        return count > first + 1 ? bits : count > first ? bits & 0xffffu : 0u;
-    };
-    return make_uint4(word(halves.x, 0), word(halves.y, 2), word(halves.z, 4), word(halves.w, 6));
-}
+// The rows of x, and the spans of them that a block multiplies.
+struct BlockInputs {
+    const __half* x;
+    unsigned char* shared;
+    int num_rows, num_inputs, x_stride, pitch, begin, spans;
+
+    // Zeros past the last input, up to whole spans; and what lies behind the last whole vector. A warp calls it.
+    __device__ __forceinline__ void fill_end(int lane) const {
+        const int first = max(num_inputs / 8 * 8, begin * 128), last = (begin + spans) * 128;
+#pragma unroll 1
+        for (int row = 0; row < num_rows; ++row) {
+            __half* place = reinterpret_cast<__half*>(shared + row * pitch) - begin * 128;
+            const __half* source = x + static_cast<size_t>(row) * x_stride;
+#pragma unroll 1
+            for (int i = first + lane; i < last; i += 32) {
+                place[i] = i < num_inputs ? __ldcg(source + i) : __float2half_rn(0.0f);
+            }
+        }
+    }
+    // The bytes of whole vectors of a row's spans from `first` to `last`.
+    __device__ __forceinline__ int num_bytes(int first, int last) const {
+        return max(min(last * 256, num_inputs / 8 * 16) - first * 256, 0);
+    }
+    // Starts the copies of a chunk, which its barrier counts.
+    __device__ __forceinline__ void copy(int first, int last, unsigned long long* copied) const {
+        const int bytes = num_bytes(first, last);
+        barrier_expect(copied, num_rows * bytes);
+        barrier_arrive(copied);
+        if (bytes == 0) return;
+#pragma unroll 1
+        for (int row = 0; row < num_rows; ++row) {
+            copy_bulk(shared_address(shared) + row * pitch + (first - begin) * 256,
+                      x + static_cast<size_t>(row) * x_stride + first * 128, bytes, copied);
+        }
+    }
+    // Without bulk copies: all threads of the block call it, and a __syncthreads follows.
+    __device__ __forceinline__ void load(int num_threads) const {
+        const int bytes = num_bytes(begin, begin + spans);
+        for (int row = 0; row < num_rows; ++row) {
+            const uint4* source = reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * x_stride + begin * 128);
+            uint4* place = reinterpret_cast<uint4*>(shared + row * pitch);
+            for (int i = threadIdx.x; i < bytes / 16; i += num_threads) place[i] = __ldcg(source + i);
+        }
+    }
+};
 
 // The spans of one warp, tile by tile.
 template <typename WeightT, typename ScaleT, int WIDENING, int SPANS>
 struct WeightStream {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
-    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES, SPAN_UNITS_ = SPAN_BYTES / UNIT_BYTES;
+    static constexpr int SPAN_BYTES = Slot::Weights::SPAN_BYTES;
     const unsigned char *tiles, *zero_points, *source;
     const ScaleT *scales, *tile_scales;
     const unsigned char* tile_zeros;
     unsigned long long policy;
-    int num_tiles, num_groups, group_shift, num_units, begin, end, tile, tile_step, span, lane;
+    int num_tiles, num_groups, group_shift, num_spans, begin, end, tile, tile_step, span, lane;
 
     __device__ __forceinline__ void seek() {
         span = begin;
-        const size_t unit = static_cast<size_t>(tile) * num_units + begin * SPAN_UNITS_;
-        source = tiles + unit * UNIT_BYTES + lane * 16;
+        source = tiles + static_cast<long long>(tile) * (num_spans * SPAN_BYTES) + (begin * SPAN_BYTES + lane * 16);
         if constexpr (Slot::HAS_SCALES) {
-            const size_t group = static_cast<size_t>(tile) * num_groups;
-            tile_scales = scales + group * SCALES_A_TILE<ScaleT>;
-            if (Slot::HAS_ZEROS) tile_zeros = zero_points + group * TILE_ROWS;
+            tile_scales = scales + static_cast<long long>(tile) * (num_groups * SCALES_A_TILE<ScaleT>);
+            if (Slot::HAS_ZEROS) tile_zeros = zero_points + static_cast<long long>(tile) * (num_groups * TILE_ROWS);
         }
     }
-    // Starts the copies of the chunk's next SPANS spans, or of those that are left, and closes their group.
+    // Starts the copies of the chunk's next SPANS spans, and closes their group.
     __device__ __forceinline__ void copy_next(unsigned slot) {
         if (tile < num_tiles) {
-            const bool has_zeros = zero_points != nullptr;
-            if (span + SPANS <= end && (Slot::HAS_SCALES || (span + SPANS) * SPAN_UNITS_ <= num_units)) {
 #pragma unroll
-                for (int i = 0; i < SPANS * SPAN_BYTES; i += 512) {
-                    copy_async_streaming(slot + lane * 16 + i, source + i, policy);
-                }
-                Slot::copy_scales(tile_scales, tile_zeros, span, SPANS, group_shift, has_zeros, slot, lane);
-            } else {
-                copy_rest(slot, has_zeros);
+            for (int i = 0; i < SPANS * SPAN_BYTES; i += 512) {
+                copy_async_streaming(slot + lane * 16 + i, source + i, policy);
             }
+            Slot::copy_scales(tile_scales, tile_zeros, span, group_shift, zero_points != nullptr, slot, lane);
             source += SPANS * SPAN_BYTES, span += SPANS;
 #pragma unroll 1
             while (span >= end) {  // once; an `if` would be issued for every slot
@@ -98,39 +134,28 @@ struct WeightStream {
         }
         copy_async_commit();
     }
-
-private:
-    // The chunk's last slot may have fewer spans; and of 16-bit weights a tile's last span may lack units.
-    __device__ __forceinline__ void copy_rest(unsigned slot, bool has_zeros) const {
-        const int count = min(SPANS, end - span), units = min(count * SPAN_UNITS_, num_units - span * SPAN_UNITS_);
-#pragma unroll 1
-        for (int i = 0; i < count * SPAN_BYTES; i += 512) {
-            const bool exists = i < units * UNIT_BYTES;
-            copy_async(slot + lane * 16 + i, exists ? source + i : source, exists ? 16 : 0);
-        }
-        Slot::copy_scales(tile_scales, tile_zeros, span, count, group_shift, has_zeros, slot, lane);
-    }
 };
 
-template <typename WeightT, typename ScaleT, int WIDENING, typename XT, int ROWS, int WARPS, int SLOTS, int SPANS,
+template <typename WeightT, typename ScaleT, int WIDENING, int ROWS, bool IS_GATED, int WARPS, int SLOTS, int SPANS,
           int CLUSTER, int HOST_SLOT_BYTES>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
         gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
-             const unsigned char* __restrict__ zero_points, const XT* x, const float* row_scales,
-             const float* __restrict__ norm_weight, const float* __restrict__ biases, void* out, GemvShape shape) {
+             const unsigned char* __restrict__ zero_points, const __half* x, const float* row_scales,
+             const float4* sums, const float* hidden, const float* __restrict__ norm_weight,
+             const float* __restrict__ biases, void* out, const float* __restrict__ next_weight, __half* next_x,
+             float2* next_sums, GemvShape shape) {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
     using Weights = typename Slot::Weights;
-    constexpr bool IS_ROUNDED = sizeof(XT) == 2;
-    constexpr int SLOT_BYTES = Slot::BYTES, THREADS = 32 * WARPS, FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled before anything
+    constexpr int FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled first: x would wait for more
+    constexpr int SLOT_BYTES = Slot::BYTES, TILE_OUTPUTS = IS_GATED ? HALF_ROWS : TILE_ROWS;
     static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
     constexpr int FINISHED = ROWS == 1 ? 1 : ROWS / 2;  // outputs of a lane
-    static_assert(IS_ROUNDED || CLUSTER == 1, "a block that norms has all inputs");
 
     alignas(128) extern __shared__ uint4 shared[];
-    __shared__ unsigned long long written[WARPS][BUFFERS];
+    __shared__ unsigned long long written[WARPS][BUFFERS], copied[MAX_CHUNKS], checked, scaled;
     __shared__ float scales_of_rows[ROWS];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     // From a shuffle, the place of a slot would be in a uniform register: NVRTC 13.0 writes a copy with a policy to
@@ -144,8 +169,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const int num_spans = wide_steps(shape.num_inputs) / 2;
     const auto chunk_begin = [&](int number) { return num_spans * number >> shape.chunk_shift; };
     const int block_begin = chunk_begin(rank * own_chunks), block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
-    const int tile_outputs = shape.epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
-    const int num_tiles = (shape.num_outputs + tile_outputs - 1) / tile_outputs, tile_step = num_parts * num_clusters;
+    const int num_tiles = (shape.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, tile_step = num_parts * num_clusters;
     const int first_tile = part < num_parts ? blockIdx.x / CLUSTER + part * num_clusters : num_tiles;
     // Shared memory: slots [warp][slot]; rows of x; sums [part][buffer][chunk][row][16].
     unsigned char* const slots = memory + warp * SLOTS * SLOT_BYTES;
@@ -156,104 +180,87 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     WeightStream<WeightT, ScaleT, WIDENING, SPANS> stream;
     stream.tiles = tiles, stream.scales = scales, stream.zero_points = zero_points, stream.policy = streaming_policy();
     stream.num_tiles = num_tiles, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
-    stream.num_units = Slot::HAS_SCALES ? num_spans * (Weights::SPAN_BYTES / UNIT_BYTES)
-                                        : (shape.num_inputs + Weights::UNIT_INPUTS - 1) / Weights::UNIT_INPUTS;
+    stream.num_spans = num_spans;
     stream.begin = chunk_begin(chunk), stream.end = chunk_begin(chunk + 1);
     stream.tile = first_tile, stream.tile_step = tile_step, stream.lane = lane;
     stream.seek();
     const unsigned slots_at = shared_address(slots);
+    const auto fill = [&](int begin, int end) {
 #pragma unroll 1  // short code starts sooner
-    for (int s = 0; s < FIRST; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
+        for (int s = begin; s < end; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
+    };
+    fill(0, FIRST);
     if (lane < BUFFERS) barrier_init(&written[warp][lane], 32 * own_chunks);
-    if (CLUSTER > 1) barrier_init_fence();
+    if (threadIdx.x < MAX_CHUNKS) barrier_init(&copied[threadIdx.x], 1);
+    if (threadIdx.x < 2) barrier_init(threadIdx.x == 0 ? &checked : &scaled, shape.num_rows);
+    barrier_init_fence();
     grid_dependency_launch();
     __syncthreads();
     if (CLUSTER > 1) cluster_arrive();
 
-    const auto fill = [&] {
-#pragma unroll 1
-        for (int s = FIRST; s < SLOTS; ++s) stream.copy_next(slots_at + s * SLOT_BYTES);
-    };
-    // x comes to shared memory in fp16, with zeros up to whole spans.
-    if constexpr (IS_ROUNDED) {
-        grid_dependency_wait();
-        // By loads, not by copies: to wait for these would be to wait for all slots under way.
-        const int first = block_begin * 128, width = block_spans * 128, count = shape.num_inputs - first;
-        constexpr int LOADED = 8;  // vectors of a thread at a time
-        bool is_filled = false;
-        for (int row = 0; row < shape.num_rows; ++row) {
-            const XT* source = x + static_cast<size_t>(row) * shape.x_stride + first;
-            unsigned char* place = inputs + row * pitch;
-#pragma unroll 1
-            for (int begin = threadIdx.x * 8; begin < width; begin += LOADED * THREADS * 8) {
-                uint4 vectors[LOADED] = {};
-#pragma unroll
-                for (int i = 0; i < LOADED; ++i) {
-                    const int column = begin + i * THREADS * 8;
-                    if (column < min(width, count)) vectors[i] = __ldcg(reinterpret_cast<const uint4*>(source + column));
-                }
-                if (!is_filled) fill();
-                is_filled = true;
-#pragma unroll
-                for (int i = 0; i < LOADED; ++i) {
-                    const int column = begin + i * THREADS * 8;
-                    if (column < width) *reinterpret_cast<uint4*>(place + column * 2) = whole(vectors[i], count - column);
-                }
-            }
-        }
-        if (!is_filled) fill();
-        if (threadIdx.x < shape.num_rows) {
-            const float scale = row_scales != nullptr ? row_scales[threadIdx.x] : 1.0f;
-            scales_of_rows[threadIdx.x] = scale * shape.power;
-        }
-    } else {
-        const bool has_norm = norm_weight != nullptr;
-        const int num_octets = num_spans * 16;
-        NormSums norm_sums(sums_of_block, num_octets);  // the memory serves one after the other
-        // A thread keeps its first octet; rows of more than 8 * THREADS inputs are read twice.
-        float first_weights[8], first_values[8];
-        if (has_norm) load_octet(norm_weight, threadIdx.x, shape.num_inputs, first_weights);
-        grid_dependency_wait();
-#pragma unroll 1
-        for (int row = 0; row < shape.num_rows; ++row) {
-            const float* of_row = x + static_cast<size_t>(row) * shape.x_stride;
-            load_octet(of_row, threadIdx.x, shape.num_inputs, first_values);
-            if (row == 0) fill();  // once these loads are under way
-            const auto normed = [&](int octet, float(&values)[8], float(&weights)[8]) {
-                const bool is_first = octet < THREADS;
-                if (!is_first) load_octet(of_row, octet, shape.num_inputs, values);
-                if (!is_first && has_norm) load_octet(norm_weight, octet, shape.num_inputs, weights);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    if (is_first) values[i] = first_values[i], weights[i] = first_weights[i];
-                }
-            };
-#pragma unroll 1
-            for (int octet = threadIdx.x; octet < 32 * norm_sums.num_groups; octet += THREADS) {  // whole warps
-                float values[8], weights[8];
-                normed(octet, values, weights);
-                norm_sums.add(values, weights, has_norm, octet);
-            }
-            __syncthreads();
-            const NormFactor factor = norm_sums.factor(shape.num_inputs, shape.eps, has_norm);
-            if (threadIdx.x == 0) scales_of_rows[row] = factor.scale * shape.power;
-#pragma unroll 1
-            for (int octet = threadIdx.x; octet < num_octets; octet += THREADS) {
-                float values[8], weights[8];
-                normed(octet, values, weights);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) values[i] = (has_norm ? values[i] * weights[i] : values[i]) * factor.factor;
-                uint4 words;
-                words.x = pack_pair<__half>(values[0], values[1]), words.y = pack_pair<__half>(values[2], values[3]);
-                words.z = pack_pair<__half>(values[4], values[5]), words.w = pack_pair<__half>(values[6], values[7]);
-                *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) = words;
-            }
-            __syncthreads();  // the sums of this row have been read
+    // x comes to shared memory; a warp finds a row's scale meanwhile. The last warps have the fewest tiles.
+    const BlockInputs of_block = {x, inputs, shape.num_rows, shape.num_inputs, shape.x_stride, pitch, block_begin,
+                                  block_spans};
+    grid_dependency_wait();
+    if (warp == WARPS - 1) {
+        if (shape.num_inputs % 128 != 0) of_block.fill_end(lane);
+        __syncwarp();
+        if (CAN_COPY_BULK && lane < own_chunks) {
+            of_block.copy(chunk_begin(rank * own_chunks + lane), chunk_begin(rank * own_chunks + lane + 1), &copied[lane]);
         }
     }
+    if (!CAN_COPY_BULK) of_block.load(32 * WARPS);
+    if (!CAN_COPY_BULK) __syncthreads();
+    const int num_sums = norm_pairs(shape.num_inputs);
+#pragma unroll 1
+    for (int row = (2 * WARPS - 2 - warp) % WARPS; row < shape.num_rows; row += WARPS) {
+        float scale = row_scales != nullptr ? __ldcg(row_scales + row) : 1.0f;
+        if (sums != nullptr) {
+            constexpr int LOADED = 4;  // pairs of a lane at a time
+            SumMax found = {0.0f, 0.0f};
+#pragma unroll 1
+            for (int begin = lane; begin < num_sums; begin += 32 * LOADED) {
+                float4 pairs[LOADED] = {};
+#pragma unroll
+                for (int i = 0; i < LOADED; ++i) {
+                    if (begin + 32 * i < num_sums) pairs[i] = __ldcg(sums + row * num_sums + begin + 32 * i);
+                }
+#pragma unroll
+                for (int i = 0; i < LOADED; ++i) include_tiles(found, pairs[i]);
+            }
+            const RowScale power = row_power(largest_of_lanes(found.maximum));
+            if (power.scale != 1.0f) {
+                if (CAN_COPY_BULK) {
+#pragma unroll 1
+                    for (int c = 0; c < own_chunks; ++c) barrier_wait(&copied[c], 0);
+                }
+#pragma unroll 1
+                for (int octet = lane; octet < block_spans * 16; octet += 32) {
+                    float values[8], weights[8];
+                    load_octet(hidden + static_cast<size_t>(row) * shape.num_inputs, block_begin * 16 + octet,
+                               shape.num_inputs, values);
+                    load_octet(norm_weight, block_begin * 16 + octet, shape.num_inputs, weights);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) values[i] *= weights[i];
+                    *reinterpret_cast<uint4*>(inputs + row * pitch + octet * 16) = rounded_octet(values, power.inverse);
+                }
+                __syncwarp();
+            }
+            if (lane == 0) barrier_arrive(&checked);
+            scale = power.scale * inverse_rms(found.sum, shape.inverse_inputs, shape.eps);
+        }
+        if (lane == 0) {
+            scales_of_rows[row] = scale * shape.power;
+            barrier_arrive(&scaled);
+        }
+    }
+    fill(FIRST, SLOTS);
     copy_async_wait<SLOTS - 1>();  // the first slot
-    __syncthreads();
+    __syncwarp();
     if (CLUSTER > 1) cluster_wait();
+    if (first_tile >= num_tiles) return;
+    if (CAN_COPY_BULK) barrier_wait(&copied[own], 0);
+    if (sums != nullptr) barrier_wait(&checked, 0);
 
     // What a warp multiplies next: taken from its slot, and from x, before the copy into that slot starts.
     Weights weights[2];
@@ -290,15 +297,16 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         // A buffer of a tile is in one block; the blocks take tiles in turn. One warp finishes a tile, and loads what
         // is needed besides the sums before it multiplies.
         const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;
-        const bool finishes = num_chunks > 1 && home == rank && own == 0;
+        const bool finishes = home == rank && own == 0;
         const int own_output = tile * TILE_ROWS + lane % TILE_ROWS;
-        float before[FINISHED], own_bias = 0.0f;
-        if (finishes) {
+        float before[FINISHED], own_bias = 0.0f, own_next = 0.0f;
+        if (!IS_GATED && finishes) {
+            if (next_x != nullptr && own_output < shape.num_outputs) own_next = next_weight[own_output];
             if (biases != nullptr) own_bias = biases[own_output];
 #pragma unroll
             for (int i = 0; i < FINISHED; ++i) {
                 const int row = lane / TILE_ROWS + 2 * i;
-                const bool exists = shape.epilogue == ADD && row < shape.num_rows && own_output < shape.num_outputs;
+                const bool exists = shape.adds && row < shape.num_rows && own_output < shape.num_outputs;
                 const float* place = static_cast<const float*>(out) + static_cast<size_t>(row) * shape.out_stride;
                 before[i] = exists ? __ldcg(place + own_output) : 0.0f;
             }
@@ -308,7 +316,6 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         for (int span = chunk_begin(chunk); span < end; span += SPANS) {
 #pragma unroll
             for (int i = 0; i < SPANS; ++i) {
-                if (i > 0 && span + i >= end) break;
 #pragma unroll
                 for (int step = 0; step < 2; ++step) {
                     unsigned a[4][4];
@@ -320,7 +327,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
                         mma<__half>(d, a[k][0], a[k][1], a[k][2], a[k][3], k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
                     }
                 }
-                if (i + 1 < SPANS && span + i + 1 < end) take(i + 1);
+                if (i + 1 < SPANS) take(i + 1);
             }
             copy_async_wait<SLOTS - 2>();
             __syncwarp();  // every lane has taken what lies in the slot at hand
@@ -330,35 +337,30 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
             take(0);
             stream.copy_next(at);
         }
-        if (num_chunks == 1) {
+        if (IS_GATED || finishes) barrier_wait(&scaled, 0);
+        if constexpr (IS_GATED) {
 #pragma unroll
             for (int c = 0; c < (ROWS == 1 ? 1 : 2); ++c) {
-                const int row = 2 * t + c;
+                const int row = 2 * t + c, column = tile * HALF_ROWS + g;
                 if (row >= shape.num_rows) break;
-                const float of_low = biases != nullptr ? biases[tile * TILE_ROWS + g] : 0.0f;
-                const float of_high = biases != nullptr ? biases[tile * TILE_ROWS + g + 8] : 0.0f;
-                const float low = __fmaf_rn(d[c], scales_of_rows[row], of_low);
-                const float high = __fmaf_rn(d[2 + c], scales_of_rows[row], of_high);
-                if (shape.epilogue == SWIGLU) {
-                    const int column = tile * HALF_ROWS + g;
-                    __half* place = static_cast<__half*>(out) + static_cast<size_t>(row) * shape.out_stride + column;
-                    if (column < shape.num_outputs) *place = gated_half(low, high);
-                    continue;
-                }
-                const int column = tile * TILE_ROWS + g;
-                float* place = static_cast<float*>(out) + static_cast<size_t>(row) * shape.out_stride + column;
-                const bool adds = shape.epilogue == ADD;
-                if (column < shape.num_outputs) place[0] = adds ? __fadd_rn(__ldcg(place), low) : low;
-                if (column + 8 < shape.num_outputs) place[8] = adds ? __fadd_rn(__ldcg(place + 8), high) : high;
+                const float of_gate = biases != nullptr ? biases[tile * TILE_ROWS + g] : 0.0f;
+                const float of_up = biases != nullptr ? biases[tile * TILE_ROWS + g + 8] : 0.0f;
+                const float gate = __fmaf_rn(d[c], scales_of_rows[row], of_gate);
+                const float up = __fmaf_rn(d[2 + c], scales_of_rows[row], of_up);
+                __half* place = static_cast<__half*>(out) + static_cast<size_t>(row) * shape.out_stride + column;
+                if (column < shape.num_outputs) *place = gated_half(gate, up);
             }
             continue;
         }
         const int buffer = CLUSTER == 1 ? local % BUFFERS : local, chunk_floats = shape.num_rows * TILE_ROWS;
         float* const of_tile = sums_of_block + (part * shape.num_buffers + buffer) * num_chunks * chunk_floats;
-        float* const sums = of_tile + chunk * chunk_floats;
+        float* const sums_of_chunk = of_tile + chunk * chunk_floats;
         unsigned long long* barrier = &written[part * own_chunks][local % BUFFERS];
         // The finisher has read what lies in this buffer.
-        if (CLUSTER == 1 && local >= BUFFERS) sync_threads_of(1 + part, 32 * own_chunks);
+        if (CLUSTER == 1 && local >= BUFFERS) {
+            if (num_chunks > 1) sync_threads_of(1 + part, 32 * own_chunks);
+            else __syncwarp();
+        }
         if (CLUSTER > 1 && home == rank && own == 0 && lane == 0) {
             barrier_expect(barrier, own_chunks * chunk_floats * 4);
         }
@@ -366,7 +368,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         for (int c = 0; c < (ROWS == 1 ? 1 : 2); ++c) {
             const int row = 2 * t + c;
             if (row >= shape.num_rows) break;
-            float* at = sums + row * TILE_ROWS + g;
+            float* at = sums_of_chunk + row * TILE_ROWS + g;
             if (CLUSTER == 1 || home == rank) {
                 at[0] = d[c], at[8] = d[2 + c];
             } else {
@@ -379,17 +381,27 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 #pragma unroll
         for (int i = 0; i < FINISHED; ++i) {
             const int row = lane / TILE_ROWS + 2 * i;
-            if (row >= shape.num_rows || own_output >= shape.num_outputs) break;
-            const float* of_row = of_tile + row * TILE_ROWS + lane % TILE_ROWS;
-            const float scale = scales_of_rows[row];
-            float result = __fmaf_rn(of_row[0], scale, own_bias);
-            if (shape.epilogue == ADD) result = __fadd_rn(before[i], result);
+            const bool exists = row < shape.num_rows && own_output < shape.num_outputs;
+            float result = 0.0f;
+            if (exists) {
+                const float* of_row = of_tile + row * TILE_ROWS + lane % TILE_ROWS;
+                const float scale = scales_of_rows[row];
+                result = __fmaf_rn(of_row[0], scale, own_bias);
+                if (shape.adds) result = __fadd_rn(before[i], result);
 #pragma unroll
-            for (int c = 1; c < MAX_CHUNKS; ++c) {
-                if (c >= num_chunks) break;
-                result = __fadd_rn(result, __fmaf_rn(of_row[c * chunk_floats], scale, 0.0f));
+                for (int c = 1; c < MAX_CHUNKS; ++c) {
+                    if (c >= num_chunks) break;
+                    result = __fadd_rn(result, __fmaf_rn(of_row[c * chunk_floats], scale, 0.0f));
+                }
+                static_cast<float*>(out)[static_cast<size_t>(row) * shape.out_stride + own_output] = result;
             }
-            static_cast<float*>(out)[static_cast<size_t>(row) * shape.out_stride + own_output] = result;
+            if (next_x == nullptr) continue;
+            const float normed = result * own_next;
+            const SumMax found = tile_sum(result, normed);
+            if (exists) next_x[static_cast<size_t>(row) * shape.next_stride + own_output] = __float2half_rn(normed);
+            if (row < shape.num_rows && lane % TILE_ROWS == 0) {
+                next_sums[row * 2 * norm_pairs(shape.num_outputs) + tile] = make_float2(found.sum, found.maximum);
+            }
         }
     }
 }

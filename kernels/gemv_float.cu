@@ -1,6 +1,7 @@
 // gemv_float: y[r,m] = f(factor[r] * sum_k w[k] x[r,k] * W[m,k] + bias[m]), all in fp32
 //           Source: design 3; HF LlamaRMSNorm, LlamaMLP
-// Shapes:   tiles [num_tiles][units][1024] bytes (common/tile.cuh); x [num_rows, x_stride] float; norm_weight
+// Shapes:   tiles [num_tiles][units][1024] bytes (common/tile.cuh); x [num_rows, x_stride] XT, times row_scales
+//           [num_rows] float if any; norm_weight
 //           [num_inputs] float or null: w and factor are 1, else factor = 1 / sqrt(mean(x^2) + eps); bias
 //           [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y; 1: out += y; 2: a
 //           tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
@@ -11,7 +12,7 @@
 //           a row, then the warps in order; and it does not depend on the other rows
 // Choice:   a block has a tile, its warps take turns at units: weights of 32 bits are for checking, not for speed
 #include "common/launch.cuh"
-#include "common/norm_sums.cuh"
+#include "common/reduce.cuh"
 #include "common/silu.cuh"
 #include "common/tile.cuh"
 
@@ -23,8 +24,10 @@ struct GemvFloatShape {
     float eps;
 };
 
+template <typename XT>
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    gemv_float(const float4* __restrict__ tiles, const float* x, const float* __restrict__ norm_weight,
+    gemv_float(const float4* __restrict__ tiles, const XT* x, const float* row_scales,
+               const float* __restrict__ norm_weight,
                const float* __restrict__ biases, float* out, GemvFloatShape shape) {
     __shared__ float of_warps[NUM_WARPS][MAX_ROWS][TILE_ROWS];
     __shared__ float squares[NUM_WARPS][MAX_ROWS];
@@ -44,7 +47,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 if (first + i >= shape.num_inputs) break;
-                float value = __ldcg(x + static_cast<size_t>(row) * shape.x_stride + first + i);
+                float value = to_float(__ldcg(x + static_cast<size_t>(row) * shape.x_stride + first + i));
                 square[row] = fmaf(value, value, square[row]);
                 if (norm_weight != nullptr) value *= norm_weight[first + i];
                 sums[row][0] = fmaf(value, weights[0][i], sums[row][0]);
@@ -73,6 +76,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         const float mean = __fdiv_rn(of_squares, static_cast<float>(shape.num_inputs));
         sum = __fmul_rn(sum, __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, shape.eps))));
     }
+    if (row_scales != nullptr) sum = __fmul_rn(sum, __ldcg(row_scales + row));
     float result = __fadd_rn(sum, biases != nullptr ? biases[tile * TILE_ROWS + column] : 0.0f);
     const int tile_outputs = shape.epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
     const int output = tile * tile_outputs + column;

@@ -71,7 +71,7 @@ __device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, i
     barrier_arrive_there(address_in_block(shared_address(barrier), rank));
 }
 
-// The current phase also waits until this many bytes have been stored by store_async.
+// The current phase also waits until this many bytes have been stored by store_async, or copied by copy_bulk.
 __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int num_bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),

@@ -86,7 +86,7 @@ private:
         for (int byte = 0; byte < Slot::Weights::SPAN_BYTES; byte += 512) {
             copy_async(slot + byte + lane * 16, source + byte);
         }
-        Slot::copy_scales(scales + first_group * TILE_ROWS, zero_points + first_group * TILE_ROWS, span, 1,
+        Slot::copy_scales(scales + first_group * TILE_ROWS, zero_points + first_group * TILE_ROWS, span,
                           shape.group_shift, zero_points != nullptr, slot, lane);
     }
 };

@@ -1,11 +1,73 @@
-// norm_sums: a row's RMS norm and power of two, in one order of sums whoever computes them. An octet is eight neighbours;
-// the squares of 32 octets are added in a butterfly. So are those of 32 groups of 256 inputs, each with the groups 32, 64,
-// ... further on.
+// norm_sums: a row's RMS norm and power of two, in one order of sums whoever computes them.
+//
+// The squares of a tile of 16 inputs are added in a butterfly (distances 4, 2, 1, 8). Two neighbouring tiles are a pair;
+// tiles are added by 32 lanes, each with those of the pairs lane, lane + 32, ... in order, then in a butterfly. The norm's factor is a scale of the outputs:
+// rounding need not wait for it.
 #pragma once
 
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
+
+constexpr int NORM_TILE = 16;
+
+// In memory a row's pairs are float4: the sum of squares and the largest magnitude of either tile. A tile past the last
+// input has zeros.
+__device__ __forceinline__ int norm_pairs(int num_inputs) {
+    return (num_inputs + 2 * NORM_TILE - 1) / (2 * NORM_TILE);
+}
+__device__ __forceinline__ void include_tiles(SumMax& found, float4 pair) {
+    found = reduce::SumAndMax::combine(found, SumMax{pair.x, pair.y});
+    found = reduce::SumAndMax::combine(found, SumMax{pair.z, pair.w});
+}
+
+constexpr float SMALLEST_UNSCALED = 1.0f / 256.0f;
+
+// A row's power of two and its inverse: 1 while the largest magnitude is in [2^-8, 2^15], as nearly always. Others are
+// brought to [2^14, 2^15), since fp16 would overflow or lose bits. Zeros and NaN give 1.
+__device__ __forceinline__ RowScale row_power(float largest) {
+    const bool is_small = largest > 0.0f && largest < SMALLEST_UNSCALED;
+    if (!is_small && !(largest > LARGEST_UNSCALED)) return RowScale{1.0f, 1.0f};
+    const int exponent = max(__float_as_int(largest) >> 23, 15);  // biased
+    return RowScale{__int_as_float((exponent - 14) << 23), __int_as_float((268 - exponent) << 23)};
+}
+
+// The sum of an octet's squares, and its largest magnitude as it is rounded: times the norm's weights, if any.
+__device__ __forceinline__ SumMax octet_sum(const float (&values)[8], const float (&weights)[8], bool has_norm) {
+    float squares[8], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        squares[i] = __fmul_rn(values[i], values[i]);
+        largest = reduce::Max::combine(largest, fabsf(has_norm ? values[i] * weights[i] : values[i]));
+    }
+#pragma unroll
+    for (int distance = 4; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int i = 0; i < distance; ++i) squares[i] = __fadd_rn(squares[i], squares[i + distance]);
+    }
+    return SumMax{squares[0], largest};
+}
+
+// The same of a tile, one value in each of 16 lanes. All lanes of the warp call it.
+__device__ __forceinline__ SumMax tile_sum(float value, float rounded) {
+    SumMax found = {__fmul_rn(value, value), fabsf(rounded)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        found = reduce::SumAndMax::combine(found, reduce::shuffle_xor(found, i < 3 ? 4 >> i : 8));
+    }
+    return found;
+}
+
+// 1 / sqrt(mean + eps), from the sum that each lane has found. All lanes of the warp call it.
+__device__ __forceinline__ float inverse_rms(float sum, float inverse_inputs, float eps) {
+    sum = reduce::over_lanes<reduce::Sum, 32>(sum);
+    return rsqrtf(__fadd_rn(__fmul_rn(sum, inverse_inputs), eps));
+}
+
+// The largest of the lanes' magnitudes; NaN is above all. All lanes of the warp call it.
+__device__ __forceinline__ float largest_of_lanes(float magnitude) {
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(magnitude)));
+}
 
 // An octet, or zeros past the last input. Octets are whole, and vectors aligned.
 __device__ __forceinline__ void load_octet(const float* row, int octet, int num_inputs, float (&values)[8]) {
@@ -16,7 +78,6 @@ __device__ __forceinline__ void load_octet(const float* row, int octet, int num_
     values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
     values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
 }
-
 __device__ __forceinline__ void load_octet(const __half* row, int octet, int num_inputs, float (&values)[8]) {
     uint4 bits = {0, 0, 0, 0};
     if (octet * 8 < num_inputs) bits = __ldcg(reinterpret_cast<const uint4*>(row + octet * 8));
@@ -26,43 +87,12 @@ __device__ __forceinline__ void load_octet(const __half* row, int octet, int num
     for (int i = 0; i < 8; ++i) values[i] = i % 2 == 0 ? pairs[i / 2].x : pairs[i / 2].y;
 }
 
-// What rounding to fp16 multiplies by, and what the product is to be multiplied with.
-struct NormFactor {
-    float factor, scale;
-};
-
-// The sums and largest magnitudes of groups of 256 inputs, in shared memory.
-struct NormSums {
-    float* groups;  // [2][num_groups]
-    int num_groups;
-
-    __device__ __forceinline__ NormSums(float* memory, int num_octets)
-        : groups(memory), num_groups((num_octets + 31) / 32) {}
-
-    // A warp calls it with a group's octets.
-    __device__ __forceinline__ void add(const float (&values)[8], const float (&weights)[8], bool has_norm, int octet) {
-        SumMax found = {0.0f, 0.0f};
+// Eight values times a power of two, in fp16.
+__device__ __forceinline__ uint4 rounded_octet(const float (&values)[8], float inverse_power) {
+    unsigned words[4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            found.sum = fmaf(values[i], values[i], found.sum);
-            const float value = has_norm ? values[i] * weights[i] : values[i];
-            found.maximum = reduce::Max::combine(found.maximum, fabsf(value));
-        }
-        found = reduce::over_row<reduce::SumAndMax, 32>(found);
-        if (octet % 32 == 0) {
-            groups[octet / 32] = found.sum, groups[num_groups + octet / 32] = found.maximum;
-        }
+    for (int i = 0; i < 4; ++i) {
+        words[i] = pack_pair<__half>(values[2 * i] * inverse_power, values[2 * i + 1] * inverse_power);
     }
-    // A __syncthreads comes before it. Whole warps call it.
-    __device__ __forceinline__ NormFactor factor(int num_inputs, float eps, bool has_norm) const {
-        SumMax found = {0.0f, 0.0f};
-        for (int group = threadIdx.x % 32; group < num_groups; group += 32) {
-            found.sum = __fadd_rn(found.sum, groups[group]);
-            found.maximum = reduce::Max::combine(found.maximum, groups[num_groups + group]);
-        }
-        found = reduce::over_row<reduce::SumAndMax, 32>(found);
-        const float inverse_rms = has_norm ? rsqrtf(found.sum / static_cast<float>(num_inputs) + eps) : 1.0f;
-        const RowScale scale = row_scale_for<__half>(found.maximum * inverse_rms);
-        return NormFactor{inverse_rms * scale.inverse, scale.scale};
-    }
-};
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}

@@ -83,14 +83,11 @@ __device__ __forceinline__ constexpr int scale_place<LiftedScale>(int row) {
     return row % HALF_ROWS * 2 + row / HALF_ROWS;
 }
 
-// Neighbouring units that are multiplied together. With scales they have 128 inputs: sums of these become fp32
-// at once. A matrix has whole spans.
+// The units of a span: 128 inputs, or of 32-bit weights 16. A matrix has whole spans.
 template <typename WeightT>
-constexpr int SPAN_UNITS = 1;
+constexpr int SPAN_UNITS = 128 / TileFormat<WeightT>::UNIT_INPUTS;
 template <>
-constexpr int SPAN_UNITS<Int8> = 2;
-template <>
-constexpr int SPAN_UNITS<Fp8> = 2;
+constexpr int SPAN_UNITS<float> = 1;
 
 template <typename WeightT>
 constexpr int SPAN_INPUTS_OF = SPAN_UNITS<WeightT> * TileFormat<WeightT>::UNIT_INPUTS;

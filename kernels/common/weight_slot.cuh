@@ -21,10 +21,9 @@ struct WeightSlot {
     // Whole lines of 128 bytes: copies that straddle two lines slow down all of DRAM.
     static constexpr int BYTES = (SCALES_AT + SPANS * SCALES_BYTES + 127) / 128 * 128;
 
-    // Starts a warp's copies of the scales and zero points of `count` spans of a tile, from `span` on.
+    // Starts a warp's copies of the scales and zero points of the slot's spans of a tile, from `span` on.
     __device__ __forceinline__ static void copy_scales(const ScaleT* scales, const unsigned char* zero_points, int span,
-                                                       int count, int group_shift, bool has_zeros, unsigned slot,
-                                                       int lane) {
+                                                       int group_shift, bool has_zeros, unsigned slot, int lane) {
         if constexpr (!HAS_SCALES) return;
         const unsigned at = slot + SCALES_AT;
         const unsigned char* bytes = reinterpret_cast<const unsigned char*>(scales);
@@ -32,11 +31,11 @@ struct WeightSlot {
             // One vector a lane, for all spans.
             constexpr int VECTORS = GROUP_BYTES / 16;
             const int group = (span + lane / VECTORS) << SPAN_SHIFT >> group_shift;
-            if (lane < count * VECTORS) {
+            if (lane < SPANS * VECTORS) {
                 copy_async(at + lane * 16, bytes + (group * GROUP_BYTES + lane % VECTORS * 16));
             }
         } else {
-            for (int i = 0; i < count; ++i) {
+            for (int i = 0; i < SPANS; ++i) {
                 const int group = (span + i) << SPAN_SHIFT >> group_shift;
                 const int num_groups =
                     MOST_GROUPS == 1 ? 1 : max(1 << SPAN_SHIFT >> min(group_shift, SPAN_SHIFT), 1);

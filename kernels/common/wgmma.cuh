@@ -139,6 +139,12 @@ __device__ __forceinline__ void fence_async_side() {
 #endif
 }
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool CAN_COPY_BULK = true;
+#else
+constexpr bool CAN_COPY_BULK = false;
+#endif
+
 // Copies a multiple of 16 bytes into shared memory; `barrier` counts them when they arrive. One thread calls it. Both
 // addresses are multiples of 16.
 __device__ __forceinline__ void copy_bulk(unsigned destination, const void* source, int num_bytes,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from llmcli.kernels.arguments import check
+from llmcli.kernels.chunks import SPAN_INPUTS, num_spans
 from llmcli.kernels.gemv import EPILOGUES, Epilogue, slot_bytes
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
@@ -27,12 +28,10 @@ from llmcli.kernels.wide_plan import (
     CLUSTER,
     MAX_NARROW_TOKENS,
     NARROW_FORMS,
-    SPAN_INPUTS,
     NarrowForm,
     NarrowPlan,
     WidePlan,
     all_forms,
-    num_spans,
     plan_narrow,
     plan_wide,
     takes,

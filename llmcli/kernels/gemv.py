@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
-import numpy as np
-
-from llmcli.kernels.arguments import check
+from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.chunks import num_chunks, num_spans
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
@@ -33,9 +31,9 @@ GATED_SCALE = 16.0  # of common/silu.cuh: SwiGLU's results are stored in fp16, d
 EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 STATIC_SHARED_BYTES = 512  # barriers and scales; what follows is aligned to 128
 _WARPS = (16, 12, 8, 4)  # a kernel for each
-_FEWEST_SLOTS, _MOST_SLOTS = 2, 12
-_RING_BYTES = 176 * 1024  # of all warps: more under way do not arrive sooner (measured)
+_FEWEST_SLOTS, _MOST_SLOTS = 2, (5, 3)  # of one span and of two: more under way do not arrive sooner (measured)
 _BUFFERS = 2
+_SHORT_CHUNK = 8  # spans
 _HALF_SHARED = 118 * 1024  # more than half of a large card's: else blocks of the next kernel gather on some
 
 
@@ -50,10 +48,12 @@ class GemvShape(ctypes.Structure):
         ("group_shift", ctypes.c_int32),
         ("x_stride", ctypes.c_int32),
         ("out_stride", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
+        ("adds", ctypes.c_int32),
         ("chunk_shift", ctypes.c_int32),
         ("num_buffers", ctypes.c_int32),
+        ("next_stride", ctypes.c_int32),
         ("eps", ctypes.c_float),
+        ("inverse_inputs", ctypes.c_float),
         ("power", ctypes.c_float),
     )
 
@@ -70,6 +70,38 @@ class GemvFloatShape(ctypes.Structure):
         ("epilogue", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
+
+
+@dataclass(frozen=True)
+class RowNorm:
+    """The norm of rows of x that hold hidden * weight: its factor multiplies the outputs.
+
+    Shapes: sums float32 [num_rows, norm_sums(num_inputs)], of each 16 inputs the sum of squares of `hidden` and the
+            largest magnitude of x, zeros past the last input; hidden float32 [num_rows, num_inputs]; weight float32
+            [num_inputs]
+    """
+
+    sums: Any
+    hidden: Any
+    weight: Any
+    eps: float
+
+
+def norm_sums(num_inputs: int) -> int:
+    """The floats of a row's sums (common/norm_sums.cuh)."""
+    return 4 * -(-num_inputs // (2 * TILE_ROWS))
+
+
+@dataclass(frozen=True)
+class NextRows:
+    """Where an "add" also writes what the next product takes: out * weight in fp16, and the sums of its norm.
+
+    Shapes: weight float32 [num_outputs]; x float16 [num_rows, at least num_outputs]; sums as RowNorm has them
+    """
+
+    weight: Any
+    x: Any
+    sums: Any
 
 
 @dataclass(frozen=True)
@@ -97,22 +129,20 @@ def plan_gemv(
     chunks: int,
     *,
     widening: Widening,
-    is_rounded: bool,
     num_multiprocessors: int,
     shared_bytes_per_block: int,
     can_cluster: bool,
 ) -> GemvPlan:
     """The launch for up to 8 rows: the most that fit into a block's shared memory, then the deepest rings.
 
-    `is_rounded`: whether x is fp16 already.
     Raises: ValueError for a card with too little shared memory for one row
     """
     room = shared_bytes_per_block - STATIC_SHARED_BYTES
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         plans = [
             plan
-            for cluster in ((1, 2) if can_cluster and is_rounded and chunks > 1 else (1,))
-            if (plan := _plan(layout, widening, rows, chunks, is_rounded, cluster, num_multiprocessors, room))
+            for cluster in ((1, 2) if can_cluster and chunks > 1 else (1,))
+            if (plan := _plan(layout, widening, rows, chunks, cluster, num_multiprocessors, room))
         ]
         if plans:
             return max(plans, key=lambda plan: (plan.warps * min(plan.slots, 4), -plan.cluster))
@@ -124,40 +154,37 @@ def _plan(
     widening: Widening,
     rows: int,
     chunks: int,
-    is_rounded: bool,
     cluster: int,
     num_multiprocessors: int,
     room: int,
 ) -> GemvPlan | None:
+    """The plan with the most warps, up to as many as have work, whose rings fit."""
     own_chunks = chunks // cluster
     num_clusters = min(num_multiprocessors // cluster, layout.num_tiles)
-    # As many parts as the busiest block has tiles, so that its warps all work.
     busiest = -(-layout.num_tiles // num_clusters)
-    warps = min(one for one in _WARPS if one >= min(busiest * own_chunks, max(_WARPS)))
-    if not is_rounded:
-        warps = max(_WARPS)  # all threads round x
-    parts = warps // own_chunks
-    block_spans = -(-num_spans(layout) // cluster)
-    x_bytes = rows * (block_spans * 256 + 64)
-    norm_bytes = 2 * 4 * -(-num_spans(layout) // 2)
-    local_tiles = -(-layout.num_tiles // (parts * num_clusters))
-    buffers = _BUFFERS if cluster == 1 else local_tiles
-    if cluster > 1 and buffers > _BUFFERS:
-        return None
-    sums_bytes = parts * buffers * chunks * rows * TILE_ROWS * 4 if chunks > 1 else 0
-    fixed = x_bytes + max(sums_bytes, norm_bytes)
-    spans = _spans_a_slot(layout, warps)
-    bytes_a_slot = warps * slot_bytes(layout, widening, spans)
-    slots = min(min(room - fixed, _RING_BYTES) // bytes_a_slot, _MOST_SLOTS)
-    if slots < _FEWEST_SLOTS:
-        return None
-    shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
-    return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
+    wanted = min(one for one in _WARPS if one >= min(busiest * own_chunks, max(_WARPS)))
+    x_bytes = rows * (-(-num_spans(layout) // cluster) * 256 + 64)
+    for warps in (one for one in _WARPS if wanted >= one >= own_chunks):
+        parts = warps // own_chunks
+        local_tiles = -(-layout.num_tiles // (parts * num_clusters))
+        buffers = _BUFFERS if cluster == 1 else local_tiles
+        if cluster > 1 and buffers > _BUFFERS:
+            continue
+        fixed = x_bytes + parts * buffers * chunks * rows * TILE_ROWS * 4
+        for spans in range(_spans_a_slot(layout, warps, chunks), 0, -1):
+            bytes_a_slot = warps * slot_bytes(layout, widening, spans)
+            slots = min((room - fixed) // bytes_a_slot, _MOST_SLOTS[spans - 1])
+            if slots >= _FEWEST_SLOTS:
+                shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
+                return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
+    return None
 
 
-def _spans_a_slot(layout: TileLayout, warps: int) -> int:
-    """Few warps, and short spans, would take long for what a slot costs beside its spans."""
-    return 2 if layout.weight_type == "int4" or (layout.has_scales and warps < max(_WARPS)) else 1
+def _spans_a_slot(layout: TileLayout, warps: int, chunks: int) -> int:
+    """Two, if they are short, if few warps have slots, or if a chunk ends soon; one where slots would be too few."""
+    of_chunk, is_even = num_spans(layout) // chunks, num_spans(layout) % (2 * chunks) == 0
+    gains = layout.weight_type == "int4" or (layout.has_scales and (warps < max(_WARPS) or of_chunk <= _SHORT_CHUNK))
+    return 2 if gains and is_even else 1
 
 
 def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
@@ -174,8 +201,8 @@ def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
 def gemv_name(
     layout: TileLayout,
     widening: Widening,
-    is_rounded: bool,
     rows: int,
+    is_gated: bool,
     warps: int,
     slots: int,
     spans: int,
@@ -186,8 +213,9 @@ def gemv_name(
         WEIGHT_C_TYPES[layout.weight_type],
         scale_c_type(layout, widening),
         str(WIDENINGS.index(widening)),
-        "__half" if is_rounded else "float",
-        *map(str, (1 if rows == 1 else MAX_ROWS, warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
+        str(1 if rows == 1 else MAX_ROWS),
+        str(is_gated).lower(),
+        *map(str, (warps, slots, spans, cluster, slot_bytes(layout, widening, spans))),
     )
     return f"gemv<{', '.join(arguments)}>"
 
@@ -199,56 +227,41 @@ def gemv(
     x: Any,
     out: Any,
     row_scales: Any | None = None,
-    norm_weight: Any | None = None,
-    eps: float = 0.0,
+    norm: RowNorm | None = None,
     bias: Any | None = None,
     epilogue: Epilogue = "store",
+    next_rows: NextRows | None = None,
 ) -> None:
     """Multiply; `out` is written ("store"), added to ("add"), or gets silu(gate) * up of each tile's halves ("swiglu").
 
+    x is as stage_wide writes it, or as the `next_rows` of a product before: scaled by `row_scales`, by `norm`, or by 1.
+    "swiglu" divides by GATED_SCALE.
     May start before the previous kernel has ended, and then reads the matrix at once: that kernel must not write it.
-    Weights of 32 bits are multiplied in fp32. Others take x in fp16, as stage_wide writes it, or round it themselves.
-    Their "swiglu" writes fp16, divided by GATED_SCALE.
-    Shapes: x float32, or float16 with row_scales float32 [num_rows], [num_rows, num_inputs], rows any distance apart;
-            out float32 or float16 [num_rows, num_outputs], alike, where num_outputs ends in the last tile, each of 16
-            outputs or, for "swiglu", 8; norm_weight float32 [num_inputs], for an x of float32; bias float32
-            [16 * num_tiles]
+    Shapes: x float16 [num_rows, num_inputs], rows any distance apart; row_scales float32 [num_rows]; out float32, for
+            "swiglu" float16, [num_rows, num_outputs], alike, where num_outputs ends in the last tile, each of 16
+            outputs or, for "swiglu", 8; bias float32 [16 * num_tiles]
     Raises: ValueError
     """
     layout = matrix.layout
-    num_rows, is_rounded, is_float = x.shape[0], x.dtype == np.float16, layout.weight_type == "float32"
-    tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
-    out_type = "float16" if epilogue == "swiglu" and not is_float else "float32"
-    x_type = "float16" if is_rounded and not is_float else "float32"
-    check("gemv", "x", x, dtype=x_type, shape=(None, layout.num_inputs), row_stride=True, aligned=4 if is_float else 16)
-    check("gemv", "out", out, dtype=out_type, shape=(num_rows, None), row_stride=True, aligned=x.dtype.itemsize)
-    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
-        raise ValueError(f"gemv: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}")
-    if not is_rounded and not is_float and layout.num_inputs % 8:
-        raise ValueError(f"gemv: cannot round rows of {layout.num_inputs} inputs, expected a multiple of 8")
-    if not is_float and x.strides[0] % 16 and num_rows > 1:
+    num_rows, is_gated = x.shape[0], epilogue == "swiglu"
+    check("gemv", "x", x, dtype="float16", shape=(None, layout.num_inputs), row_stride=True, aligned=16)
+    if num_rows > 1 and x.strides[0] % 16:
         raise ValueError(f"gemv: rows of x lie {x.strides[0]} bytes apart, expected a multiple of 16")
+    _check_outputs("gemv", layout, out, num_rows, bias, is_gated, "float16" if is_gated else "float32")
     if row_scales is not None:
         check("gemv", "row_scales", row_scales, dtype="float32", shape=(num_rows,), aligned=4)
-    if norm_weight is not None:
-        check("gemv", "norm_weight", norm_weight, dtype="float32", shape=(layout.num_inputs,))
-    if bias is not None:
-        check("gemv", "bias", bias, dtype="float32", shape=(layout.padded_rows,), aligned=4)
-    chunks = num_chunks(layout, is_gated=epilogue == "swiglu")
+    if norm is not None:
+        _check_norm(norm, num_rows, layout.num_inputs)
+    if next_rows is not None:
+        _check_next(next_rows, num_rows, out.shape[1], epilogue)
+    chunks = num_chunks(layout, is_gated=is_gated)
     begin = 0
     while begin < num_rows:
-        rows = min(num_rows - begin, MAX_ROWS)
-        if is_float:
-            some = slice(begin, begin + rows)
-            _launch_float(device, matrix, x[some], norm_weight, eps, bias, out[some], epilogue)
-            begin += rows
-            continue
         plan = plan_gemv(
             layout,
-            rows,
+            min(num_rows - begin, MAX_ROWS),
             chunks,
             widening=matrix.widening,
-            is_rounded=is_rounded,
             num_multiprocessors=device.num_multiprocessors,
             shared_bytes_per_block=device.shared_bytes_per_block,
             can_cluster=device.can_cluster,
@@ -262,23 +275,28 @@ def gemv(
             group_shift=layout.group_size.bit_length() - 1 if layout.group_size else 31,
             x_stride=x.strides[0] // x.dtype.itemsize,
             out_stride=out.strides[0] // out.dtype.itemsize,
-            epilogue=EPILOGUES.index(epilogue),
+            adds=epilogue == "add",
             chunk_shift=chunks.bit_length() - 1,
             num_buffers=plan.buffers,
-            eps=eps,
+            next_stride=0 if next_rows is None else next_rows.x.strides[0] // 2,
+            eps=0.0 if norm is None else norm.eps,
+            inverse_inputs=1.0 / layout.num_inputs,
             power=2.0**matrix.power,
         )
-        scales = None if row_scales is None else row_scales[some]
         device.launch(
             "gemv",
             gemv_name(
-                layout, matrix.widening, is_rounded, plan.num_rows, plan.warps, plan.slots, plan.spans, plan.cluster
+                layout, matrix.widening, plan.num_rows, is_gated, plan.warps, plan.slots, plan.spans, plan.cluster
             ),
             grid=(plan.num_blocks,),
             block=32 * plan.warps,
             arguments=(
                 *(matrix.tiles, matrix.scales, matrix.zero_points),
-                *(x[some], scales, norm_weight, bias, out[some], shape),
+                *(x[some], None if row_scales is None else row_scales[some]),
+                *((None, None, None) if norm is None else (norm.sums[some], norm.hidden[some], norm.weight)),
+                *(bias, out[some]),
+                *((None,) * 3 if next_rows is None else (next_rows.weight, next_rows.x[some], next_rows.sums[some])),
+                shape,
             ),
             shared_bytes=plan.shared_bytes,
             overlaps=True,
@@ -287,50 +305,98 @@ def gemv(
                 layout,
                 plan.num_rows,
                 epilogue=epilogue,
-                is_rounded=is_rounded,
-                has_norm=norm_weight is not None,
+                has_norm=norm is not None,
                 has_bias=bias is not None,
+                has_next=next_rows is not None,
             ),
         )
         begin += plan.num_rows
 
 
-def _launch_float(
+def gemv_float(
     device: Launcher,
+    *,
     matrix: TiledMatrix,
     x: Any,
-    norm_weight: Any | None,
-    eps: float,
-    bias: Any | None,
     out: Any,
-    epilogue: Epilogue,
+    row_scales: Any | None = None,
+    norm_weight: Any | None = None,
+    eps: float = 0.0,
+    bias: Any | None = None,
+    epilogue: Epilogue = "store",
 ) -> None:
+    """Multiply by weights of 32 bits, all in fp32, and norm x inside: the same otherwise as `gemv`.
+
+    Shapes: x float32 or float16 [num_rows, num_inputs], out float32 [num_rows, num_outputs], rows any distance apart;
+            row_scales float32 [num_rows]; norm_weight float32 [num_inputs]
+    Raises: ValueError
+    """
     layout = matrix.layout
-    shape = GemvFloatShape(
-        num_rows=x.shape[0],
-        num_inputs=layout.num_inputs,
-        num_outputs=out.shape[1],
-        x_stride=x.strides[0] // 4,
-        out_stride=out.strides[0] // 4,
-        epilogue=EPILOGUES.index(epilogue),
-        eps=eps,
+    check(
+        "gemv_float", "x", x, dtype=("float32", "float16"), shape=(None, layout.num_inputs), row_stride=True, aligned=2
     )
-    device.launch(
-        "gemv_float",
-        "gemv_float",
-        grid=(layout.num_tiles,),
-        block=256,
-        arguments=(matrix.tiles, x, norm_weight, bias, out, shape),
-        overlaps=True,
-        cost=partial(
-            gemv_cost,
-            layout,
-            x.shape[0],
-            epilogue=epilogue,
-            has_norm=norm_weight is not None,
-            has_bias=bias is not None,
-        ),
-    )
+    _check_outputs("gemv_float", layout, out, len(x), bias, epilogue == "swiglu", "float32")
+    if row_scales is not None:
+        check("gemv_float", "row_scales", row_scales, dtype="float32", shape=(len(x),), aligned=4)
+    if norm_weight is not None:
+        check("gemv_float", "norm_weight", norm_weight, dtype="float32", shape=(layout.num_inputs,))
+    for begin in range(0, len(x), MAX_ROWS):
+        some = slice(begin, min(begin + MAX_ROWS, len(x)))
+        shape = GemvFloatShape(
+            num_rows=some.stop - begin,
+            num_inputs=layout.num_inputs,
+            num_outputs=out.shape[1],
+            x_stride=x.strides[0] // x.dtype.itemsize,
+            out_stride=out.strides[0] // 4,
+            epilogue=EPILOGUES.index(epilogue),
+            eps=eps,
+        )
+        scales = None if row_scales is None else row_scales[some]
+        device.launch(
+            "gemv_float",
+            f"gemv_float<{c_type(x)}>",
+            grid=(layout.num_tiles,),
+            block=256,
+            arguments=(matrix.tiles, x[some], scales, norm_weight, bias, out[some], shape),
+            overlaps=True,
+            cost=partial(
+                gemv_cost,
+                layout,
+                shape.num_rows,
+                epilogue=epilogue,
+                has_norm=norm_weight is not None,
+                has_bias=bias is not None,
+            ),
+        )
+
+
+def _check_outputs(
+    kernel: str, layout: TileLayout, out: Any, num_rows: int, bias: Any | None, is_gated: bool, dtype: str
+) -> None:
+    check(kernel, "out", out, dtype=dtype, shape=(num_rows, None), row_stride=True, aligned=out.dtype.itemsize)
+    tile_outputs = HALF_ROWS if is_gated else TILE_ROWS
+    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
+        raise ValueError(
+            f"{kernel}: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}"
+        )
+    if bias is not None:
+        check(kernel, "bias", bias, dtype="float32", shape=(layout.padded_rows,), aligned=4)
+
+
+def _check_norm(norm: RowNorm, num_rows: int, num_inputs: int) -> None:
+    if num_inputs % 8:
+        raise ValueError(f"gemv: cannot norm rows of {num_inputs} inputs, expected a multiple of 8")
+    check("gemv", "norm.sums", norm.sums, dtype="float32", shape=(num_rows, norm_sums(num_inputs)))
+    check("gemv", "norm.hidden", norm.hidden, dtype="float32", shape=(num_rows, num_inputs))
+    check("gemv", "norm.weight", norm.weight, dtype="float32", shape=(num_inputs,))
+
+
+def _check_next(rows: NextRows, num_rows: int, num_outputs: int, epilogue: Epilogue) -> None:
+    if epilogue != "add":
+        raise ValueError(f"gemv: {epilogue} writes no rows of the next product, expected add")
+    check("gemv", "next_rows.weight", rows.weight, dtype="float32", shape=(num_outputs,))
+    check("gemv", "next_rows.x", rows.x, dtype="float16", shape=(num_rows, num_outputs), row_stride=True, aligned=16)
+    check("gemv", "next_rows.sums", rows.sums, dtype="float32", shape=(num_rows, norm_sums(num_outputs)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,18 +412,19 @@ def gemv_cost(
     num_rows: int,
     *,
     epilogue: Epilogue = "store",
-    is_rounded: bool = False,
     has_norm: bool = False,
     has_bias: bool = False,
+    has_next: bool = False,
 ) -> GemvCost:
     """What one launch moves: the matrix and x once (each block reads x again, from L2), the results."""
-    num_outputs = layout.num_rows // (2 if epilogue == "swiglu" else 1)
-    out_bytes = num_rows * num_outputs * (2 if epilogue == "swiglu" and layout.weight_type != "float32" else 4)
-    stored_bytes = layout.num_bytes + 4 * (layout.num_inputs * has_norm + layout.padded_rows * has_bias)
-    x_bytes = num_rows * layout.num_inputs * (2 if is_rounded else 4)
+    num_outputs, is_float = layout.num_rows // (2 if epilogue == "swiglu" else 1), layout.weight_type == "float32"
+    out_bytes = num_rows * num_outputs * (2 if epilogue == "swiglu" and not is_float else 4)
+    norm_bytes = has_norm * (4 * layout.num_inputs if is_float else num_rows * layout.num_inputs // 2)
+    stored_bytes = layout.num_bytes + 4 * (layout.padded_rows * has_bias + num_outputs * has_next)
+    x_bytes = num_rows * layout.num_inputs * (4 if is_float else 2)
     return GemvCost(
-        read_bytes=stored_bytes + x_bytes + (out_bytes if epilogue == "add" else 0),
-        written_bytes=out_bytes,
+        read_bytes=stored_bytes + x_bytes + norm_bytes + (out_bytes if epilogue == "add" else 0),
+        written_bytes=out_bytes + has_next * num_rows * (2 * num_outputs + num_outputs // 2),
         flops=2 * num_rows * layout.num_rows * layout.num_inputs,
         stored_bytes=stored_bytes,
         element_bits=WEIGHT_BITS[layout.weight_type],
@@ -377,16 +444,18 @@ def _variants() -> list[str]:
         TileLayout("float16", TILE_ROWS, 8192),
         TileLayout("bfloat16", TILE_ROWS, 8192),
     ]
-    forms = ((False, 1, 16, 4, 1, 1), (True, 8, 16, 4, 2, 1), (True, 8, 8, 6, 1, 2))
+    forms = ((1, False, 16, 4, 1, 1), (1, True, 16, 4, 1, 1), (8, False, 16, 4, 2, 1), (8, False, 8, 6, 1, 2))
     names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
     return [
         *names,
-        gemv_name(layouts[0], "floats", True, 1, 16, 4, 1, 1),
-        gemv_name(layouts[1], "floats", True, 1, 16, 4, 1, 1),
+        gemv_name(layouts[0], "floats", 1, False, 16, 4, 1, 1),
+        gemv_name(layouts[1], "floats", 1, False, 16, 4, 1, 1),
     ]
 
 
 SPEC = KernelSpec(
-    "gemv", "few rows times a tiled matrix of 4 to 16 bits, with norm, bias and residual or SwiGLU", tuple(_variants())
+    "gemv", "few rows times a tiled matrix of 4 to 16 bits, with bias and residual or SwiGLU", tuple(_variants())
 )
-FLOAT_SPEC = KernelSpec("gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float",))
+FLOAT_SPEC = KernelSpec(
+    "gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float<float>", "gemv_float<__half>")
+)

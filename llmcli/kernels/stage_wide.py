@@ -14,7 +14,7 @@ STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
 WIDE_TOKENS = (128, 256)  # that a block of gemm_wide may multiply
 UNIT_INPUTS = (64, 128, 32)  # of the matrices that it takes
-_MOST_INPUTS = 256 * 512
+_MOST_INPUTS = 65536
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def stage_wide(
         check("stage_wide", "x", x, dtype=np.float32, shape=x.shape)
         check("stage_wide", "parts", parts, dtype=np.float32, shape=(None, num_tokens, num_inputs))
         num_parts = len(parts)
-    sizes = np.int32(num_parts), np.int32(num_inputs), np.float32(eps)
+    sizes = np.int32(num_parts), np.int32(num_inputs), np.float32(1.0 / num_inputs), np.float32(eps)
     device.launch(
         "stage_wide",
         _name(unit_inputs, x.dtype, num_inputs % 8 == 0),

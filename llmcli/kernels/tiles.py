@@ -16,7 +16,8 @@ HALF_ROWS = TILE_ROWS // 2  # where two tensors share tiles, each has one half o
 UNIT_BYTES = 1024  # 64 bytes of each row of a tile
 _UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
 _MAX_GROUPS_PER_UNIT = 8
-SPAN_UNITS = {"int8": 2, "fp8": 2, "int4": 1, "float16": 1, "bfloat16": 1, "float32": 1}  # multiplied together
+# The units of a span: 128 inputs, or of 32-bit weights 16. A matrix has whole spans.
+SPAN_UNITS = {"int8": 2, "fp8": 2, "int4": 1, "float16": 4, "bfloat16": 4, "float32": 1}
 _SCALED = ("int8", "int4", "fp8")
 _HALF_TYPES = ("float16", "bfloat16")
 ALIGNMENT = 256  # of every array inside an arena, in bytes

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from llmcli.kernels.chunks import num_spans
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, WIDE_TOKENS, num_steps
 from llmcli.kernels.tiles import BLOCK_SCALE, SCALE_C_TYPES, TILE_ROWS, TileLayout, Widening, fastest_widening
 
 CLUSTER = 2  # blocks that share tokens
 BLOCK_TILES = 8  # of a block of gemm_wide
-SPAN_INPUTS = 2 * STEP_INPUTS
 
 # The share of the rate of a large product of the matrix library at which blocks of each size compute, and how much
 # larger it is where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 256 rows of
@@ -24,17 +24,12 @@ _HALF_TYPES = ("float16", "bfloat16")
 def takes(layout: TileLayout) -> bool:
     """Whether the kernels take such a matrix: codes and 8-bit floats, scaled by row, in groups of 16 inputs or more.
 
-    Also weights of 16 bits, in whole spans: other weights follow a tile's last unit.
+    Also weights of 16 bits.
     """
     if layout.weight_type in _HALF_TYPES:
-        return layout.num_inputs % SPAN_INPUTS == 0
+        return True
     has_row_scales = layout.weight_type in _SCALED and layout.scale_type != BLOCK_SCALE
     return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
-
-
-def num_spans(layout: TileLayout) -> int:
-    """Spans of a row's inputs."""
-    return num_steps(layout.num_inputs) // 2
 
 
 @dataclass(frozen=True)

@@ -38,20 +38,30 @@ def powers_of_two(num_rows: int) -> np.ndarray:
 
 
 def rounded_rows(
-    reference: np.ndarray, dtype: Any, relative: float | np.ndarray, absolute: float | np.ndarray = 0.0
+    reference: np.ndarray,
+    dtype: Any,
+    relative: float | np.ndarray,
+    absolute: float | np.ndarray = 0.0,
+    *,
+    lifts: bool = False,
 ) -> tuple[Expected, Expected]:
     """The right results of a kernel that computes rows with these errors, and stores them with a scale each.
 
     A row whose largest element is beyond 2^15 in float16 is divided by the power of two that leaves it in [2^14, 2^15).
+    With `lifts` so is one whose largest element is below 2^-8.
     Raises: ValueError for a row so close to a power of two that its scale may be either
     """
     dtype = np.dtype(dtype)
     largest = np.abs(reference).max(axis=1)
     needs_scale = (largest > 2.0**15) & (dtype == np.float16)
+    if lifts:
+        needs_scale |= (largest > 0) & (largest < 2.0**-8)
     fraction, exponent = np.frexp(largest)  # fraction in [0.5, 1)
     scale = np.where(needs_scale, np.ldexp(1.0, exponent - 15), 1.0)[:, None]
     slack = float(np.max(relative))
-    is_near = (np.minimum(fraction - 0.5, 1 - fraction) < slack) & (largest > 2.0**14) & (dtype == np.float16)
+    is_near = (
+        (np.minimum(fraction - 0.5, 1 - fraction) < slack) & (needs_scale | (largest > 2.0**14)) & (dtype == np.float16)
+    )
     if is_near.any():
         raise ValueError("a row's largest element is a power of two within its error: its scale is not certain")
     bound = ((2 * ROUNDOFF[dtype] + relative) * np.abs(reference) + absolute) / scale + HALF_SUBNORMAL[dtype]

@@ -335,7 +335,7 @@ def _compile(*arguments: str) -> None:
 
 def solve(device: EmulatedDevice, problem: Problem) -> dict[str, np.ndarray]:
     """The outputs of the engine's kernels. Raises: AssertionError if they change an input"""
-    inputs = {name: _aligned(array) for name, array in problem.inputs.items()}
+    inputs = {name: aligned(array) for name, array in problem.inputs.items()}
     outputs = {}
     for name, one in {**problem.outputs, **problem.scratch}.items():
         start: np.ndarray = np.full(one.shape, 0, one.dtype)
@@ -343,7 +343,7 @@ def solve(device: EmulatedDevice, problem: Problem) -> dict[str, np.ndarray]:
             start = problem.inputs[one.initial].astype(one.dtype)
         elif not one.holds_zeros:
             start = np.frombuffer(bytes([0xFF]) * start.nbytes, start.dtype).reshape(start.shape)  # NaN
-        outputs[name] = _aligned(start)
+        outputs[name] = aligned(start)
     arrays = {name: HostArray(array) for name, array in {**inputs, **outputs}.items()}
     problem.solvers[ENGINE](device, arrays)  # type: ignore[arg-type]
     for name, array in inputs.items():
@@ -351,7 +351,7 @@ def solve(device: EmulatedDevice, problem: Problem) -> dict[str, np.ndarray]:
     return outputs
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
+def aligned(array: np.ndarray) -> np.ndarray:
     memory = np.full(array.nbytes + 512, _CANARY, np.uint8)
     begin = -memory.ctypes.data % 256
     result = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)

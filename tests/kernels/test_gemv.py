@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import EmulatedDevice, can_emulate, solve
+from emulated import EmulatedDevice, HostArray, aligned, can_emulate, solve
 from fenced import assert_launches_agree
 from right import assert_right
 from uploaded import upload
 
 from llmcli.errors import KernelCompileError
-from llmcli.kernels.chunks import num_chunks
+from llmcli.kernels.chunks import num_chunks, num_spans
 from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import STATIC_SHARED_BYTES, gemv, gemv_cost, plan_gemv
+from llmcli.kernels.gemv import STATIC_SHARED_BYTES, NextRows, RowNorm, gemv, gemv_cost, norm_sums, plan_gemv
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sources import flatten
+from llmcli.kernels.stage_wide import stage_wide
 from llmcli.kernels.tiles import TileLayout, fastest_widening, tile_layout
 from llmcli.lab.cases.gemv import IN_HALVES, Case, make_case, problem_of
-from llmcli.lab.matrices import random_matrix, tiles_of
+from llmcli.lab.matrices import arrays_of, matrix_of, random_matrix, tiles_of
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, Problem
 from llmcli.lab.trial import run_once
@@ -38,7 +39,7 @@ def case_of(form: dict[str, Any], num_outputs: int, num_inputs: int, num_rows: i
 
 
 def rows_of(case: Case, rows: slice) -> Case:
-    some = {name: getattr(case, name) for name in ("x", "row_scales", "before")}
+    some = {name: getattr(case, name) for name in ("x", "row_scales", "hidden", "before")}
     return replace(case, **{name: None if array is None else array[rows] for name, array in some.items()})
 
 
@@ -79,11 +80,10 @@ def check_bits(case: Case, solve_on: Solve) -> None:
 )
 @pytest.mark.parametrize("form", IN_HALVES, ids=IDS)
 def test_formats_and_tails(device: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
-    """One row and nine, in fp16 and, where rows are whole vectors, as floats with a norm."""
+    """One row and nine, with scales and, where rows are whole vectors, with a norm."""
     for num_rows in (1, 9):
-        assert_right(device, problem_of(case_of(form, num_outputs, num_inputs, num_rows, is_rounded=True)))
+        assert_right(device, problem_of(case_of(form, num_outputs, num_inputs, num_rows, has_scales=True)))
         if num_inputs % 8 == 0:
-            assert_right(device, problem_of(case_of(form, num_outputs, num_inputs, num_rows)))
             assert_right(device, problem_of(case_of(form, num_outputs, num_inputs, num_rows, has_norm=True)))
 
 
@@ -96,19 +96,20 @@ def test_every_epilogue(device: Device, form: dict[str, Any], num_rows: int) -> 
     case = replace(case_of(form, 96, 320, num_rows, has_norm=True, has_bias=True), before=before)
     for epilogue, num_outputs in (("store", 96), ("add", 96), ("swiglu", 44)):
         assert_right(device, problem_of(case, epilogue, num_outputs))  # type: ignore[arg-type]
+    assert_right(device, problem_of(case, "add", 88, leads=True))
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("is_rounded", [True, False])
+@pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(9, 704), (890, 600), (64, 9000)])
 @pytest.mark.parametrize("form", IN_HALVES, ids=IDS)
 def test_bits_depend_on_the_matrix_and_the_row_alone(
-    device: Device, form: dict[str, Any], num_outputs: int, num_inputs: int, is_rounded: bool
+    device: Device, form: dict[str, Any], num_outputs: int, num_inputs: int, has_norm: bool
 ) -> None:
     def solve_on(problem: Problem, facts: dict[str, Any]) -> np.ndarray:
         return run_once(device, problem, partial(problem.solvers[ENGINE], OtherCard(device, **facts)))["out"]
 
-    check_bits(case_of(form, num_outputs, num_inputs, 11, is_rounded=is_rounded, has_norm=not is_rounded), solve_on)
+    check_bits(case_of(form, num_outputs, num_inputs, 11, has_scales=not has_norm, has_norm=has_norm), solve_on)
 
 
 @pytest.mark.cuda
@@ -118,7 +119,7 @@ def test_every_launch_of_a_whole_product_has_the_same_bits(device: Device, form:
     """A slot that is filled again too early shows in one launch of many; launches overlap."""
     import cupy
 
-    case = case_of(form, 4096, 4096, num_rows, is_rounded=True)
+    case = case_of(form, 4096, 4096, num_rows, has_scales=True)
     given = {"matrix": upload(tiles_of(case.stored)), "x": cupy.asarray(case.x)}
     device.synchronize()  # gemv reads weights before earlier kernels end
     expected = run_once(device, problem_of(case), partial(problem_of(case).solvers[ENGINE], device))["out"]
@@ -148,6 +149,43 @@ def test_what_is_no_number_shows_in_its_row_alone(device: Device) -> None:
     assert np.isfinite(found[2:]).all()
 
 
+def lead_and_stage(device: Any, upload: Callable[[np.ndarray], Any]) -> tuple[Any, Any]:
+    """A product of what the product before has left for it, and of the same rows as stage_wide rounds them.
+
+    Some rows need a power of two: small ones, and one with an outlier.
+    """
+    first, second = (case_of(SOME[0], 600, num_inputs, 8) for num_inputs in (256, 600))
+    before = np.random.default_rng(5).standard_normal((8, 600)).astype(np.float32)
+    before[1:3] *= np.float32(2.0**-30)
+    before[3, 77] = 1e7
+    first.x[1:3] = 0
+    weight = upload(np.random.default_rng(6).uniform(0.5, 2, 600).astype(np.float32))
+    matrices = [matrix_of(one.stored.layout, given(one, upload), one.stored) for one in (first, second)]
+    hidden, x = upload(before), upload(first.x)
+    rows, sums = upload(np.full((8, 640), np.nan, np.float16)), upload(np.zeros((8, norm_sums(600)), np.float32))
+    led, staged = (upload(np.zeros((8, 600), np.float32)) for _ in range(2))
+    scales = upload(np.zeros(8, np.float32))
+    gemv(device, matrix=matrices[0], x=x, out=hidden, epilogue="add", next_rows=NextRows(weight, rows[:, :600], sums))
+    gemv(device, matrix=matrices[1], x=rows[:, :600], out=led, norm=RowNorm(sums, hidden, weight, 1e-5))
+    stage_wide(device, x=hidden, unit_inputs=0, out=rows, row_scales=scales, norm_weight=weight, eps=1e-5)
+    gemv(device, matrix=matrices[1], x=rows[:, :600], out=staged, row_scales=scales)
+    return led, staged
+
+
+def given(case: Case, upload: Callable[[np.ndarray], Any]) -> dict[str, Any]:
+    return {name: upload(array) for name, array in arrays_of(tiles_of(case.stored)).items()}
+
+
+@pytest.mark.cuda
+def test_a_product_leads_as_rows_are_staged(device: Device) -> None:
+    import cupy
+
+    led, staged = lead_and_stage(device, cupy.asarray)
+    device.synchronize()
+    assert np.isfinite(cupy.asnumpy(staged)).all()
+    np.testing.assert_array_equal(cupy.asnumpy(led).view(np.uint32), cupy.asnumpy(staged).view(np.uint32))
+
+
 # Without a card
 
 
@@ -160,7 +198,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
 
 @pytest.mark.parametrize("form", [SOME[0], SOME[3]], ids=str)
 def test_emulated_bits_depend_on_the_matrix_and_the_row_alone(emulated: EmulatedDevice, form: dict[str, Any]) -> None:
-    cases = [case_of(form, 72, 600, 5, is_rounded=True), case_of(form, 72, 600, 5, has_norm=True)]
+    cases = [case_of(form, 72, 600, 5, has_scales=True), case_of(form, 72, 600, 5, has_norm=True)]
     launched: set[str] = set()
 
     def note(notes: Any) -> None:
@@ -178,11 +216,28 @@ def test_emulated_bits_depend_on_the_matrix_and_the_row_alone(emulated: Emulated
         check_bits(case, lambda problem, facts: solve(OtherCard(emulated, **facts), problem)["out"])  # type: ignore[arg-type]
 
 
+def test_an_emulated_product_leads_as_rows_are_staged(emulated: EmulatedDevice) -> None:
+    emulated.compile(lambda notes: lead_and_stage(notes, lambda array: Phantom(array.shape, array.dtype, 1 << 20)))
+    led, staged = lead_and_stage(emulated, lambda array: HostArray(aligned(array)))
+    assert np.isfinite(staged.values).all()
+    np.testing.assert_array_equal(led.values.view(np.uint32), staged.values.view(np.uint32))
+
+
+def norm_of(**shapes: tuple[int, ...]) -> RowNorm:
+    shapes = {"sums": (3, 16), "hidden": (3, 128), "weight": (128,), **shapes}
+    return RowNorm(**{name: Phantom(shape, np.float32, 1 << 30) for name, shape in shapes.items()}, eps=1e-5)
+
+
+NEXT = NextRows(
+    Phantom((40,), np.float32, 1 << 30), Phantom((3, 40), np.float16, 1 << 30), Phantom((3, 8), np.float32, 1 << 30)
+)
+
+
 def arguments(**changes: Any) -> dict[str, Any]:
     layout = tile_layout("int8", 40, 128, None, "float32")
     given = {
         "matrix": layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20)),
-        "x": Phantom((3, 128), np.float32, 2 << 20),
+        "x": Phantom((3, 128), np.float16, 2 << 20),
         "out": Phantom((3, 40), np.float32, 3 << 20),
     }
     return {**given, **changes}
@@ -191,13 +246,21 @@ def arguments(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": Phantom((3, 64), np.float32, 1 << 30)}, r"x is \[3, 64\], expected"),
-        ({"x": Phantom((3, 128), np.uint16, 1 << 30)}, "x is uint16, expected float32"),
+        ({"x": Phantom((3, 64), np.float16, 1 << 30)}, r"x is \[3, 64\], expected"),
+        ({"x": Phantom((3, 128), np.float32, 1 << 30)}, "x is float32, expected float16"),
         ({"out": Phantom((3, 16), np.float32, 1 << 30)}, "out has 16 columns, expected 3 tiles of 16"),
         ({"epilogue": "swiglu"}, "out is float32, expected float16"),
         ({"epilogue": "swiglu", "out": Phantom((3, 40), np.float16, 1 << 30)}, "out has 40 columns"),
         ({"bias": Phantom((40,), np.float32, 1 << 30)}, r"bias is \[40\], expected \[48\]"),
-        ({"norm_weight": Phantom((64,), np.float32, 1 << 30)}, r"norm_weight is \[64\]"),
+        ({"norm": norm_of(sums=(3, 8))}, r"norm.sums is \[3, 8\], expected \[3, 16\]"),
+        ({"norm": norm_of(hidden=(2, 128))}, r"norm.hidden is \[2, 128\]"),
+        ({"norm": norm_of(weight=(64,))}, r"norm.weight is \[64\]"),
+        ({"next_rows": NEXT}, "store writes no rows of the next product, expected add"),
+        (
+            {"next_rows": replace(NEXT, weight=Phantom((39,), np.float32, 1 << 30)), "epilogue": "add"},
+            "next_rows.weight",
+        ),
+        ({"next_rows": replace(NEXT, x=Phantom((3, 39), np.float16, 1 << 30)), "epilogue": "add"}, "next_rows.x is"),
         ({"row_scales": Phantom((2,), np.float32, 1 << 30)}, r"row_scales is \[2\]"),
     ],
 )
@@ -209,12 +272,13 @@ def test_wrong_arrays_are_refused(changes: dict[str, Any], message: str) -> None
         gemv(notes, **arguments(**changes))
 
 
-def test_floats_that_are_no_whole_vectors_are_rounded_before() -> None:
+def test_rows_that_are_no_whole_vectors_are_refused() -> None:
     notes: Any = Notes()
     layout = tile_layout("int8", 40, 100, None, "float32")
     given = arguments(matrix=layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20)))
-    with pytest.raises(ValueError, match="cannot round rows of 100 inputs"):
-        gemv(notes, **{**given, "x": Phantom((3, 100), np.float32, 1 << 30)})
+    x = Phantom((3, 104), np.float16, 1 << 30)[:, :100]
+    with pytest.raises(ValueError, match="cannot norm rows of 100 inputs, expected a multiple of 8"):
+        gemv(notes, **{**given, "x": x, "norm": norm_of(hidden=(3, 100), weight=(100,))})
     with pytest.raises(ValueError, match="rows of x lie 200 bytes apart, expected a multiple of 16"):
         gemv(notes, **{**given, "x": Phantom((3, 100), np.float16, 1 << 30)})
 
@@ -246,35 +310,35 @@ def test_plans_fit_their_card(layout: TileLayout, card: str) -> None:
     """With any number of chunks; and one row at least is multiplied."""
     multiprocessors, shared_bytes, can_cluster = CARDS[card]
     for num_rows in range(1, 9):
-        for is_rounded in (True, False):
-            plan = plan_gemv(
-                layout,
-                num_rows,
-                num_chunks(layout),
-                widening=fastest_widening(layout),
-                is_rounded=is_rounded,
-                num_multiprocessors=multiprocessors,
-                shared_bytes_per_block=shared_bytes,
-                can_cluster=can_cluster,
-            )
-            assert 1 <= plan.num_rows <= num_rows
-            assert plan.shared_bytes + STATIC_SHARED_BYTES <= shared_bytes
-            assert plan.cluster == 1 or (can_cluster and is_rounded)
-            assert plan.num_blocks % plan.cluster == 0
-            assert 1 <= plan.num_blocks <= min(multiprocessors, layout.num_tiles * plan.cluster)
-            assert plan.warps >= num_chunks(layout) // plan.cluster
+        plan = plan_gemv(
+            layout,
+            num_rows,
+            num_chunks(layout),
+            widening=fastest_widening(layout),
+            num_multiprocessors=multiprocessors,
+            shared_bytes_per_block=shared_bytes,
+            can_cluster=can_cluster,
+        )
+        assert 1 <= plan.num_rows <= num_rows
+        assert plan.shared_bytes + STATIC_SHARED_BYTES <= shared_bytes
+        assert plan.cluster == 1 or can_cluster
+        assert plan.num_blocks % plan.cluster == 0
+        assert 1 <= plan.num_blocks <= min(multiprocessors, layout.num_tiles * plan.cluster)
+        assert plan.warps >= num_chunks(layout) // plan.cluster
+        assert num_spans(layout) % (plan.spans * num_chunks(layout)) == 0 or plan.spans == 1
 
 
 def test_cost_counts_the_matrix_once_for_eight_rows() -> None:
     layout = tile_layout("int8", 4096, 4096, 128, "float16")
     one, eight = (gemv_cost(layout, num_rows) for num_rows in (1, 8))
-    assert one.read_bytes == layout.num_bytes + 4 * 4096
-    assert eight.read_bytes == layout.num_bytes + 8 * 4 * 4096
-    assert gemv_cost(layout, 8, is_rounded=True).read_bytes == layout.num_bytes + 8 * 2 * 4096
+    assert one.read_bytes == layout.num_bytes + 2 * 4096
+    assert eight.read_bytes == layout.num_bytes + 8 * 2 * 4096
     assert (one.stored_bytes, one.written_bytes, one.flops) == (layout.num_bytes, 4 * 4096, 2 * 4096 * 4096)
     bias = gemv_cost(layout, 1, epilogue="add", has_norm=True, has_bias=True)
-    assert bias.stored_bytes == layout.num_bytes + 2 * 4 * 4096
-    assert bias.read_bytes == bias.stored_bytes + 2 * 4 * 4096
+    assert bias.stored_bytes == layout.num_bytes + 4 * 4096
+    assert bias.read_bytes == bias.stored_bytes + (2 + 4) * 4096 + 4096 // 2  # x, out; 8 bytes for 16 inputs
+    led = gemv_cost(layout, 1, epilogue="add", has_next=True)
+    assert led.written_bytes == (4 + 2) * 4096 + 4096 // 2
     assert gemv_cost(layout, 8, epilogue="swiglu").written_bytes == 8 * 2048 * 2
 
 

@@ -261,7 +261,7 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 _KERNELS = {
     simulated_kernels: "repack repack_scales lift_scales repack_zero_points dequantize embedding rms_norm head_norm "
-    "round_rows scale_bias residual_add swiglu gather_columns gemv gemm_packed",
+    "round_rows scale_bias residual_add swiglu gather_columns gemv gemv_float gemm_packed",
     simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu add_parts",
     simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
 }

@@ -10,7 +10,7 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 from llmcli.kernels.chunks import num_chunks  # noqa: E402
-from llmcli.kernels.gemv import GATED_SCALE  # noqa: E402
+from llmcli.kernels.gemv import GATED_SCALE, NextRows, RowNorm  # noqa: E402
 from llmcli.kernels.repack import NOT_HALF, row_bytes  # noqa: E402
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, lifted  # noqa: E402
 from llmcli.quantization.floats import E4M3_VALUES, widen  # noqa: E402
@@ -259,11 +259,14 @@ def swiglu(device: Any, *, gate_up: Any, row_scale: Any, out: Any, out_scale: An
     _store_scaled(out, out_scale, _gated(floats(gate_up) * floats(row_scale)[:, None], out.shape[1]))
 
 
-def as_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows rounded to fp16 over the power of two of each, and these powers."""
+def staged(x: np.ndarray, norm_weight: Any = None, eps: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows rounded to fp16, times a norm's weights or not, over the power of two of each; and the rows' scales."""
+    values = x if norm_weight is None else x * floats(norm_weight)
     largest = np.abs(values).max(axis=1)
-    powers = np.where(largest > LARGEST_UNSCALED, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0).astype(np.float32)
-    return (values / powers[:, None]).astype(np.float16).astype(np.float32), powers
+    is_extreme = (largest > LARGEST_UNSCALED) | ((largest > 0) & (largest < 2.0**-8))
+    powers = np.where(is_extreme, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0).astype(np.float32)
+    factors = 1.0 if norm_weight is None else 1 / np.sqrt(np.mean(x * x, axis=1) + np.float32(eps))
+    return (values / powers[:, None]).astype(np.float16).astype(np.float32), (powers * factors).astype(np.float32)
 
 
 def as_gated(gate_up: np.ndarray, width: int) -> np.ndarray:
@@ -291,26 +294,56 @@ def gemv(
     x: Any,
     out: Any,
     row_scales: Any = None,
+    norm: RowNorm | None = None,
+    bias: Any = None,
+    epilogue: str = "store",
+    next_rows: NextRows | None = None,
+) -> None:
+    values = floats(x)
+    scales = np.ones(len(values), np.float32) if row_scales is None else floats(row_scales)
+    if norm is not None:
+        rounded, scales = staged(floats(norm.hidden), norm.weight, norm.eps)
+        assert (rounded == values).all()  # of rows that need no power of two
+        assert (floats(norm.sums) == tile_sums(floats(norm.hidden), norm.weight)).all()
+    first, *others = chunks_of(matrix, values, scales, bias, num_chunks(matrix.layout, is_gated=epilogue == "swiglu"))
+    width = out.shape[1]
+    if epilogue == "swiglu":
+        store(out, as_gated(first, width))
+        return
+    y = first[:, :width] + (floats(out) if epilogue == "add" else 0)
+    for other in others:
+        y = y + other[:, :width]
+    store(out, y)
+    if next_rows is not None:
+        store(next_rows.x, staged(floats(out), next_rows.weight)[0])
+        store(next_rows.sums, tile_sums(floats(out), next_rows.weight))
+
+
+def tile_sums(hidden: np.ndarray, weight: Any) -> np.ndarray:
+    """The sums of squares and largest magnitudes of tiles of 16 inputs."""
+    padding = ((0, 0), (0, -hidden.shape[1] % 32))
+    tiles = np.pad(hidden, padding).reshape(len(hidden), -1, 16)
+    rounded = np.pad(hidden * floats(weight), padding).reshape(tiles.shape)
+    return np.stack([(tiles * tiles).sum(axis=2), np.abs(rounded).max(axis=2)], axis=2).reshape(len(hidden), -1)
+
+
+def gemv_float(
+    device: Any,
+    *,
+    matrix: TiledMatrix,
+    x: Any,
+    out: Any,
+    row_scales: Any = None,
     norm_weight: Any = None,
     eps: float = 0.0,
     bias: Any = None,
     epilogue: str = "store",
 ) -> None:
     values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
-    is_float = matrix.layout.weight_type == "float32"
     scales = np.ones(len(values), np.float32) if row_scales is None else floats(row_scales)
-    chunks = 1 if is_float else num_chunks(matrix.layout, is_gated=epilogue == "swiglu")
-    if x.dtype == np.float32 and not is_float:
-        values, scales = as_halves(values)
-    first, *others = chunks_of(matrix, values, scales, bias, chunks)
+    (y,) = chunks_of(matrix, values, scales, bias, 1)
     width = out.shape[1]
-    if epilogue == "swiglu":
-        store(out, _gated(first, width) if is_float else as_gated(first, width))
-        return
-    y = first[:, :width] + (floats(out) if epilogue == "add" else 0)
-    for other in others:
-        y = y + other[:, :width]
-    store(out, y)
+    store(out, _gated(y, width) if epilogue == "swiglu" else y[:, :width] + (floats(out) if epilogue == "add" else 0))
 
 
 def gemm_packed(device: Any, *, matrix: TiledMatrix, x: Any, out: Any) -> None:

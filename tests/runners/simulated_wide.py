@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from simulated_kernels import as_gated, as_halves, chunks_of, floats, normed, on_host, store
+from simulated_kernels import as_gated, chunks_of, floats, on_host, staged, store
 
 from llmcli.kernels.gemm_wide import takes
 from llmcli.kernels.stage_wide import ImageRows, image_bytes
@@ -21,16 +21,14 @@ def places(token: int, num_inputs: int, unit_inputs: int) -> np.ndarray:
     return np.asarray(64 * row + 8 * (piece ^ token % 8) + 2 * lane + column % 2)
 
 
-def write_image(image: Any, values: np.ndarray, unit_inputs: int) -> np.ndarray:
-    """Write rows over the power of two of each; result: these powers. Unread places become NaN."""
-    rounded, powers = as_halves(values)
+def write_image(image: Any, values: np.ndarray, unit_inputs: int) -> None:
+    """Write rows. Unread places become NaN."""
     halves = on_host(image)[: image_bytes(values.shape[1], len(values))].view(np.float16)
     halves[:] = np.nan
     padded = np.zeros((len(values), -(-values.shape[1] // 128) * 128), np.float16)
-    padded[:, : values.shape[1]] = rounded
+    padded[:, : values.shape[1]] = values
     for token, row in enumerate(padded):
         halves[places(token, len(row), unit_inputs)] = row
-    return powers
 
 
 def write_image_rows(rows: ImageRows, values: np.ndarray) -> None:
@@ -60,14 +58,13 @@ def stage_wide(
 ) -> None:
     for part in () if parts is None else floats(parts):
         store(x, floats(x) + part)
-    values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
+    rounded, scales = staged(floats(x), norm_weight, eps)
+    store(row_scales, scales)
     if unit_inputs:
-        store(row_scales, write_image(out, values, unit_inputs))
+        write_image(out, rounded, unit_inputs)
         return
-    rounded, powers = as_halves(values)
-    store(row_scales, powers)
     on_host(out)[:] = 0
-    on_host(out)[:, : values.shape[1]] = rounded
+    on_host(out)[:, : rounded.shape[1]] = rounded
 
 
 def gemm_wide(
@@ -98,7 +95,7 @@ def gemm_wide_swiglu(
     bias: Any = None,
 ) -> None:
     (pairs,) = _products(matrix, image, row_scales, bias, 1)
-    assert (write_image(out, as_gated(pairs, down.num_inputs), down.unit_inputs) == 1).all()
+    write_image(out, as_gated(pairs, down.num_inputs), down.unit_inputs)
 
 
 def _products(matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, num_parts: int) -> list[np.ndarray]:

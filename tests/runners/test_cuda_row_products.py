@@ -46,9 +46,9 @@ def launches(
     notes: Any = Notes(card)
     products = RowProducts(notes, Activations(workspace, num_rows, qkv_layout(config).width), 1e-5, **how)
     layer, found = weights.layers[0], {}
-    products.qkv(layer, products.left_by(layer))
+    products.qkv(layer, products.left_by(layer), is_led=products.leads(layer.down, layer.qkv))
     found["qkv"] = [one.launch for one in notes.take()]
-    products.rest(layer)
+    products.rest(layer, layer)
     found["rest"] = [one.launch for one in notes.take()]
     few = RowProducts(notes, Activations(workspace, min(num_rows, 64), qkv_layout(config).width), 1e-5)
     hidden = workspace.hidden[: min(num_rows, 64)]
@@ -71,11 +71,16 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_few_rows_are_multiplied_by_gemv(name: str) -> None:
-    """One row is rounded inside; of several, those that a norm or nothing has rounded are rounded before."""
-    assert stems(1, **FORMS[name]) == ["gemv"] * 5
-    staged = ["stage_wide", "gemv"]
-    for num_rows in (2, 8):
-        assert stems(num_rows, **FORMS[name]) == [*staged, "gemv", *staged, "gemv", *staged]
+    """Attention and the products round what the next one takes; the head's rows may be any."""
+    for num_rows in (1, 2, 8):
+        assert stems(num_rows, **FORMS[name]) == ["gemv"] * 4 + ["stage_wide", "gemv"]
+
+
+def test_rows_are_rounded_apart_where_no_product_leads() -> None:
+    """Of the first layer; and where one kernel takes eight rows at a time."""
+    found = launches(9, NO_WGMMA, **FORMS["int8"])
+    assert [one.stem for one in found["qkv"]] == ["stage_wide", "gemv", "gemv"]
+    assert [one.stem for one in found["rest"]] == ["gemv", "gemv", "stage_wide", *["gemv"] * 4]
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -36,7 +36,7 @@ from llmcli.lab.attention import (
 )
 from llmcli.lab.matrices import StoredMatrix
 from llmcli.lab.problem import ENGINE, ROUNDING, ROUNDOFF, Arrays, Expected, Output, Problem, ProblemKind
-from llmcli.lab.problems.products import input_error, sum_error, tile_inputs, tiled_matrix
+from llmcli.lab.problems.products import input_error, multiply_row, row_scratch, sum_error, tile_inputs, tiled_matrix
 from llmcli.lab.problems.rows import EPS, rms_normed
 
 # Attention of one new token over the KV cache: rotary, append, softmax, values.
@@ -224,7 +224,7 @@ def make_decode_attention(
     Shapes: hidden float32 [hidden_size], in-out, `before` at first; norm_weight float32 [hidden_size]; q_codes,
             k_codes, v_codes uint8 [heads * 128, hidden_size], and in one matrix qkv_codes; o_codes uint8 [hidden_size,
             num_attention_heads * 128]; their scales float32, one a row; qkv and o in tiles; the cache as in
-            decode_cache; scratch normed, added float32 [hidden_size], qkv, mixed, and that of decode_cache
+            decode_cache; scratch normed, added float32 [hidden_size], qkv, mixed, that of decode_cache, and row_scratch
     """
     layout = QkvLayout(num_attention_heads, num_key_value_heads, _HEAD_DIM)
     generator = np.random.default_rng([hidden_size, num_attention_heads, num_key_value_heads, position])
@@ -246,12 +246,11 @@ def make_decode_attention(
         return {**after, "hidden": _added(before, _product(o, mixed))}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        """The first three launches of a layer: `RowProducts` in runners/cuda/row_products.py, and attention."""
-        hidden, mixed = arrays["hidden"].reshape(1, -1), arrays["mixed"].reshape(1, -1)
-        matrix, out = tiled_matrix(qkv.layout, arrays, "qkv_"), arrays["qkv"].reshape(1, -1)
-        gemv(device, matrix=matrix, x=hidden, out=out, norm_weight=arrays["norm_weight"], eps=float(EPS))
+        """The engine's kernels; in the engine attention and the products before round what these products take."""
+        hidden, norm = arrays["hidden"], {"norm_weight": arrays["norm_weight"], "eps": float(EPS)}
+        multiply_row(device, arrays, tiled_matrix(qkv, arrays, "qkv_"), hidden, arrays["qkv"], **norm)
         tokens.solve(device, arrays)
-        gemv(device, matrix=tiled_matrix(o.layout, arrays, "o_"), x=mixed, out=hidden, epilogue="add")
+        multiply_row(device, arrays, tiled_matrix(o, arrays, "o_"), arrays["mixed"], hidden, epilogue="add")
 
     num_weights = qkv.values.size + o.values.size
     weight_bytes = num_weights + 4 * (layout.width + hidden_size)
@@ -271,6 +270,7 @@ def make_decode_attention(
             "added": Output((hidden_size,)),
             "qkv": Output((layout.width,)),
             "mixed": Output((layout.q_size,)),
+            **row_scratch(max(hidden_size, layout.q_size)),
             **tokens.scratch(),
         },
         reference=reference,
@@ -300,8 +300,8 @@ def make_decode_mlp(hidden_size: int, intermediate_size: int) -> Problem:
     Shapes: hidden float32 [hidden_size], in-out, `before` at first; norm_weight float32 [hidden_size]; gate, up float16
             and gate_codes, up_codes uint8 [intermediate_size, hidden_size], down float16 and down_codes uint8
             [hidden_size, intermediate_size]; gate_scales, up_scales, down_scales float32, one a row; the same weights
-            in tiles, those of gate_up with 8 rows of each; gated_scale float32 [1]; scratch normed, added float32
-            [hidden_size], gate_out, up_out, gated float32 [intermediate_size], gated_half float16 alike
+            in tiles, those of gate_up with 8 rows of each; scratch normed, added float32 [hidden_size], gate_out,
+            up_out, gated float32 and gated_half float16 [intermediate_size], and row_scratch
     """
     generator = np.random.default_rng([hidden_size, intermediate_size])
     before = generator.standard_normal(hidden_size, dtype=np.float32)
@@ -324,13 +324,19 @@ def make_decode_mlp(hidden_size: int, intermediate_size: int) -> Problem:
         return {"hidden": _added(before, _product(down, Estimate(silu * ups.value, gated_bound)))}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        """The last two products of a layer: `RowProducts.rest` in runners/cuda/row_products.py."""
-        hidden, gated = arrays["hidden"].reshape(1, -1), arrays["gated_half"].reshape(1, -1)
-        norm: dict[str, Any] = {"norm_weight": arrays["norm_weight"], "eps": float(EPS)}
-        matrix = tiled_matrix(gate_up.layout, arrays, "gate_up_")
-        gemv(device, matrix=matrix, x=hidden, out=gated, epilogue="swiglu", **norm)
-        matrix, scales = tiled_matrix(down.layout, arrays, "down_"), arrays["gated_scale"]
-        gemv(device, matrix=matrix, x=gated, row_scales=scales, out=hidden, epilogue="add")
+        """The engine's kernels; in the engine the product before rounds what gate_up takes."""
+        hidden, gated = arrays["hidden"], arrays["gated_half"].reshape(1, -1)
+        norm = {"norm_weight": arrays["norm_weight"], "eps": float(EPS)}
+        matrix = tiled_matrix(gate_up, arrays, "gate_up_")
+        multiply_row(device, arrays, matrix, hidden, gated, epilogue="swiglu", **norm)
+        gemv(
+            device,
+            matrix=tiled_matrix(down, arrays, "down_"),
+            x=gated,
+            out=hidden.reshape(1, -1),
+            row_scales=arrays["gated_scale"],
+            epilogue="add",
+        )
 
     num_weights = 3 * hidden_size * intermediate_size
     num_scales = 2 * intermediate_size + hidden_size
@@ -342,13 +348,14 @@ def make_decode_mlp(hidden_size: int, intermediate_size: int) -> Problem:
             **_code_inputs(matrices),
             **tile_inputs(gate_up, "gate_up_"),
             **tile_inputs(down, "down_"),
-            "gated_scale": np.full(1, GATED_SCALE, np.float32),
+            "gated_scale": np.array([GATED_SCALE], np.float32),
         },
         outputs={"hidden": Output((hidden_size,), initial="before")},
         scratch={
             **{name: Output((hidden_size,)) for name in ("normed", "added")},
             **{name: Output((intermediate_size,)) for name in ("gate_out", "up_out", "gated")},
-            "gated_half": Output((intermediate_size,), F16),
+            "gated_half": Output((intermediate_size,), np.float16),
+            **row_scratch(hidden_size),
         },
         reference=reference,
         cost=KernelCost(

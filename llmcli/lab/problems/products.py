@@ -1,15 +1,17 @@
 """Products of matrices of halves or codes with tokens, with one or with many, in float32 sums."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed
-from llmcli.kernels.gemv import gemv
+from llmcli.kernels.gemv import Epilogue, gemv
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.tiles import TiledMatrix, TileLayout
+from llmcli.kernels.stage_wide import padded_inputs, stage_wide
+from llmcli.kernels.tiles import TiledMatrix
 from llmcli.lab.matrices import StoredMatrix, tiles_of
 from llmcli.lab.notes import matmul
 from llmcli.lab.problem import ENGINE, ROUNDING, ROUNDOFF, Arrays, Expected, Output, Problem, ProblemKind
@@ -42,7 +44,7 @@ def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
             "cublas": lambda device, arrays: matmul(
                 device, x=arrays["a"], weight=arrays["b_columns"], out=arrays["out"]
             ),
-            ENGINE: partial(_widen_and_multiply, stored.layout, "a"),
+            ENGINE: partial(_widen_and_multiply, stored, "a"),
         },
     )
 
@@ -50,8 +52,7 @@ def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
 def make_gemv(num_rows: int, num_columns: int) -> Problem:
     """out = weight @ x.
 
-    x has values of halves, so that the library, which takes x_half, and the engine, which rounds x, are exact too.
-    num_columns is a multiple of 8.
+    x has values of halves, so that the library and the engine, which take x_half, are exact too.
     Shapes: weight float16 [num_rows, num_columns], and as `tiles`; x float32 and x_half float16 [num_columns]; out
             float32 [num_rows]
     """
@@ -73,12 +74,13 @@ def make_gemv(num_rows: int, num_columns: int) -> Problem:
             written_bytes=4 * num_rows,
             flops=2 * num_rows * num_columns,
         ),
-        solvers={ENGINE: partial(_multiply_row, stored.layout), "cublas": solve_by_library},
+        scratch=row_scratch(num_columns),
+        solvers={ENGINE: partial(_multiply_row, stored), "cublas": solve_by_library},
     )
 
 
 def make_gemv_codes(weight_type: str, num_rows: int, num_columns: int) -> Problem:
-    """out = ((codes - zeros) * scales) @ x; num_columns is a multiple of 8.
+    """out = ((codes - zeros) * scales) @ x; of int4, num_columns is even.
 
     `mins` are the smallest weights of the rows: code * scale + min is the same weight. Two codes of int4 share a byte,
     the first one in its high half; tiles have it in the low half.
@@ -116,7 +118,8 @@ def make_gemv_codes(weight_type: str, num_rows: int, num_columns: int) -> Proble
             written_bytes=4 * num_rows,
             flops=2 * num_rows * num_columns,
         ),
-        solvers={ENGINE: partial(_multiply_row, stored.layout)},
+        scratch=row_scratch(num_columns),
+        solvers={ENGINE: partial(_multiply_row, stored)},
     )
 
 
@@ -134,10 +137,9 @@ def make_int8_product(num_tokens: int, num_rows: int, num_inputs: int) -> Proble
     zeros = generator.integers(100, 156, num_rows, dtype=np.uint8)
     scales = np.ldexp(np.float32(1), generator.integers(-9, -5, num_rows)).astype(np.float32)
     stored = StoredMatrix("int8", codes, None, "float32", scales[:, None], zeros[:, None])
-    layout = stored.layout
 
     def solve_packed(device: Device, arrays: Arrays) -> None:
-        gemm_packed(device, matrix=tiled_matrix(layout, arrays), x=arrays["x_half"], out=arrays["out"])
+        gemm_packed(device, matrix=tiled_matrix(stored, arrays), x=arrays["x_half"], out=arrays["out"])
 
     return Problem(
         inputs={
@@ -155,8 +157,8 @@ def make_int8_product(num_tokens: int, num_rows: int, num_inputs: int) -> Proble
             written_bytes=4 * num_tokens * num_rows,
             flops=2 * num_tokens * num_rows * num_inputs,
         ),
-        scratch={"widened": Output((layout.padded_rows, num_inputs), np.float16)},
-        solvers={"llmcli_packed": solve_packed, "llmcli_widened": partial(_widen_and_multiply, layout, "x_half")},
+        scratch={"widened": Output((stored.layout.padded_rows, num_inputs), np.float16)},
+        solvers={"llmcli_packed": solve_packed, "llmcli_widened": partial(_widen_and_multiply, stored, "x_half")},
     )
 
 
@@ -178,10 +180,9 @@ def _expected_row(x: np.ndarray, weights: np.ndarray) -> Expected:
 
 
 def input_error(x: np.ndarray) -> np.ndarray:
-    """How far the engine's inputs, rounded to halves, may be from these. Shapes: x, result [num_inputs]"""
-    return np.asarray(
-        ROUNDOFF[np.dtype(np.float16)] * np.abs(x.astype(np.float64)) + HALF_SUBNORMAL[np.dtype(np.float16)]
-    )
+    """How far the engine's inputs, which it rounds to fp16, may be from these. Shapes: x, result [num_inputs]"""
+    half = np.dtype(np.float16)
+    return np.asarray(ROUNDOFF[half] * np.abs(x.astype(np.float64)) + HALF_SUBNORMAL[half])
 
 
 def sum_error(sizes: np.ndarray, errors: np.ndarray, times: float = 6) -> np.ndarray:
@@ -202,21 +203,44 @@ def tile_inputs(stored: StoredMatrix, prefix: str = "") -> dict[str, np.ndarray]
     return {f"{prefix}{name}": array for name, array in given.items() if array is not None}
 
 
-def tiled_matrix(layout: TileLayout, arrays: Arrays, prefix: str = "") -> TiledMatrix:
+def tiled_matrix(stored: StoredMatrix, arrays: Arrays, prefix: str = "") -> TiledMatrix:
     """The matrix of `tile_inputs` on a card."""
     tiles, scales, zero_points = (arrays.get(f"{prefix}{name}") for name in ("tiles", "tile_scales", "tile_zeros"))
-    return TiledMatrix(layout, tiles, scales, zero_points)
+    return TiledMatrix(stored.layout, tiles, scales, zero_points, stored.widening, stored.power)
 
 
-def _multiply_row(layout: TileLayout, device: Device, arrays: Arrays) -> None:
-    x, out = arrays["x"].reshape(1, -1), arrays["out"].reshape(1, -1)
-    gemv(device, matrix=tiled_matrix(layout, arrays), x=x, out=out)
+def row_scratch(num_inputs: int) -> dict[str, Output]:
+    """What `multiply_row` works in, for rows of up to `num_inputs` inputs."""
+    return {"row": Output((padded_inputs(num_inputs),), np.float16), "row_scale": Output((1,))}
 
 
-def _widen_and_multiply(layout: TileLayout, x: str, device: Device, arrays: Arrays) -> None:
+def multiply_row(
+    device: Device,
+    arrays: Arrays,
+    matrix: TiledMatrix,
+    x: Any,
+    out: Any,
+    norm_weight: Any | None = None,
+    eps: float = 0.0,
+    epilogue: Epilogue = "store",
+) -> None:
+    """The engine's product of one row of floats: round it, normed or not, and multiply.
+
+    Shapes: x float32 [num_inputs]; out float32, of "swiglu" float16, [num_outputs]; norm_weight float32 [num_inputs]
+    """
+    row, scales = arrays["row"][: padded_inputs(x.size)].reshape(1, -1), arrays["row_scale"]
+    stage_wide(device, x=x.reshape(1, -1), unit_inputs=0, out=row, row_scales=scales, norm_weight=norm_weight, eps=eps)
+    gemv(device, matrix=matrix, x=row[:, : x.size], out=out.reshape(1, -1), row_scales=scales, epilogue=epilogue)
+
+
+def _multiply_row(stored: StoredMatrix, device: Device, arrays: Arrays) -> None:
+    multiply_row(device, arrays, tiled_matrix(stored, arrays), arrays["x"], arrays["out"])
+
+
+def _widen_and_multiply(stored: StoredMatrix, x: str, device: Device, arrays: Arrays) -> None:
     """Tiles into rows of halves, then the library; `x` names the array of tokens."""
-    widened, matrix = arrays["widened"], tiled_matrix(layout, arrays)
-    dequantize(device, matrix=matrix, first_tile=0, num_tiles=layout.num_tiles, out=widened)
+    widened, layout = arrays["widened"], stored.layout
+    dequantize(device, matrix=tiled_matrix(stored, arrays), first_tile=0, num_tiles=layout.num_tiles, out=widened)
     matmul(device, x=arrays[x], weight=widened[: layout.num_rows], out=arrays["out"])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from llmcli.kernels.gemv import MAX_ROWS
 from llmcli.kernels.stage_wide import padded_inputs
 from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import Workspace
@@ -16,7 +17,7 @@ class Activations:
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
             [count, q_size], in the type that attention writes; row_scale, gated_scale, and the
-            constants unit_scale, gated_unit float32 [count]
+            constants unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them
     """
 
     def __init__(self, workspace: Workspace[Any], count: int, qkv_width: int):
@@ -30,6 +31,7 @@ class Activations:
         self.gated_scale = workspace.gated_scale[:count]
         self.unit_scale = workspace.unit_scale[:count]
         self.gated_unit = workspace.gated_unit[:count]
+        self.norm_sums = workspace.norm_sums[: min(count, MAX_ROWS)]
 
     def gated(self, is_float: bool, width: int) -> Any:
         """The MLP's inner activations of a few tokens, in the memory of `outputs`. Shapes: result [count, width]."""

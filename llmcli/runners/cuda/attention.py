@@ -28,13 +28,14 @@ from llmcli.runners.cuda.workspace import MANY_LANES, Workspace
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """A decoder layer with its cache. Layers of one `kind` have the same launches except for addresses.
+    """A decoder layer with its cache, and the layer that follows. Layers of one `kind` differ in addresses only.
 
-    `arrays` are the layer's weights and cache; `addresses` are their first bytes.
+    `arrays` are the layer's weights and cache, and the next one's first norm; `addresses` are their first bytes.
     """
 
     index: int
     weights: LayerWeights[Any]
+    following: LayerWeights[Any] | None
     cache: LayerCache
     kind: int
     arrays: tuple[Any, ...]

@@ -103,17 +103,16 @@ class Forward:
         products = self._products_of(activations)
 
         def run(layer: CachedLayer) -> None:
-            left = self._left_before(products, layer) if leaves else None
-            rest = products.qkv(layer.weights, left)
+            rest = self._qkv_of(products, layer, leaves)
             self._attention.of_lanes(layer, lanes, activations, rest)
-            products.rest(layer.weights)
+            products.rest(layer.weights, layer.following)
             if not leaves:
                 self._finish(products.left_by(layer.weights), activations)
 
         arrays = lanes.token_ids, lanes.token_rows, lanes.rows, lanes.positions, lanes.page_table
         replays = self._replays_of(arrays, len(lanes.rows), lanes.num_spans, leaves)
         self._record(replays, _BEGINNING, lambda: self._begin(lanes.token_ids, activations, lanes.token_rows))
-        yield from self._each_layer(self._layers, run, activations.hidden, replays, leaves)
+        yield from self._each_layer(self._layers, run, activations.hidden, replays)
         if leaves:
             self._record(replays, _END, lambda: self._finish(products.left_by(self._layers[-1].weights), activations))
 
@@ -127,10 +126,10 @@ class Forward:
             if chunk.way != "rows" and not is_wide(self.device, layer.weights.projections):
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
                 return
-            rest = products.qkv(layer.weights, self._left_before(products, layer) if leaves else None)
+            rest = self._qkv_of(products, layer, leaves)
             as_image = self._attention.writes_images and products.takes_wide(layer.weights.o)
             attend(rest, as_image=as_image)
-            products.rest(layer.weights, is_image=as_image)
+            products.rest(layer.weights, layer.following, is_image=as_image)
             if not leaves:
                 self._finish(products.left_by(layer.weights), activations)
 
@@ -138,7 +137,7 @@ class Forward:
         replays = self._replays_of(arrays, chunk.way, chunk.parts, leaves)
         self._record(replays, _BEGINNING, lambda: self._begin(chunk.token_ids, activations))
         layers = self._layers if alone is None else self._layers[:-1]
-        yield from self._each_layer(layers, run, activations.hidden, replays, leaves)
+        yield from self._each_layer(layers, run, activations.hidden, replays)
         if alone is not None:
             self._last_layer(chunk, activations, alone, replays)
         if leaves:
@@ -147,9 +146,13 @@ class Forward:
     def _products_of(self, activations: Activations, *, in_chunks: bool = True) -> RowProducts:
         return RowProducts(self.device, activations, self.config.rms_norm_eps, in_chunks)
 
-    def _left_before(self, products: RowProducts, layer: CachedLayer) -> Any | None:
-        """The partial sums that the layer before has left."""
-        return products.left_by(self._layers[layer.index - 1].weights) if layer.index > 0 else None
+    def _qkv_of(self, products: RowProducts, layer: CachedLayer, leaves: bool) -> Any | None:
+        """Compute `qkv` from what the layer before has left."""
+        if layer.index == 0:
+            return products.qkv(layer.weights)
+        before = self._layers[layer.index - 1].weights
+        left = products.left_by(before) if leaves else None
+        return products.qkv(layer.weights, left, is_led=products.leads(before.down, layer.weights.qkv))
 
     def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
         """Whether the last layer may run for `num_tokens` of a chunk's tokens: if their number changes no bits."""
@@ -241,16 +244,11 @@ class Forward:
         run: Callable[[CachedLayer], None],
         hidden: Any,
         replays: dict[Hashable, Replay],
-        leaves: bool = False,
     ) -> Iterator[Any]:
         """Run layers, replaying kinds that `replays` has. Yield `hidden` between them."""
         yield hidden
-        before: Hashable = None
         for layer in layers:
-            # The kind of the layer before decides which partial sums it leaves.
-            kind = (before, layer.kind) if leaves else layer.kind
-            self._record(replays, kind, functools.partial(run, layer), layer.arrays, layer.addresses)
-            before = layer.kind
+            self._record(replays, layer.kind, functools.partial(run, layer), layer.arrays, layer.addresses)
             yield hidden
 
     def _replays_of(self, arrays: Sequence[Any], *others: Hashable) -> dict[Hashable, Replay]:
@@ -279,17 +277,27 @@ class Forward:
 
     def _find_layers(self) -> list[CachedLayer]:
         traits = self.config.traits
-        layers: list[CachedLayer] = []
         kinds: dict[Hashable, int] = {}
-        for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
-            arrays = (*weights.arrays, *cache.arrays)
+
+        def launched(index: int) -> Hashable:
+            """What decides a layer's launches."""
+            if not 0 <= index < len(self._weights.layers):
+                return None
+            weights = self._weights.layers[index]
             matrices = [
                 (part.layout, part.matrix.widening, part.matrix.power, part.activation_dtype, part.begin)
                 for part in weights.projections
             ]
-            launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
-            kind = kinds.setdefault(launched, len(kinds))
-            layers.append(CachedLayer(index, weights, cache, kind, arrays, base_addresses(arrays)))
+            arrays = (*weights.arrays, *self._cache.layers[index].arrays)
+            return (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
+
+        layers: list[CachedLayer] = []
+        for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
+            following = self._weights.layers[index + 1] if index + 1 < len(self._weights.layers) else None
+            arrays = (*weights.arrays, *cache.arrays, *(() if following is None else (following.input_layernorm,)))
+            # A layer's neighbours decide what it finds, and what it leaves.
+            kind = kinds.setdefault(tuple(map(launched, (index - 1, index, index + 1))), len(kinds))
+            layers.append(CachedLayer(index, weights, following, cache, kind, arrays, base_addresses(arrays)))
         return layers
 
     def _begin(self, token_ids: Any, activations: Activations, token_rows: Any = None) -> None:

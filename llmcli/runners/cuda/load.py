@@ -14,7 +14,6 @@ from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import gather_columns
 from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
@@ -115,6 +114,7 @@ def load(
         workspace.row_counters,
         workspace.span_counters,
         workspace.slot_token_ids,
+        workspace.norm_sums,
     ):
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
@@ -157,15 +157,11 @@ def load(
 
 
 def _send_orders(device: Device, weights: Weights[Any]) -> None:
-    """The inputs of columns that were sorted, and norms in that order."""
+    """The inputs of columns that were sorted."""
     for projection in weights.projections:
         if projection.order is not None:
             assert projection.format.order is not None
             send(device, projection.order, np.frombuffer(projection.format.order, np.int32))
-    for projection, norm in weights.ordered_norms:
-        assert projection.ordered_norm is not None
-        out = projection.ordered_norm.reshape(1, -1)
-        gather_columns(device, x=norm.reshape(1, -1), order=projection.order, out=out)
 
 
 def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.chunks import num_spans
 from llmcli.kernels.gemm_wide import WideCost
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.wide_plan import num_spans, plan_narrow, plan_wide
+from llmcli.kernels.wide_plan import plan_narrow, plan_wide
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # gemv: its share of the rate at which memory is read, by the bits of a weight; the clocks from the end of the previous

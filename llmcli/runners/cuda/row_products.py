@@ -3,10 +3,13 @@
 Up to 8 rows are multiplied by gemv, more of them on Hopper by gemm_narrow and gemm_wide. All give a row the same bits:
 the matrix decides into how many chunks its inputs are cut, and how weights are rounded; the row, how it is rounded.
 Long prompts have their inputs in one chunk, since the sums of chunks would have to be written and added.
+
+A product of few rows that adds to `hidden` also writes what the next product takes (`leads`): that saves a launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +17,9 @@ import numpy as np
 
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns, swiglu
+from llmcli.kernels.elementwise import add_parts, gather_columns
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
-from llmcli.kernels.gemv import MAX_ROWS, Epilogue, gemv
+from llmcli.kernels.gemv import MAX_ROWS, Epilogue, NextRows, RowNorm, gemv, gemv_float
 from llmcli.kernels.stage_wide import stage_wide
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, is_wide
@@ -26,12 +29,14 @@ from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, is_wide
 class Rows:
     """Rows of activations: float32, normed where there is a weight; or float16, times `scales`.
 
-    Shapes: x [num_rows, num_inputs]; norm, ordered_norm float32 [num_inputs]; scales float32 [num_rows]
+    `is_led`: the product before has written them as this one takes them.
+    Shapes: x [num_rows, num_inputs]; norm float32 [num_inputs]; scales float32 [num_rows]
     """
 
     x: Any
     norm: Any | None = None
     scales: Any | None = None
+    is_led: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,24 @@ class RowProducts:
         """Whether gemm_wide multiplies these matrices."""
         return is_wide(self.device, parts) and (self.activations.count > MAX_ROWS or not self.in_chunks)
 
-    def qkv(self, layer: LayerWeights[Any], left: Any | None = None) -> Any | None:
+    def leads(self, product: Projection[Any], following: Sequence[Projection[Any]]) -> bool:
+        """Whether `product`, which adds to `hidden`, also writes what `following` take."""
+        return (
+            self.activations.count <= MAX_ROWS
+            and self.activations.hidden.shape[1] % 8 == 0
+            and not is_float(product)
+            and not any(is_float(one) or one.order is not None for one in following)
+            and not self.takes_wide(product)
+            and not any(self.takes_wide(one) for one in following)
+        )
+
+    def qkv(self, layer: LayerWeights[Any], left: Any | None = None, *, is_led: bool = False) -> Any | None:
         """Compute `qkv`; return the partial sums still to be added to it, or None.
 
-        `left` are the partial sums that the layer before has left (`left_by`).
+        `left` are the partial sums that the layer before has left (`left_by`). `is_led`: its last product leads.
         Shapes: left float32 [parts, num_tokens, hidden_size]; result float32 [parts, num_tokens, width of qkv]
         """
-        normed = Rows(self.activations.hidden, layer.input_layernorm)
+        normed = Rows(self.activations.hidden, layer.input_layernorm, is_led=is_led)
         if len(layer.qkv) == 1:
             return self._multiply(layer.qkv[0], normed, self.activations.qkv, left=left)
         self._finish(left, normed.x)
@@ -62,17 +78,23 @@ class RowProducts:
             multiply(part, normed, self.activations.qkv_of(part), "store")
         return None
 
-    def rest(self, layer: LayerWeights[Any], *, is_image: bool = False) -> None:
+    def rest(
+        self, layer: LayerWeights[Any], following: LayerWeights[Any] | None = None, *, is_image: bool = False
+    ) -> None:
         """Run the part of the layer after attention. Its input is `mixed`, or with `is_image` its image.
 
-        `left_by` returns the partial sums that this layer leaves to the next.
+        `left_by` returns the partial sums that this layer leaves to the following one, if there is one.
         """
         hidden, own = self.activations.hidden, self.activations
+        is_led = self.leads(layer.o, (layer.gate_up,))
         if is_image:
             left = self._wide(layer.o, own.image, own.unit_scale, hidden, "add")
+        elif is_led:
+            self.few(layer.o, Rows(own.mixed), hidden, "add", layer.post_attention_layernorm)
+            left = None
         else:
             left = self._multiply(layer.o, Rows(own.mixed), hidden, "add")
-        normed = Rows(hidden, layer.post_attention_layernorm)
+        normed = Rows(hidden, layer.post_attention_layernorm, is_led=is_led)
         if self.takes_wide(layer.gate_up, layer.down):
             self._stage_image(layer.gate_up, normed, left)
             gemm_wide_swiglu(
@@ -87,15 +109,11 @@ class RowProducts:
             self._wide(layer.down, own.gated_image, own.gated_unit, hidden, "add")
             return
         self._finish(left, hidden)
-        gates_floats, takes_floats = (one.layout.weight_type == "float32" for one in (layer.gate_up, layer.down))
-        if takes_floats and not gates_floats:  # gemv's would be fp16
-            gate_up, gated = own.outputs(layer.gate_up.num_rows), own.inputs(layer.down)
-            self.few(layer.gate_up, normed, gate_up, "store")
-            swiglu(self.device, gate_up=gate_up, row_scale=own.unit_scale, out=gated, out_scale=own.gated_scale)
-        else:
-            gated = own.gated(gates_floats, layer.down.layout.num_inputs)
-            self.few(layer.gate_up, normed, gated, "swiglu")
-        self.few(layer.down, Rows(gated, scales=None if gated.dtype == np.float32 else own.gated_unit), hidden, "add")
+        gated = own.gated(is_float(layer.gate_up), layer.down.layout.num_inputs)
+        self.few(layer.gate_up, normed, gated, "swiglu")
+        rows = Rows(gated, scales=None if gated.dtype == np.float32 else own.gated_unit)
+        leads = following is not None and self.leads(layer.down, following.qkv)
+        self.few(layer.down, rows, hidden, "add", following.input_layernorm if following and leads else None)
 
     def left_by(self, layer: LayerWeights[Any]) -> Any | None:
         """The partial sums of a layer's last product still to be added to `hidden`, or None.
@@ -125,28 +143,55 @@ class RowProducts:
         self.few(part, rows, out, epilogue)
         return None
 
-    def few(self, part: Projection[Any], rows: Rows, out: Any, epilogue: Epilogue) -> None:
-        """Multiply by gemv, eight rows at a time. Several rows are rounded first, one is rounded inside."""
-        x, norm, scales = rows.x, rows.norm, rows.scales
+    def few(
+        self, part: Projection[Any], rows: Rows, out: Any, epilogue: Epilogue, next_norm: Any | None = None
+    ) -> None:
+        """Multiply by gemv, eight rows at a time. With `next_norm`, a norm's weights, the product leads."""
+        x, scales, own = rows.x, rows.scales, self.activations
+        if is_float(part):
+            if part.order is not None:
+                raise AssertionError("a matrix of floats has no order of its own")
+            gemv_float(
+                self.device,
+                matrix=part.matrix,
+                x=x,
+                out=out,
+                row_scales=scales,
+                norm_weight=rows.norm,
+                eps=self.eps,
+                bias=part.bias,
+                epilogue=epilogue,
+            )
+            return
+        num_rows, width = x.shape
+        staged = own.rows(width, num_rows)
+        norm, led = None, None
+        if rows.is_led:
+            norm = RowNorm(own.norm_sums, x, rows.norm, self.eps)
+            x = staged[:, :width]
+        elif x.dtype == np.float32 or x.strides[0] % 16:
+            scales = own.row_scale[:num_rows]
+            stage_wide(
+                self.device, x=x, unit_inputs=0, out=staged, row_scales=scales, norm_weight=rows.norm, eps=self.eps
+            )
+            x = staged[:, :width]
         if part.order is not None:
-            gathered = self.activations.gathered(x)
+            gathered = own.gathered(x)
             gather_columns(self.device, x=x, order=part.order, out=gathered)
-            x, norm = gathered, part.ordered_norm if norm is not None else None
-        is_float = part.layout.weight_type == "float32"
-        if not is_float and x.dtype == np.float32 and (len(x) > 1 or x.shape[1] % 8):
-            staged, scales = self.activations.rows(x.shape[1], len(x)), self.activations.row_scale[: len(x)]
-            stage_wide(self.device, x=x, unit_inputs=0, out=staged, row_scales=scales, norm_weight=norm, eps=self.eps)
-            x, norm = staged[:, : x.shape[1]], None
+            x = gathered
+        if next_norm is not None:
+            next_x = own.rows(out.shape[1], num_rows)[:, : out.shape[1]]
+            led = NextRows(next_norm, next_x, own.norm_sums)
         gemv(
             self.device,
             matrix=part.matrix,
             x=x,
             out=out,
             row_scales=scales,
-            norm_weight=norm,
-            eps=self.eps,
+            norm=norm,
             bias=part.bias,
             epilogue=epilogue,
+            next_rows=led,
         )
 
     def _wide(self, part: Projection[Any], image: Any, scales: Any, out: Any, epilogue: Epilogue) -> Any | None:
@@ -175,3 +220,8 @@ class RowProducts:
         """Add partial sums, if any."""
         if left is not None:
             add_parts(self.device, parts=left, out=out)
+
+
+def is_float(part: Projection[Any]) -> bool:
+    """Whether weights have 32 bits, and are multiplied in fp32."""
+    return part.layout.weight_type == "float32"

@@ -43,9 +43,8 @@ class Projection(Generic[A]):
     A layer begins at a tile, or has one half of every tile. So the layout's rows include the padding of all layers but
     the last; outputs and biases are padded alike. Several matrices may write into the same outputs: `begin` is this
     matrix's first column there. Where groups are not of neighbouring inputs, columns were sorted: column i belongs to
-    input order[i], and `ordered_norm` has the weights of the norm before the matrix in that order.
-    Shapes: bias float32 [16 * num_tiles], or None; order int32 [num_inputs], or None; ordered_norm float32
-            [num_inputs], or None without an order or a norm
+    input order[i].
+    Shapes: bias float32 [16 * num_tiles], or None; order int32 [num_inputs], or None
     """
 
     linears: tuple[Linear, ...]
@@ -55,7 +54,6 @@ class Projection(Generic[A]):
     bias: A | None
     begin: int = 0
     order: A | None = None
-    ordered_norm: A | None = None
 
     @property
     def num_rows(self) -> int:
@@ -82,7 +80,7 @@ class Projection(Generic[A]):
     def arrays(self) -> tuple[Any, ...]:
         """On the card: the arrays that a product reads; None for an absent one."""
         matrix: Any = self.matrix
-        return matrix.tiles, matrix.scales, matrix.zero_points, self.bias, self.order, self.ordered_norm
+        return matrix.tiles, matrix.scales, matrix.zero_points, self.bias, self.order
 
 
 @dataclass(frozen=True)
@@ -135,15 +133,6 @@ class Weights(Generic[A]):
         for layer in self.layers:
             yield from layer.projections
         yield self.head
-
-    @property
-    def ordered_norms(self) -> Iterator[tuple[Projection[A], A]]:
-        """Every matrix with an `ordered_norm`, and the norm before it."""
-        fronts = [(self.head, self.norm)]
-        for layer in self.layers:
-            fronts += [(part, layer.input_layernorm) for part in layer.qkv]
-            fronts.append((layer.gate_up, layer.post_attention_layernorm))
-        yield from (front for front in fronts if front[0].ordered_norm is not None)
 
     @property
     def norms(self) -> Iterator[tuple[str, A]]:
@@ -203,9 +192,7 @@ def plan_weights(stored: StoredModel, max_seq_len: int) -> Weights[Space]:
         embed_tokens=Region((embedding_rows, config.hidden_size), ARRAY_DTYPES[stored.embedding_type]),
         layers=tuple(_layer(stored, f"model.layers.{index}") for index in range(config.num_hidden_layers)),
         norm=Region((config.hidden_size,), FLOAT32),
-        head=_single(
-            stored, stored.head.removesuffix(WEIGHT_SUFFIX), config.vocab_size, config.hidden_size, is_normed=True
-        ),
+        head=_single(stored, stored.head.removesuffix(WEIGHT_SUFFIX), config.vocab_size, config.hidden_size),
         cos_sin=Region((max_seq_len, config.head_dim // 2, 2), FLOAT32),
     )
 
@@ -239,12 +226,10 @@ def _qkv(stored: StoredModel, prefix: str) -> tuple[Projection[Space], ...]:
     )
     formats = [stored.format_of(module) for module, _, _ in layers]
     if len(set(formats)) > 1:
-        return tuple(
-            _single(stored, module, size, config.hidden_size, begin, is_normed=True) for module, size, begin in layers
-        )
+        return tuple(_single(stored, module, size, config.hidden_size, begin) for module, size, begin in layers)
     linears = [Linear(module, size, begin // HALF_ROWS) for module, size, begin in layers]
     num_rows = qkv.v_offset + qkv.kv_size
-    return (_projection(stored, f"{prefix}.qkv", linears, num_rows, config.hidden_size, formats[0], is_normed=True),)
+    return (_projection(stored, f"{prefix}.qkv", linears, num_rows, config.hidden_size, formats[0]),)
 
 
 def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
@@ -259,16 +244,14 @@ def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
     form = gate if gate == up else MatrixFormat("float32")
     linears = [Linear(module, config.intermediate_size, half, half_step=2) for half, module in enumerate(modules)]
     num_rows = -(-config.intermediate_size // HALF_ROWS) * TILE_ROWS
-    return _projection(stored, f"{prefix}.gate_up", linears, num_rows, config.hidden_size, form, is_normed=True)
+    return _projection(stored, f"{prefix}.gate_up", linears, num_rows, config.hidden_size, form)
 
 
-def _single(
-    stored: StoredModel, module: str, num_rows: int, num_inputs: int, begin: int = 0, *, is_normed: bool = False
-) -> Projection[Space]:
+def _single(stored: StoredModel, module: str, num_rows: int, num_inputs: int, begin: int = 0) -> Projection[Space]:
     """One linear layer as its own matrix."""
     linears = [Linear(module, num_rows, 0)]
     form = stored.format_of(module)
-    return _projection(stored, module, linears, num_rows, num_inputs, form, begin, is_normed=is_normed)
+    return _projection(stored, module, linears, num_rows, num_inputs, form, begin)
 
 
 def _projection(
@@ -279,8 +262,6 @@ def _projection(
     num_inputs: int,
     form: MatrixFormat,
     begin: int = 0,
-    *,
-    is_normed: bool = False,
 ) -> Projection[Space]:
     """Plan a matrix; `name` is for messages. It has a bias if the checkpoint stores one for any of the layers."""
     scheme = form.scheme
@@ -298,5 +279,4 @@ def _projection(
     has_bias = any(f"{linear.module}.bias" in stored.dtypes for linear in linears)
     bias = Region((layout.padded_rows,), FLOAT32) if has_bias else None
     order = Region((num_inputs,), INT32) if form.order is not None else None
-    ordered_norm = Region((num_inputs,), FLOAT32) if order is not None and is_normed else None
-    return Projection(tuple(linears), form, layout, TiledRegion(layout), bias, begin, order, ordered_norm)
+    return Projection(tuple(linears), form, layout, TiledRegion(layout), bias, begin, order)

@@ -10,7 +10,7 @@ from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.chunks import num_chunks
-from llmcli.kernels.gemv import MAX_ROWS
+from llmcli.kernels.gemv import MAX_ROWS, norm_sums
 from llmcli.kernels.stage_wide import image_bytes, padded_inputs
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
@@ -68,6 +68,7 @@ class Workspace(Generic[A]):
       hidden_size]; outputs float32 and inputs uint8, flat; mixed [chunk, q_size]; row_scale, gated_scale float32
       [chunk], and the constants unit_scale (1) and gated_unit (GATED_SCALE), alike; widened uint8; score_logits float32
       [LOGIT_ROWS, vocab_size]
+    - For few rows, whose products write what the next one takes: norm_sums float32 [MAX_ROWS, norm_sums(hidden_size)]
     - For products in chunks: others float32, flat, the sums of all chunks but the first; None if no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
@@ -91,6 +92,7 @@ class Workspace(Generic[A]):
     gated_unit: A
     widened: A
     score_logits: A
+    norm_sums: A
     others: A | None
     gathered: A | None
     lane_rows: A
@@ -183,6 +185,7 @@ def plan_workspace(
         gated_unit=scales,
         widened=Region((0 if ways.as_rows else max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
+        norm_sums=Region((MAX_ROWS, norm_sums(config.hidden_size)), FLOAT32),
         others=_plan_others(weights, most_rows, card),
         gathered=_plan_gathered(weights, most_rows, chunk),
         lane_rows=of_lanes,
