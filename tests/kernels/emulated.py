@@ -6,7 +6,9 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -257,9 +259,6 @@ class EmulatedDevice:
         self._folder = folder
         self._arch = arch
         self._functions: dict[tuple[str, str], Any] = {}
-        # The emulator itself is compiled once, for all kernels.
-        (folder / "ptx.hpp").write_text(f'#include "{HEADERS}/ptx.hpp"\n')
-        _compile(str(folder / "ptx.hpp"), "-x", "c++-header", "-o", str(folder / "ptx.hpp.gch"))
 
     def compile_for(self, problems: Iterable[Problem], change: Callable[[str], str] = str) -> None:
         """Compile the kernels that the engine launches for these problems, after a change of their text."""
@@ -311,12 +310,22 @@ class EmulatedDevice:
         source = self._folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
         source.write_text(text)
         library = source.with_suffix(".so")
-        _compile(str(source), "-shared", "-o", str(library))
+        _compile(str(source), "-I", _compiled_headers().name, "-shared", "-o", str(library))
         loaded = ctypes.CDLL(str(library))
         for index, name in enumerate(names):
             function = getattr(loaded, f"run_{index}")
             function.restype = ctypes.c_char_p
             self._functions[stem, name] = function
+
+
+@cache
+def _compiled_headers() -> TemporaryDirectory[str]:
+    """The emulator itself, compiled once for all kernels of this process."""
+    folder = TemporaryDirectory(prefix="emulator-")
+    header = Path(folder.name, "ptx.hpp")
+    header.write_text(f'#include "{HEADERS}/ptx.hpp"\n')
+    _compile(str(header), "-x", "c++-header", "-o", f"{header}.gch")
+    return folder
 
 
 def _compile(*arguments: str) -> None:

@@ -12,7 +12,7 @@ from llmcli.lab.problem import Problem, find_mismatch
 
 MATMUL = {"num_rows": 9, "num_columns": 21, "num_inputs": 300}
 INT8 = {"num_tokens": 5, "num_rows": 37, "num_inputs": 72}
-ROW = {"num_rows": 35, "num_columns": 304}
+ROW = {"num_rows": 35, "num_columns": 328}
 SIZES = {"matmul": MATMUL, "int8_product": INT8, "gemv": ROW, "gemv_int8": ROW, "gemv_int4": ROW}
 CODES = ["int8_product", "gemv_int8", "gemv_int4"]
 

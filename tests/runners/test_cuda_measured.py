@@ -9,7 +9,6 @@ from llmcli.kernels.attention_prefill import attention_prefill_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.runners.cuda import workspace
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.predict import CardPredictor
 from llmcli.runners.cuda.pricing import Pricing, Rates
@@ -17,8 +16,6 @@ from llmcli.runners.cuda.stored import StoredModel
 
 H100 = replace(TYPICAL_CARD, l2_bytes=50 * 2**20)
 H200 = replace(TYPICAL_CARD, l2_bytes=60 * 2**20)
-# Many rows eight at a time, as on cards without wgmma; this one did so when measured.
-H200_BY_EIGHT = replace(H200, can_wgmma=False)
 
 # Card, shape, format, rows, tokens in the cache, GB/s measured by the process, milliseconds of a step.
 MEASURED = [
@@ -28,17 +25,10 @@ MEASURED = [
     (H200, "Llama-3.1-8B", "int8", 4, 2064, 4545, 2.82),
     (H200, "Llama-3.1-8B", "int8", 8, 160, 4500, 2.642),
     (H200, "Llama-3.1-8B", "int8", 8, 2064, 4547, 3.67),
-    (H200_BY_EIGHT, "Llama-3.1-8B", "int8", 16, 144, 4363, 5.50),
-    (H200_BY_EIGHT, "Llama-3.1-8B", "int8", 64, 144, 4546, 21.75),
-    (H200_BY_EIGHT, "Llama-3.1-8B", "int8", 64, 2064, 4546, 27.85),
-    (H200_BY_EIGHT, "Llama-3.1-8B", "int8", 256, 144, 4439, 89.94),
     (H200, "Llama-3.1-8B", "int8", 1, 160, 4487, 2.135),
     (H200, "Llama-3.1-8B", "int8", 2, 160, 4448, 2.381),
     (H200, "Llama-3.1-8B", "int8", 4, 160, 4448, 2.398),
     (H200, "Llama-3.1-8B", "int8", 8, 160, 4448, 2.664),
-    (H200, "Llama-3.1-8B", "int8", 16, 160, 4448, 3.299),
-    (H200, "Llama-3.1-8B", "int8", 32, 160, 4448, 4.065),
-    (H200, "Llama-3.1-8B", "int8", 64, 160, 4448, 5.786),
     (H200, "Llama-3.1-8B", "int4", 1, 160, 4486, 1.486),
     (H200, "Llama-3.1-8B", "bf16", 1, 160, 4530, 3.626),
     (H200, "Llama-3.1-8B", "fp8", 1, 160, 4465, 2.170),
@@ -48,14 +38,8 @@ MEASURED = [
     (H200, "Llama-3.2-1B", "int8", 8, 160, 4478, 0.699),
     (H200, "Llama-3.1-8B", "int8", 2, 160, 4439, 2.424),
     (H200, "Llama-3.1-8B", "int8", 4, 160, 4519, 2.441),
-    (H200, "Llama-3.1-8B", "int8", 64, 160, 4504, 6.036),
-    (H200, "Llama-3.1-8B", "int8", 256, 148, 4497, 17.380),
     (H200, "Llama-3.1-8B", "int4", 8, 256, 4536, 2.292),
-    (H200_BY_EIGHT, "Llama-3.2-1B", "int8", 16, 1016, 4437, 1.59),
-    (H200_BY_EIGHT, "Llama-3.2-1B", "int8", 64, 144, 4538, 5.53),
-    (H200, "Llama-3.2-1B", "int8", 64, 160, 4532, 1.727),
     (H200, "Llama-3.2-1B", "bf16", 1, 144, 4437, 0.76),
-    (H200_BY_EIGHT, "Llama-3.2-1B", "bf16", 64, 144, 4391, 6.97),
     (H200, "Llama-2-7B", "int8", 1, 256, 4474, 2.007),
     (H200, "Llama-3.1-8B", "int8", 1, 240, 4626, 2.151),
     (H200, "Llama-3.1-8B", "int8", 1, 256, 4483, 2.165),
@@ -85,10 +69,7 @@ def test_steps_as_measured(
     depth: int,
     gbps: float,
     milliseconds: float,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if card is H200_BY_EIGHT:  # measured when attention_decode served any number of lanes
-        monkeypatch.setattr(workspace, "MANY_LANES", 10**6)
     plan = plan_memory(
         StoredModel.of_model(shape_model(shape, form)), max_seq_len=depth + 16, num_rows=num_rows, card=card
     )

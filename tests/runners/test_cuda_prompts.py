@@ -116,8 +116,9 @@ def test_which_run_in_one_pass(device: SimulatedDevice, folder: Path, chunks: li
     assert [len(chunk.parts) for chunk in chunks] == [16, 4]
 
 
-def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, chunks: list[Chunk]) -> None:
+def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]) -> None:
     """More in all than a single one may have."""
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     queue_all(load_simulated(folder, device, num_rows=8, prefill_chunk=160), [60, 20, 70, 8, 64, 30, 16, 90])
     assert parts_of(chunks) == [[(60, 0), (20, 0), (64, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)]]
     assert [chunk.way for chunk in chunks] == ["rows"] * 2 + ["widened"]

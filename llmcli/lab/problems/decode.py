@@ -419,7 +419,8 @@ def _product(matrix: StoredMatrix, x: Estimate) -> Estimate:
     weights = matrix.weights
     sizes = np.abs(weights)
     rounded = (np.sqrt(x.value.size) + 8) * ROUNDING * (sizes @ np.abs(x.value))
-    return Estimate(weights @ x.value, rounded + sum_error(sizes, input_error(x.value) + x.error))
+    of_inputs = sum_error(sizes, input_error(x.value)) + sum_error(sizes, x.error, 2)
+    return Estimate(weights @ x.value, rounded + of_inputs)
 
 
 def _added(before: np.ndarray, added: Estimate) -> Expected:

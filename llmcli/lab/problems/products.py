@@ -185,14 +185,15 @@ def input_error(x: np.ndarray) -> np.ndarray:
     return np.asarray(ROUNDOFF[half] * np.abs(x.astype(np.float64)) + HALF_SUBNORMAL[half])
 
 
-def sum_error(sizes: np.ndarray, errors: np.ndarray) -> np.ndarray:
+def sum_error(sizes: np.ndarray, errors: np.ndarray, times: float = 6) -> np.ndarray:
     """How far sums of inputs times weights may be off, if each input may be off by its error.
 
     Errors of inputs are independent, as are their roundings and the weights, so their sum stays below six times the
-    root of the sum of their squares: by the same argument a sum of n terms has sqrt(n) roundings.
+    root of the sum of their squares: by the same argument a sum of n terms has sqrt(n) roundings. For errors that are
+    such bounds themselves fewer `times` do.
     Shapes: sizes [num_rows, num_inputs] of the weights; errors [num_inputs]; result [num_rows]
     """
-    return np.asarray(np.minimum(sizes @ errors, 6 * np.sqrt(sizes**2 @ errors**2)))
+    return np.asarray(np.minimum(sizes @ errors, times * np.sqrt(sizes**2 @ errors**2)))
 
 
 def tile_inputs(stored: StoredMatrix, prefix: str = "") -> dict[str, np.ndarray]:

@@ -157,44 +157,52 @@ inline const unsigned* fragment_of(int number, int lane) {
     emulator::wait_until([&] { return kept[5 * lane + 4] == 1; });
     return &kept[5 * lane];
 }
-template <typename T, int NUM_VALUES, typename Element>
+// Every factor becomes a number once: `of_word` takes one of a, `of_place` one of b.
+template <typename T, int NUM_VALUES, typename OfWord, typename OfPlace>
 void multiply_later(T (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long long b, bool adds, int step_inputs,
-                    bool rows_are_inputs, Element element) {
+                    bool rows_are_inputs, OfWord of_word, OfPlace of_place) {
     const int number = current->num_products, inputs_a_word = step_inputs / 8;
     keep_fragment(a);
     T* sums = d;
     current->products.push_back([=] {
         const int g = current->lane / 4, t = current->lane % 4, item_bytes = 4 / inputs_a_word;
+        double rows[2][32];
+        for (int k = 0; k < step_inputs; ++k) {
+            const int half = k / (step_inputs / 2), within = k % (step_inputs / 2);
+            const unsigned* words = fragment_of(number, 4 * g + within / inputs_a_word);
+            const int shift = 8 * item_bytes * (within % inputs_a_word);
+            for (int v = 0; v < 2; ++v) rows[v][k] = of_word(words[v + 2 * half] >> shift);
+        }
         for (int i = 0; i < NUM_VALUES / 4; ++i) {
             for (int j = 0; j < 2; ++j) {
-                for (int v = 0; v < 2; ++v) {
-                    double sum = adds ? static_cast<double>(sums[4 * i + 2 * v + j]) : 0.0;
-                    for (int k = 0; k < step_inputs; ++k) {
-                        const int half = k / (step_inputs / 2), within = k % (step_inputs / 2);
-                        const unsigned* words = fragment_of(number, 4 * g + within / inputs_a_word);
-                        const unsigned word = words[v + 2 * half] >> 8 * item_bytes * (within % inputs_a_word);
-                        sum += element(word, element_of(b, 8 * i + 2 * t + j, item_bytes * k, rows_are_inputs));
-                    }
-                    sums[4 * i + 2 * v + j] = static_cast<T>(sum);
+                T* const of_rows[2] = {sums + 4 * i + j, sums + 4 * i + 2 + j};
+                double found[2] = {};
+                for (int v = 0; v < 2 && adds; ++v) found[v] = static_cast<double>(*of_rows[v]);
+                for (int k = 0; k < step_inputs; ++k) {
+                    const double other = of_place(element_of(b, 8 * i + 2 * t + j, item_bytes * k, rows_are_inputs));
+                    for (int v = 0; v < 2; ++v) found[v] += rows[v][k] * other;
                 }
+                for (int v = 0; v < 2; ++v) *of_rows[v] = static_cast<T>(found[v]);
             }
         }
     });
 }
 template <int NUM_VALUES>
 void wgmma_bytes(bool is_signed, int (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long long b, bool adds) {
-    multiply_later(d, a, b, adds, 32, false, [=](unsigned word, const unsigned char* other) {
-        const int byte = is_signed ? static_cast<int8_t>(word) : static_cast<int>(word & 0xff);
-        return static_cast<double>(byte * static_cast<int8_t>(*other));
-    });
+    const auto of_word = [=](unsigned word) {
+        return static_cast<double>(is_signed ? static_cast<int8_t>(word) : static_cast<int>(word & 0xff));
+    };
+    const auto of_place = [](const unsigned char* place) { return static_cast<double>(static_cast<int8_t>(*place)); };
+    multiply_later(d, a, b, adds, 32, false, of_word, of_place);
 }
 template <int NUM_VALUES>
 void wgmma_halves(bool is_half, bool rows_are_inputs, float (&d)[NUM_VALUES], const unsigned (&a)[4],
                   unsigned long long b, bool adds) {
-    multiply_later(d, a, b, adds, 16, rows_are_inputs, [=](unsigned word, const unsigned char* other) {
-        return static_cast<double>(to_float(is_half, word)) *
-               to_float(is_half, *reinterpret_cast<const uint16_t*>(other));
-    });
+    const auto of_word = [=](unsigned word) { return static_cast<double>(to_float(is_half, word)); };
+    const auto of_place = [=](const unsigned char* place) {
+        return static_cast<double>(to_float(is_half, *reinterpret_cast<const uint16_t*>(place)));
+    };
+    multiply_later(d, a, b, adds, 16, rows_are_inputs, of_word, of_place);
 }
 inline void wgmma_commit() {
     current->product_groups.push_back(std::move(current->products));
