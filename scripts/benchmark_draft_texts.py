@@ -28,7 +28,7 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.bench import measure_draft_steps
 from llmcli.runners.base import Runner
-from llmcli.runners.cuda.load import load
+from llmcli.runners.cuda.load.model import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import NoText
 

@@ -9,8 +9,8 @@ import cupy
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.runners.cuda.arena import Mailbox
-from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.step.arena import Mailbox
+from llmcli.runners.cuda.step.sampling import DeviceSampler
 from llmcli.sampling.params import Sampler, SamplingParams
 
 LAUNCHES_PER_GRAPH = 16

@@ -20,7 +20,7 @@ from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.runners.cuda.load import load
+from llmcli.runners.cuda.load.model import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import NoText
 

@@ -1,4 +1,4 @@
-"""Measures what each kernel reaches on this card, for the tables in llmcli/runners/cuda/pricing.py.
+"""Measures what each kernel reaches on this card, for the tables in llmcli/runners/cuda/predict/predictor.py.
 
     python -m scripts.measure_shares MODEL ...
 
@@ -17,7 +17,7 @@ from llmcli.cli.targets import open_subject
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.lab.roofline import TimedStep
 from llmcli.lab.walk import Lengths
-from llmcli.runners.cuda.pricing import Demand, Rates, Shares, demand_of
+from llmcli.runners.cuda.predict.predictor import Demand, Rates, Shares, demand_of
 
 # Rows of a step, and tokens of a prompt.
 SIZES = ((1, 12), (8, 64), (32, 128), (64, 512), (256, 2048))

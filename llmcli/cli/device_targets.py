@@ -14,12 +14,11 @@ from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.base import MAX_ROWS
-from llmcli.runners.cuda.memory import PREFILL_CHUNKS, fit_memory, fitting_context, plan_memory
-from llmcli.runners.cuda.predict import CardPredictor
-from llmcli.runners.cuda.pricing import Rates
-from llmcli.runners.cuda.regions import STORED_DTYPES
-from llmcli.runners.cuda.stored import StoredModel, precision_of
-from llmcli.runners.cuda.weight_layout import plan_weights
+from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, fit_memory, fitting_context, plan_memory
+from llmcli.runners.cuda.plan.regions import STORED_DTYPES
+from llmcli.runners.cuda.plan.stored import StoredModel, precision_of
+from llmcli.runners.cuda.plan.weight_layout import plan_weights
+from llmcli.runners.cuda.predict.predictor import CardPredictor, Rates
 from llmcli.runners.host import memory
 from llmcli.runners.host.predict import HostPredictor, HostProbes, HostRates
 

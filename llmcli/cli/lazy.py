@@ -80,10 +80,10 @@ if TYPE_CHECKING:
         save_receipt,
     )
     from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
-    from llmcli.runners.cuda.arena import free_bytes
-    from llmcli.runners.cuda.load import load as load_on_card
-    from llmcli.runners.cuda.quantizer import CardQuantizer
-    from llmcli.runners.cuda.rates import measure_flops, measure_rates
+    from llmcli.runners.cuda.load.model import load as load_on_card
+    from llmcli.runners.cuda.load.quantizer import CardQuantizer
+    from llmcli.runners.cuda.predict.rates import measure_flops, measure_rates
+    from llmcli.runners.cuda.step.arena import free_bytes
     from llmcli.runners.host.load import describe as describe_on_host
     from llmcli.runners.host.memory import SMALL_PARAMETERS
     from llmcli.runners.numpy.load import NumpyProbes, describe_on_numpy

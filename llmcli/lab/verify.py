@@ -17,9 +17,9 @@ from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.own_kernel import OwnKernel
 from llmcli.lab.problem import ENGINE, Arrays, KernelCases, Problem
 from llmcli.lab.trial import Times, judge, measure, release_memory
-from llmcli.runners.cuda.load import needed_kernels
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.load.model import needed_kernels
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from llmcli.kernels import device
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.environment import Card, Driver
 from llmcli.measure.subject import Subject
-from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
-from llmcli.runners.cuda.pricing import Rates
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.predictor import Rates
 from llmcli.runners.host.memory import SMALL_PARAMETERS
 
 OLD_CARD = Card(0, "Old Card", (7, 5), 8 * 2**30)

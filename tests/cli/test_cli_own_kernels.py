@@ -34,8 +34,8 @@ from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
 from llmcli.measure.bench import BenchReport, DecodeFigures, EngineFigures, KernelComparison, PromptFigures, Spread
 from llmcli.receipt.receipt import load_receipt
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
 
 Llmcli = Callable[..., Result]
 PROMPT = "Once upon a time there was"
@@ -91,7 +91,7 @@ def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
     pytest.importorskip("cupy")
     from simulated_card import SimulatedDevice, simulate
 
-    from llmcli.runners.cuda.load import load, needed_kernels
+    from llmcli.runners.cuda.load.model import load, needed_kernels
 
     happened: list[str] = []
 

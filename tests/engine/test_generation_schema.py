@@ -20,7 +20,7 @@ from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import UsageError
 from llmcli.runners.base import Runner
-from llmcli.runners.cuda.load import load as load_on_card
+from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams

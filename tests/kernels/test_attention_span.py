@@ -21,7 +21,7 @@ from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.lab.attention import CODES, NewTokens, new_tokens, spans_of
 from llmcli.lab.cases.attention import span_case
 from llmcli.lab.problem import find_mismatch
-from llmcli.runners.cuda.graphs import StepGraphs
+from llmcli.runners.cuda.step.lanes import StepGraphs
 
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16, CODES], ids=["fp16", "bf16", "codes"])
 

@@ -30,13 +30,13 @@ from llmcli.kernels.sample_token import (
 )
 from llmcli.kernels.sources import flatten
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
-from llmcli.runners.cuda.packed_sampler import pack_sampler
+from llmcli.runners.cuda.step.packed_sampler import pack_sampler
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import Sampler, SamplingParams
 
 cupy = pytest.importorskip("cupy")
-arena = pytest.importorskip("llmcli.runners.cuda.arena")
-device_sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
+arena = pytest.importorskip("llmcli.runners.cuda.step.arena")
+device_sampling = pytest.importorskip("llmcli.runners.cuda.step.sampling")
 
 POOL_SEED = 7
 

@@ -69,7 +69,7 @@ def test_the_state_begins_with_each_row_s_sampler() -> None:
 
 
 def test_problems_have_the_numbers_that_the_runner_reads() -> None:
-    sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
+    sampling = pytest.importorskip("llmcli.runners.cuda.step.sampling")
     problem = sample_token.problems_case(600)
     found = words(problem)
     numbers = [word & ~IS_PROBLEM for word in found.values() if word & IS_PROBLEM]

@@ -27,7 +27,7 @@ from llmcli.lab.problem import ENGINE
 from llmcli.lab.study import kernel_parameters
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict, check_own_kernel, launched_names, prepare_own_kernels, time_own_kernel
-from llmcli.runners.cuda.arena import free_bytes
+from llmcli.runners.cuda.step.arena import free_bytes
 
 LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
 NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}

@@ -163,7 +163,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("cupy")
     from simulated_card import simulate
 
-    from llmcli.runners.cuda.load import load as load_on_card
+    from llmcli.runners.cuda.load.model import load as load_on_card
 
     device: Any = simulate(monkeypatch)
     return load_on_card(
@@ -193,7 +193,8 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
     """The fourth layer is wrong in one kernel only, of single tokens or (the sign) of a prompt."""
     from simulated_kernels import on_host
 
-    from llmcli.runners.cuda import attention, row_products
+    from llmcli.runners.cuda.step import attention
+    from llmcli.runners.cuda.step import products as row_products
 
     layer = simulated._device._forward._layers[3]
 
@@ -226,7 +227,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
 @pytest.mark.parametrize("count", [2, 32, 300])
 def test_the_storyteller_on_the_card(count: int) -> None:
     from llmcli.kernels.device import Device
-    from llmcli.runners.cuda.load import load as load_on_card
+    from llmcli.runners.cuda.load.model import load as load_on_card
     from llmcli.runners.torch.load import load as load_on_torch
 
     model = open_model(resource_folder(STORYTELLER))

@@ -196,7 +196,7 @@ LATE_IMPORTS = {
     "llmcli.kernels.device",
     "llmcli.lab.trial",
     "llmcli.private_folder",  # grp and pwd, which Windows lacks
-    "llmcli.runners.cuda.arena",
+    "llmcli.runners.cuda.step.arena",
     "llmcli.tokenizer.load",
 }
 
@@ -333,3 +333,13 @@ def test_only_the_command_line_prints(module: str) -> None:
     if not module.startswith("llmcli.cli"):
         calls = [node for node in ast.walk(ast.parse(modules()[module].read_text())) if isinstance(node, ast.Call)]
         assert not any(ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write") for call in calls)
+
+
+def test_rooms_of_the_card_import_downwards() -> None:
+    """What is planned knows nothing that runs; prices know the launches, and loading knows all."""
+    floors = ("plan", "step", "predict", "load")
+    rooms = {name: name.split(".")[3] for name in modules() if name.startswith("llmcli.runners.cuda.")}
+    assert set(rooms.values()) == set(floors)
+    for name, room in rooms.items():
+        others = {rooms[other] for other in imports(modules()[name]) if other in rooms}
+        assert others <= set(floors[: floors.index(room) + 1]), name

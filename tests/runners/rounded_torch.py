@@ -19,9 +19,9 @@ from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.ways import PromptWays
+from llmcli.runners.cuda.plan.choice import PromptWays
+from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.host import device
 from llmcli.runners.host.cache import PagedCache
 from llmcli.runners.stepping import SteppingRunner

@@ -3,8 +3,8 @@
 import pytest
 
 cupy = pytest.importorskip("cupy")
-arena = pytest.importorskip("llmcli.runners.cuda.arena")
-sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
+arena = pytest.importorskip("llmcli.runners.cuda.step.arena")
+sampling = pytest.importorskip("llmcli.runners.cuda.step.sampling")
 
 VOCAB_SIZE = 3000
 HALF_BYTES = 4096  # of a mailbox

@@ -24,7 +24,7 @@ from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts  # noqa: E402
-from llmcli.runners.cuda.packed_sampler import pack_sampler  # noqa: E402
+from llmcli.runners.cuda.step.packed_sampler import pack_sampler  # noqa: E402
 from llmcli.sampling.chain import Choice, choose  # noqa: E402
 from llmcli.sampling.params import Sampler  # noqa: E402
 
@@ -207,36 +207,13 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Replace the card by numpy in everything under llmcli.runners.cuda; load with the returned device."""
-    from llmcli.runners.cuda import (
-        arena,
-        attention,
-        draft_lanes,
-        forward,
-        kv_cache,
-        lanes,
-        load,
-        products,
-        row_products,
-        upload,
-        weight_pieces,
-    )
-    from llmcli.runners.cuda import device as card
+    from llmcli.runners.cuda.load import model as load
+    from llmcli.runners.cuda.load import upload, weight_pieces
+    from llmcli.runners.cuda.step import arena, attention, forward, lanes, products
+    from llmcli.runners.cuda.step import device as card
 
     device = SimulatedDevice()
-    for module in (
-        arena,
-        attention,
-        card,
-        draft_lanes,
-        forward,
-        kv_cache,
-        lanes,
-        load,
-        products,
-        row_products,
-        upload,
-        weight_pieces,
-    ):
+    for module in (arena, attention, card, forward, lanes, load, products, upload, weight_pieces):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)

@@ -17,10 +17,10 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import Runner, Span
-from llmcli.runners.cuda import arena
-from llmcli.runners.cuda import load as load_module
-from llmcli.runners.cuda.load import load
-from llmcli.runners.cuda.memory import RESERVED_BYTES
+from llmcli.runners.cuda.load import model as load_module
+from llmcli.runners.cuda.load.model import load
+from llmcli.runners.cuda.plan.memory import RESERVED_BYTES
+from llmcli.runners.cuda.step import arena
 from llmcli.sampling.params import Sampler
 
 
@@ -116,9 +116,9 @@ def test_a_ctrl_c_leaves_the_row_as_it_was(
     given = [expected[0], *go_on(runner, row, 3)]
     owner: Any = SimulatedSampler
     if place == "embedding":
-        from llmcli.runners.cuda import forward as owner
+        from llmcli.runners.cuda.step import forward as owner
     if place == "attention_decode":
-        from llmcli.runners.cuda import attention as owner
+        from llmcli.runners.cuda.step import attention as owner
     original = getattr(owner, place)
 
     def strike(*arguments: Any, **options: Any) -> Any:
@@ -161,7 +161,7 @@ def test_an_interrupted_prompt_keeps_the_finished_chunks(
     runner.keep(row, 0)
     runner.queue([Span(row, tuple(PROMPT[:32]), "none")])
     with monkeypatch.context() as patch:
-        patch.setattr("llmcli.runners.cuda.forward.embedding", interrupt)
+        patch.setattr("llmcli.runners.cuda.step.forward.embedding", interrupt)
         with pytest.raises(KeyboardInterrupt):
             runner.queue([Span(row, tuple(PROMPT[32:64]), "none")])
     assert list(runner.token_ids(row)) == PROMPT[:32]

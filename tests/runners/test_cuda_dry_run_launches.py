@@ -23,16 +23,15 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.tiles import fastest_widening
 from llmcli.runners.base import Arithmetic, Limits, pages_of
-from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.device import CudaDevice
-from llmcli.runners.cuda.draft_lanes import DraftLanes
-from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.lanes import DecodeLanes
-from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.products import Products
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weight_layout import with_widening
+from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.weight_layout import with_widening
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel, Started
+from llmcli.runners.cuda.step.arena import on_card
+from llmcli.runners.cuda.step.device import CudaDevice
+from llmcli.runners.cuda.step.forward import Forward
+from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftLanes
+from llmcli.runners.cuda.step.products import Products
 from llmcli.runners.step_device import SINGLE, Work
 
 Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
@@ -90,8 +89,8 @@ def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
 @pytest.fixture
 def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the runner's device launches: one step of a number of rows, or a prompt that fits a chunk."""
-    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-    monkeypatch.setattr("llmcli.runners.cuda.forward.copy", lambda *_: None)
+    monkeypatch.setattr("llmcli.runners.cuda.step.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.step.forward.copy", lambda *_: None)
 
     def count(
         plan: MemoryPlan,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
-arena = pytest.importorskip("llmcli.runners.cuda.arena")
+arena = pytest.importorskip("llmcli.runners.cuda.step.arena")
 
 HALF_BYTES = 4096
 

@@ -9,7 +9,7 @@ from llmcli.sampling.chain import choose
 from llmcli.sampling.params import Sampler, SamplingParams
 
 pytest.importorskip("cupy")
-sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
+sampling = pytest.importorskip("llmcli.runners.cuda.step.sampling")
 
 from sampler_rows import VOCAB_SIZE, Rows  # noqa: E402
 

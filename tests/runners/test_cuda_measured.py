@@ -9,10 +9,9 @@ from llmcli.kernels.attention_prefill import attention_prefill_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.predict import CardPredictor
-from llmcli.runners.cuda.pricing import Pricing, Rates
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.predictor import CardPredictor, Pricing, Rates
 
 H100 = replace(TYPICAL_CARD, l2_bytes=50 * 2**20)
 H200 = replace(TYPICAL_CARD, l2_bytes=60 * 2**20)

@@ -20,12 +20,12 @@ from llmcli.kernels.gemm_packed import takes
 from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Limits
-from llmcli.runners.cuda.arena import card_memory
-from llmcli.runners.cuda.device import CudaDevice
-from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
-from llmcli.runners.cuda.regions import held_bytes, lay_out
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.ways import PromptWays, most_tokens_of
+from llmcli.runners.cuda.plan.choice import PromptWays, most_tokens_of
+from llmcli.runners.cuda.plan.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
+from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.step.arena import card_memory
+from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.step_device import SINGLE
 
 LLAMA2_7B = {
@@ -74,7 +74,7 @@ def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
     [(3, "bfloat16", 3), (20, "bfloat16", 3), (40, "float32", 4), (40, "bfloat16", 1)],
 )
 def test_arrays_do_not_overlap(num_rows: int, dtype: str, num_absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.step.arena.allocate", allocate)
     stored = StoredModel.of_config(config(), stored_dtype=dtype, scheme=WeightScheme(8, 128))
     plan = plan_memory(stored, max_seq_len=99, num_rows=num_rows)
     memory = card_memory(held_bytes(plan.workspace))

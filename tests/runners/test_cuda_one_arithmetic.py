@@ -26,14 +26,14 @@ from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.lab.cases.gemm import with_model_scales
 from llmcli.lab.matrices import StoredMatrix, aligned_zeros, random_matrix, tiles_of
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda import workspace
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.passes import Lanes
-from llmcli.runners.cuda.regions import held_bytes, lay_out
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weight_layout import Weights, with_widening
-from llmcli.runners.cuda.workspace import num_lanes
+from llmcli.runners.cuda.plan import workspace
+from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
+from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.weight_layout import Weights, with_widening
+from llmcli.runners.cuda.plan.workspace import num_lanes
+from llmcli.runners.cuda.step.batch import Lanes
+from llmcli.runners.cuda.step.forward import Forward
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
 # Inputs of one chunk, of two (o) and of four (down).

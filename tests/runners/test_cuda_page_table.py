@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-device = pytest.importorskip("llmcli.runners.cuda.device")
+device = pytest.importorskip("llmcli.runners.cuda.step.device")
 
 
 class Copies:

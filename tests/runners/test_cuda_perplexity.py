@@ -17,7 +17,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.measure.evaluate import evaluate
 from llmcli.resources import built_in_model
 from llmcli.runners.base import Logits, Runner, Span
-from llmcli.runners.cuda.load import load as load_simulated
+from llmcli.runners.cuda.load.model import load as load_simulated
 from llmcli.runners.torch.load import load
 from llmcli.sampling.candidates import pack_mask
 from llmcli.sampling.params import Sampler, SamplingParams

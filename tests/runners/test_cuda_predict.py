@@ -18,11 +18,10 @@ from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.dry_run import PRODUCT, DryModel
-from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, CardPredictor
-from llmcli.runners.cuda.pricing import BEFORE_HOPPER, HOPPER, Rates
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel
+from llmcli.runners.cuda.predict.predictor import BEFORE_HOPPER, CHUNK_LAUNCHES, HOPPER, CardPredictor, Rates
 
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 

@@ -17,9 +17,9 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.runners.base import Runner, Span
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.load import load
-from llmcli.runners.cuda.passes import Chunk, Lanes
+from llmcli.runners.cuda.load.model import load
+from llmcli.runners.cuda.step.batch import Chunk, Lanes
+from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.torch.load import load as load_by_torch
 
 LENGTHS = [100, 3, 30, 70, 200, 9, 66, 20, 41, 90, 1, 130]

@@ -28,8 +28,9 @@ from llmcli.kernels.device import Device  # noqa: E402
 from llmcli.quantization import rounding  # noqa: E402
 from llmcli.quantization.packing import pack_rows  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
-from llmcli.runners.cuda import arena, quantizer  # noqa: E402
-from llmcli.runners.cuda.quantizer import CardQuantizer  # noqa: E402
+from llmcli.runners.cuda.load import quantizer
+from llmcli.runners.cuda.load.quantizer import CardQuantizer  # noqa: E402
+from llmcli.runners.cuda.step import arena
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 STORED_DTYPES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llmcli.kernels.tiles import tile_layout
-from llmcli.runners.cuda.regions import BYTE, FLOAT32, INT32, Region, TiledRegion, held_bytes, lay_out
+from llmcli.runners.cuda.plan.regions import BYTE, FLOAT32, INT32, Region, TiledRegion, held_bytes, lay_out
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from llmcli.checkpoint.model import open_model
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.passes import Chunk, Lanes, PromptSlice
-from llmcli.runners.cuda.products import Products
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.ways import Way
+from llmcli.runners.cuda.plan.choice import Way
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.step.arena import on_card
+from llmcli.runners.cuda.step.batch import Chunk, Lanes, PromptSlice
+from llmcli.runners.cuda.step.forward import Forward
+from llmcli.runners.cuda.step.products import Products
 
 # Each runs twice: the second time none of its layers is recorded.
 CHUNKS = [
@@ -62,7 +62,7 @@ class CardWithoutReplays(NotingCard):
 @pytest.fixture
 def noted_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing needs a card, and each product has its sizes and operands: the library hides them in handles."""
-    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.step.arena.allocate", allocate)
     monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
 
     find_product = Cublas._product

@@ -12,12 +12,12 @@ from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.notes import Notes
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.dry_run import phantoms
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.row_products import RowProducts
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weight_layout import qkv_layout
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.weight_layout import qkv_layout
+from llmcli.runners.cuda.predict.dry_run import phantoms
+from llmcli.runners.cuda.step.activations import Activations
+from llmcli.runners.cuda.step.products import RowProducts
 
 # Inputs of 4 chunks, but o has one: its inputs are one span.
 SIZES = {

@@ -42,7 +42,7 @@ class OnCard(RunnerConformance):
 
     @classmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        from llmcli.runners.cuda.load import load
+        from llmcli.runners.cuda.load.model import load
 
         model = open_model(folder)
         return load(model, max_seq_len=max_seq_len, num_rows=num_rows, prefill_chunk=CHUNK, **cls.options)
@@ -148,7 +148,7 @@ def test_weights_that_arrive_in_pieces(
     slot_bytes: int, load_on_card: Callable[..., Any], int8_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = load_on_card(int8_model)
-    monkeypatch.setattr("llmcli.runners.cuda.staging.SLOT_BYTES", slot_bytes)
+    monkeypatch.setattr("llmcli.runners.cuda.plan.staging.SLOT_BYTES", slot_bytes)
     pieces = load_on_card(int8_model)
     assert logits_of(pieces, PROMPT[:50]).tobytes() == logits_of(whole, PROMPT[:50]).tobytes()
 

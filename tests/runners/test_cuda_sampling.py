@@ -13,8 +13,8 @@ from llmcli.sampling.chain import choose
 from llmcli.sampling.params import Sampler, SamplingParams
 
 cupy = pytest.importorskip("cupy")
-arena = pytest.importorskip("llmcli.runners.cuda.arena")
-sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
+arena = pytest.importorskip("llmcli.runners.cuda.step.arena")
+sampling = pytest.importorskip("llmcli.runners.cuda.step.sampling")
 
 from sampler_rows import VOCAB_SIZE, Rows  # noqa: E402
 

@@ -26,9 +26,9 @@ from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
-from llmcli.runners.cuda import row_products
-from llmcli.runners.cuda.load import load as load_on_card
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.load.model import load as load_on_card
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load
 
 
@@ -152,7 +152,7 @@ def test_foreign_models_are_computed_as_by_torch(
     name: str, slot_bytes: int, device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole tensors and small pieces; more layers than are kept at a time."""
-    monkeypatch.setattr("llmcli.runners.cuda.staging.SLOT_BYTES", slot_bytes)
+    monkeypatch.setattr("llmcli.runners.cuda.plan.staging.SLOT_BYTES", slot_bytes)
     write, options = FOREIGN[name]
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, attention_bias=True, **SIZES)
     folder, done = write(source, tmp_path / "foreign", **options), []
@@ -228,7 +228,7 @@ def test_orders_are_read_once(device: SimulatedDevice, tmp_path: Path, monkeypat
 def test_weights_arrive_in_pieces(
     slot_bytes: int, is_tied: bool, device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmcli.runners.cuda.staging.SLOT_BYTES", slot_bytes)
+    monkeypatch.setattr("llmcli.runners.cuda.plan.staging.SLOT_BYTES", slot_bytes)
     sizes = {**SIZES, "vocab_size": 301, "intermediate_size": 352, "tie_word_embeddings": is_tied}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(4, 32, is_symmetric=False)))
@@ -323,7 +323,7 @@ def test_a_scored_text_has_the_same_bits_by_rows_of_1_and_of_16(
     for length in (40, 90):
         scores = set()
         for num_rows, of_head in ((1, 1), (1, 16), (16, 16), (16, 64)):
-            monkeypatch.setattr("llmcli.runners.cuda.forward.LOGIT_ROWS", of_head)
+            monkeypatch.setattr("llmcli.runners.cuda.step.forward.LOGIT_ROWS", of_head)
             runner = load_simulated(folder, device, num_rows=num_rows, max_seq_len=100)
             row = runner.open(PROMPT[:length])
             runner.keep(row, 0)

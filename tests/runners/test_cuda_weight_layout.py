@@ -24,13 +24,13 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda import staging as staging_module
-from llmcli.runners.cuda.arena import card_memory, on_card
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.regions import held_bytes
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weight_layout import Weights, plan_weights
-from llmcli.runners.cuda.weight_pieces import WeightPieces
+from llmcli.runners.cuda.load.weight_pieces import WeightPieces
+from llmcli.runners.cuda.plan import staging as staging_module
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.regions import held_bytes
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.weight_layout import Weights, plan_weights
+from llmcli.runners.cuda.step.arena import card_memory, on_card
 from llmcli.runners.torch.load import load as load_torch
 
 ODD = {"hidden_size": 72, "intermediate_size": 83, "vocab_size": 301, "head_dim": 24, "num_key_value_heads": 1}

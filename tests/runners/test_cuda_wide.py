@@ -18,8 +18,9 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.runners.base import Runner, Span
-from llmcli.runners.cuda import attention, forward, products, row_products
-from llmcli.runners.cuda.load import load as load_on_card
+from llmcli.runners.cuda.load.model import load as load_on_card
+from llmcli.runners.cuda.step import attention, forward, products
+from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load
 
 TAILS = {**SIZES, "intermediate_size": 328, "num_hidden_layers": 2}  # which end within a tile, a step and a span

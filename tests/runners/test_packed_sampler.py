@@ -15,7 +15,7 @@ from llmcli.kernels.sample_token import (
     ROW_SAMPLER,
     STEPS,
 )
-from llmcli.runners.cuda.packed_sampler import DERIVED, PackedSampler, pack_sampler
+from llmcli.runners.cuda.step.packed_sampler import DERIVED, PackedSampler, pack_sampler
 from llmcli.sampling.params import DEFAULT_ORDER, SPECS, ParamSpec, Sampler, SamplingParams
 
 VOCAB_SIZE = 100

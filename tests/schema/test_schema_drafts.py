@@ -21,7 +21,7 @@ from llmcli.engine.events import Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.runners.cuda.load import load as load_on_card
+from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, regex_grammar

@@ -9,10 +9,10 @@ import pytest
 
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.kernels.card_facts import TYPICAL_CARD
-from llmcli.runners.cuda.dry_run import DryModel
-from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.pricing import HOPPER, Demand, Pricing, Rates, Shares
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.plan.memory import plan_memory
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.dry_run import DryModel
+from llmcli.runners.cuda.predict.predictor import HOPPER, Demand, Pricing, Rates, Shares
 from scripts import measure_shares
 from scripts.measure_shares import fit
 

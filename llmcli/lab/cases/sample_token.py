@@ -10,7 +10,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, RowLayout, sample_token, sample_token_cost
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, Solver
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
-from llmcli.runners.cuda.packed_sampler import pack_sampler
+from llmcli.runners.cuda.step.packed_sampler import pack_sampler
 from llmcli.sampling.candidates import History, TokenMask, pack_mask
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.params import Sampler

@@ -13,15 +13,12 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import LLMCliError
 from llmcli.kernels.device import Moment
 from llmcli.runners.base import PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
-from llmcli.runners.cuda.arena import Mailbox, fetch, send
-from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_drafts
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.lanes import DecodeLanes
-from llmcli.runners.cuda.prompts import method_of, prompt_passes
-from llmcli.runners.cuda.sampling import DeviceSampler, SamplerRun
-from llmcli.runners.cuda.span_sender import SpanSender
-from llmcli.runners.cuda.step_masks import WorkMasks
-from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.cuda.plan.workspace import Workspace
+from llmcli.runners.cuda.step.arena import Mailbox, fetch, send
+from llmcli.runners.cuda.step.batch import SpanSender, method_of, prompt_passes
+from llmcli.runners.cuda.step.forward import Forward
+from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftChoices, DraftLanes, with_drafts
+from llmcli.runners.cuda.step.sampling import DeviceSampler, SamplerRun, WorkMasks
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.candidates import TokenMask

@@ -19,14 +19,14 @@ from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS
 from llmcli.kernels.tiles import fastest_widening
 from llmcli.kernels.wide_plan import NARROW_TOKENS
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.forward import Forward
-from llmcli.runners.cuda.memory import MemoryPlan
-from llmcli.runners.cuda.passes import Chunk, Lanes, PromptSlice
-from llmcli.runners.cuda.products import Products
-from llmcli.runners.cuda.regions import held_bytes, lay_out
-from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
-from llmcli.runners.cuda.weight_layout import Weights, with_widening
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
+from llmcli.runners.cuda.plan.choice import MAX_SHORT_TOKENS, Way
+from llmcli.runners.cuda.plan.memory import MemoryPlan
+from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
+from llmcli.runners.cuda.plan.weight_layout import Weights, with_widening
+from llmcli.runners.cuda.plan.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
+from llmcli.runners.cuda.step.batch import Chunk, Lanes, PromptSlice
+from llmcli.runners.cuda.step.forward import Forward
+from llmcli.runners.cuda.step.products import Products
 
 PRODUCT = "cublas"  # the stem of products of the matrix library
 _NO_ROW = -1

@@ -12,12 +12,12 @@ from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of
-from llmcli.runners.cuda.regions import Region, held_bytes
-from llmcli.runners.cuda.staging import Staging, plan_staging
-from llmcli.runners.cuda.stored import CODES, StoredModel
-from llmcli.runners.cuda.ways import PromptWays
-from llmcli.runners.cuda.weight_layout import Space, Weights, is_wide, plan_weights
-from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
+from llmcli.runners.cuda.plan.choice import PromptWays
+from llmcli.runners.cuda.plan.regions import Region, held_bytes
+from llmcli.runners.cuda.plan.staging import Staging, plan_staging
+from llmcli.runners.cuda.plan.stored import CODES, StoredModel
+from llmcli.runners.cuda.plan.weight_layout import Space, Weights, is_wide, plan_weights
+from llmcli.runners.cuda.plan.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
 # Prompt tokens that run together: wide enough for the tensor cores; cut first when memory is short.
 PREFILL_CHUNKS = (2048, 1024, 512, 256)

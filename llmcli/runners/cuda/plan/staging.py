@@ -8,9 +8,9 @@ from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.kernels.repack import row_bytes
 from llmcli.kernels.tiles import TILE_ROWS, tile_layout
 from llmcli.quantization.schemes import Fp8Scheme
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, INT32, Region, held_bytes
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weight_layout import Linear, Projection, Space, Weights
+from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, BYTE, INT32, Region, held_bytes
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.weight_layout import Linear, Projection, Space, Weights
 
 # One thread copies about 10 GB/s out of the page cache; eight keep a PCIe 5 bus busy. Pinned memory is slow to get.
 NUM_SLOTS = 8

@@ -14,7 +14,7 @@ from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.tiles import BLOCK_SCALE, HALF_ROWS
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
-from llmcli.runners.cuda.regions import STORED_DTYPES
+from llmcli.runners.cuda.plan.regions import STORED_DTYPES
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model

@@ -22,8 +22,8 @@ from llmcli.kernels.quantize_rows import SPEC, CodeForm, quantize_rows
 from llmcli.quantization.floats import STORED_AS
 from llmcli.quantization.rounding import RowErrors, steps_of_range
 from llmcli.quantization.schemes import WeightScheme, packed_size
-from llmcli.runners.cuda.arena import on_card, pinned_bytes, send
-from llmcli.runners.cuda.regions import BYTE, FLOAT32, INT32, STORED_DTYPES, Region, held_bytes, lay_out
+from llmcli.runners.cuda.plan.regions import BYTE, FLOAT32, INT32, STORED_DTYPES, Region, held_bytes, lay_out
+from llmcli.runners.cuda.step.arena import on_card, pinned_bytes, send
 
 WEIGHTS_PER_BLOCK = 1 << 22  # 8 MiB of 16-bit weights: far longer on the bus than any launch takes
 NUM_SLOTS = 3  # one is being filled from disk, one is on the card, one is written to disk

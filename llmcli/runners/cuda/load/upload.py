@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.kernels.device import Device, device_errors
-from llmcli.runners.cuda.arena import pinned_bytes, send
+from llmcli.runners.cuda.step.arena import pinned_bytes, send
 from llmcli.timeline import Timeline
 
 

@@ -17,17 +17,15 @@ from llmcli.kernels.elementwise import add_parts, embedding, gather_columns, swi
 from llmcli.kernels.norms import residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
-from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.arena import copy, fetch
-from llmcli.runners.cuda.attention import Attention, CachedLayer
-from llmcli.runners.cuda.kv_cache import KvCache
-from llmcli.runners.cuda.memory import MemoryPlan
-from llmcli.runners.cuda.passes import Chunk, Lanes
-from llmcli.runners.cuda.products import Products
-from llmcli.runners.cuda.row_products import RowProducts, Rows
-from llmcli.runners.cuda.ways import Way
-from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_ALONE, Cache, Workspace
+from llmcli.runners.cuda.plan.choice import Way
+from llmcli.runners.cuda.plan.memory import MemoryPlan
+from llmcli.runners.cuda.plan.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
+from llmcli.runners.cuda.plan.workspace import LOGIT_ROWS, MOST_ALONE, Cache, Workspace
+from llmcli.runners.cuda.step.activations import Activations
+from llmcli.runners.cuda.step.arena import copy, fetch
+from llmcli.runners.cuda.step.attention import Attention, CachedLayer, KvCache
+from llmcli.runners.cuda.step.batch import Chunk, Lanes
+from llmcli.runners.cuda.step.products import Products, RowProducts, Rows
 
 # Longer spans mostly run the kernels of a span of this length.
 _MOST_PREPARED_TOKENS = 1024

@@ -8,8 +8,8 @@ from numpy.typing import DTypeLike
 
 from llmcli.kernels.gemv import MAX_ROWS
 from llmcli.kernels.stage_wide import padded_inputs
-from llmcli.runners.cuda.weight_layout import Projection
-from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.cuda.plan.weight_layout import Projection
+from llmcli.runners.cuda.plan.workspace import Workspace
 
 
 class Activations:

@@ -19,8 +19,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, Widening, segment_offsets, tile_layout
 from llmcli.kernels.wide_plan import takes as takes_wide
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, FLOAT32, INT32, Region, TiledRegion
-from llmcli.runners.cuda.stored import MatrixFormat, StoredModel
+from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, FLOAT32, INT32, Region, TiledRegion
+from llmcli.runners.cuda.plan.stored import MatrixFormat, StoredModel
 
 Space = Region | TiledRegion
 A = TypeVar("A")  # Space while it is planned, an array or a TiledMatrix on the card

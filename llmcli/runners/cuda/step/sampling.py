@@ -3,7 +3,7 @@
 Everything is allocated once. A run takes no value from the host, so it can be captured in a graph. A slot counts its
 runs without a break over all its rows, so an earlier row's result is never taken for a later row's.
 Each run updates mirostat's mu. The host gets mu with the token. To continue after an earlier token, pass that token's
-mu as `Sampler.mirostat_mu`.
+mu as `Sampler.mirostat_mu`. `WorkMasks` has the masks of a work's choices.
 """
 
 import math
@@ -21,12 +21,39 @@ from numpy.typing import NDArray
 from llmcli.errors import CheckpointError, DeviceError, LLMCliError, UsageError
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, SPEC, RowLayout, sample_token
-from llmcli.runners.cuda.arena import Mailbox, allocate
-from llmcli.runners.cuda.packed_sampler import pack_sampler
+from llmcli.runners.base import Masks
+from llmcli.runners.cuda.step.arena import Mailbox, allocate
+from llmcli.runners.cuda.step.packed_sampler import pack_sampler
 from llmcli.sampling.candidates import Candidates, TokenMask, gather_candidates, mask_words, schema
 from llmcli.sampling.chain import Choice
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit_bias, sequence_bias
+
+
+class WorkMasks:
+    """The masks of a work's choices, made on first use, as the card works meanwhile; None for a work without masks.
+
+    Attributes: error: what they raised; then no choice is allowed anything
+    """
+
+    def __init__(self, masks: Masks | None, vocab_size: int):
+        self.error: LLMCliError | None = None
+        self._make = masks
+        self._masks: NDArray[np.uint32] | None = None
+        self._num_words = mask_words(vocab_size)
+
+    def mask(self, choice: int) -> TokenMask | None:
+        """The mask of a choice; None if any token is allowed."""
+        if self._make is None or self.error is not None:
+            return None if self._make is None else np.zeros(self._num_words, np.uint32)
+        try:
+            self._masks = self._make() if self._masks is None else self._masks
+        except LLMCliError as error:
+            self.error = error
+            return self.mask(choice)
+        mask: TokenMask = self._masks[choice]
+        return mask
+
 
 _POLLS_BETWEEN_CHECKS = 10_000
 # The host must be awake when the choices after drafts come, as it then queues the next step. Until then it dozes for

@@ -14,10 +14,10 @@ from llmcli.kernels.gemv import MAX_ROWS, norm_sums
 from llmcli.kernels.stage_wide import image_bytes, padded_inputs
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
-from llmcli.runners.cuda.stored import CODES, StoredModel
-from llmcli.runners.cuda.ways import PromptWays, most_tokens_of
-from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, is_wide, qkv_layout
+from llmcli.runners.cuda.plan.choice import PromptWays, most_tokens_of
+from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
+from llmcli.runners.cuda.plan.stored import CODES, StoredModel
+from llmcli.runners.cuda.plan.weight_layout import Projection, Space, Weights, is_wide, qkv_layout
 
 # Lanes that one pass over the weights serves. Above it the number of lanes is a multiple of it, as each needs a graph.
 LANES_A_PASS = MAX_SPAN

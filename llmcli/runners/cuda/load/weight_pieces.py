@@ -1,21 +1,24 @@
 """Cuts every tensor of a model into pieces for the upload, puts them into their tiles on the card, and checks them.
 
-A weight's way: parts_of names its tensors, and row_ranges cuts them. One of the upload's threads reads a piece's range;
-then the piece is put into the tiles that weight_layout planned.
+A weight's way: parts_of names its tensors, and row_ranges cuts them. One of the upload's threads reads a piece's
+range; then the piece is put into the tiles that weight_layout planned. Norms, biases, and codes that become floats are
+read and converted on the host: such a function fills its last argument, an array in pinned memory, and may run in any
+thread.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from llmcli.checkpoint.formats import Fp8Layer
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import TensorReader, not_finite
+from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_floats
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.translation import PackedTensors, check_shape
+from llmcli.checkpoint.translation import PackedTensors, check_shape, read_widened
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
@@ -30,18 +33,9 @@ from llmcli.kernels.repack import (
     widening_of,
 )
 from llmcli.kernels.tiles import HALF_ROWS, Widening, power_of, tile_layout
-from llmcli.runners.cuda.arena import copy
-from llmcli.runners.cuda.host_weights import (
-    Buffer,
-    read_bias,
-    read_bytes,
-    read_fp8,
-    read_fp8_scales,
-    read_norm,
-    read_unpacked,
-)
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
-from llmcli.runners.cuda.staging import (
+from llmcli.runners.cuda.load.upload import UploadPiece
+from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
+from llmcli.runners.cuda.plan.staging import (
     CODES,
     SCALE,
     ZERO_POINT,
@@ -52,9 +46,83 @@ from llmcli.runners.cuda.staging import (
     parts_of,
     row_ranges,
 )
-from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.upload import UploadPiece
-from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights, with_widening
+from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.weight_layout import Linear, Projection, Weights, with_widening
+from llmcli.runners.cuda.step.arena import copy
+
+Buffer = npt.NDArray[np.uint8]
+
+
+def read_bytes(info: TensorInfo, begin: int, reader: TensorReader, buffer: Buffer) -> None:
+    """Read the tensor's bytes from `begin` on, unconverted. Raises: CheckpointError for read errors."""
+    reader.read_range_into(info, begin, buffer.data)
+
+
+def read_norm(info: TensorInfo, reader: TensorReader, values: Floats) -> None:
+    """Read a norm as float32. Raises: CheckpointError for read errors, NaN and infinity."""
+    values[:] = read_floats(info, 0, info.shape[0], reader)
+
+
+def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader, values: Floats) -> None:
+    """Read the biases of one matrix as float32, each at the index of its layer's outputs; zeros between them.
+
+    Raises: CheckpointError for read errors, NaN and infinity
+    """
+    halves = values.reshape(-1, HALF_ROWS)
+    halves[:] = 0
+    for linear, info in biases:
+        bias = read_floats(info, 0, info.shape[0], reader)
+        padded = np.zeros((-(-len(bias) // HALF_ROWS), HALF_ROWS), np.float32)
+        padded.reshape(-1)[: len(bias)] = bias
+        halves[linear.first_half :: linear.half_step][: len(padded)] = padded
+
+
+def read_unpacked(
+    layer: PackedTensors, order: bytes | None, begin: int, end: int, reader: TensorReader, buffer: Buffer
+) -> None:
+    """Read rows begin ... end - 1 of a quantized weight as float32; `begin` is the start of a tile.
+
+    `order`, as in `MatrixFormat`, is that of the stored columns; each is moved to its input's index.
+    Raises: CheckpointError for read errors, NaN and infinity
+    """
+    weights = buffer.view(np.float32).reshape(end - begin, -1)
+    if order is None:
+        read_widened(layer, begin, end, reader, weights)
+    else:
+        sorted_weights = np.empty_like(weights)
+        read_widened(layer, begin, end, reader, sorted_weights)
+        weights[:, np.frombuffer(order, np.int32)] = sorted_weights
+
+
+def read_fp8(
+    layer: Fp8Layer,
+    module: str,
+    infos: Mapping[str, TensorInfo],
+    begin: int,
+    end: int,
+    reader: TensorReader,
+    buffer: Buffer,
+) -> None:
+    """Read rows begin ... end - 1 of 8-bit floats as float32. Raises: as `read_unpacked`."""
+    buffer.view(np.float32).reshape(end - begin, -1)[:] = layer.read_rows(module, infos, begin, end, reader)
+
+
+def read_fp8_scales(
+    layer: Fp8Layer,
+    scale_rows: int,
+    module: str,
+    infos: Mapping[str, TensorInfo],
+    begin: int,
+    end: int,
+    reader: TensorReader,
+    buffer: Buffer,
+) -> None:
+    """Read the scales of rows begin, begin + scale_rows, ... as they are stored.
+
+    Raises: CheckpointError for read errors
+    """
+    scales = layer.read_scales(module, infos, begin, end, reader)[::scale_rows]
+    buffer.view(scales.dtype).reshape(scales.shape)[:] = scales
 
 
 class WeightPieces:

@@ -1,4 +1,4 @@
-"""Attention of a layer, with what comes before it: norms, rotary, and appending keys and values to the cache."""
+"""Attention of a layer, with what comes before it: norms, rotary, and appending keys and values to `KvCache`."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -20,10 +20,33 @@ from llmcli.kernels.elementwise import add_parts, rotary
 from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import LayerCache
 from llmcli.kernels.stage_wide import ImageRows
-from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.passes import Chunk, Lanes
-from llmcli.runners.cuda.weight_layout import LayerWeights, qkv_layout
-from llmcli.runners.cuda.workspace import MANY_LANES, Workspace
+from llmcli.runners.cuda.plan.weight_layout import LayerWeights, qkv_layout
+from llmcli.runners.cuda.plan.workspace import MANY_LANES, Cache, Workspace
+from llmcli.runners.cuda.step.activations import Activations
+from llmcli.runners.cuda.step.arena import copy_blocks
+from llmcli.runners.cuda.step.batch import Chunk, Lanes
+
+
+class KvCache:
+    """The cache's arrays, cut into layers once: a view takes the host as long as a launch."""
+
+    def __init__(self, cache: Cache[Any]):
+        scales = [array for array in (cache.key_scales, cache.value_scales) if array is not None]
+        self._arrays = [cache.keys, cache.values, *scales]
+        self.layers = [
+            LayerCache(
+                keys=cache.keys[index],
+                values=cache.values[index],
+                key_scales=None if cache.key_scales is None else cache.key_scales[index],
+                value_scales=None if cache.value_scales is None else cache.value_scales[index],
+            )
+            for index in range(len(cache.keys))
+        ]
+
+    def copy_page(self, device: Device, source: int, target: int) -> None:
+        """Copy a page, in all layers."""
+        for array in self._arrays:
+            copy_blocks(device, array[:, target], array[:, source], array.strides[1])
 
 
 @dataclass(frozen=True)

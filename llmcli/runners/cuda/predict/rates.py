@@ -19,9 +19,9 @@ from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.norms import residual_add
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.tiles import ALIGNMENT
-from llmcli.runners.cuda.arena import allocate, free_bytes, send
-from llmcli.runners.cuda.pricing import Rates
-from llmcli.runners.cuda.regions import ARRAY_DTYPES
+from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES
+from llmcli.runners.cuda.predict.predictor import Rates
+from llmcli.runners.cuda.step.arena import allocate, free_bytes, send
 
 _MOST_READ_BYTES = 4 * 2**30
 _LEAST_L2_SIZES = 4  # read at least this many times the L2 cache, or memory would look faster than it is

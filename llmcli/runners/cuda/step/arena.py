@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.kernels.device import Device, device_errors
-from llmcli.runners.cuda.regions import held_bytes, lay_out
+from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
 
 _HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3  # of cudaMemcpyKind
 

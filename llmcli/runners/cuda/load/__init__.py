@@ -1,0 +1,1 @@
+"""How weights come to the card, from files to tiles."""

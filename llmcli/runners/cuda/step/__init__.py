@@ -1,0 +1,1 @@
+"""What runs: a step's forward pass, its sampling, and the passes of prompts."""
