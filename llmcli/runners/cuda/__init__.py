@@ -1,1 +1,4 @@
-"""The CUDA runner: weights, KV cache and workspace on one card; prefill, and decode as a CUDA graph. No torch."""
+"""The runner on NVIDIA cards, in four rooms: `plan` decides, `step` runs, `predict` prices the launches, `load` begins.
+
+Each imports only those named before it.
+"""
