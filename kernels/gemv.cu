@@ -43,6 +43,7 @@ constexpr int MAX_CHUNKS = 8, BUFFERS = 2;
 struct GemvShape {
     int num_rows, num_inputs, num_outputs, num_groups, group_shift, x_stride, out_stride, adds, chunk_shift;
     int num_buffers, next_stride;
+    int block_tiles, longer_blocks;  // of a cluster; the first ones have one more
     float eps, inverse_inputs, power;  // 1 / num_inputs; of lifted codes
 };
 
@@ -107,7 +108,7 @@ struct WeightStream {
     const ScaleT *scales, *tile_scales;
     const unsigned char* tile_zeros;
     unsigned long long policy;
-    int num_tiles, num_groups, group_shift, num_spans, begin, end, tile, tile_step, span, lane;
+    int end_tile, num_groups, group_shift, num_spans, begin, end, tile, tile_step, span, lane;
 
     __device__ __forceinline__ void seek() {
         span = begin;
@@ -119,7 +120,7 @@ struct WeightStream {
     }
     // Starts the copies of the chunk's next SPANS spans, and closes their group.
     __device__ __forceinline__ void copy_next(unsigned slot) {
-        if (tile < num_tiles) {
+        if (tile < end_tile) {
 #pragma unroll
             for (int i = 0; i < SPANS * SPAN_BYTES; i += 512) {
                 copy_async_streaming(slot + lane * 16 + i, source + i, policy);
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
     using Weights = typename Slot::Weights;
     constexpr int FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled first: x would wait for more
-    constexpr int SLOT_BYTES = Slot::BYTES, TILE_OUTPUTS = IS_GATED ? HALF_ROWS : TILE_ROWS;
+    constexpr int SLOT_BYTES = Slot::BYTES;
     static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
     constexpr int FINISHED = ROWS == 1 ? 1 : ROWS / 2;  // outputs of a lane
 
@@ -165,12 +166,14 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const int rank = cluster_rank<CLUSTER>(), num_chunks = 1 << shape.chunk_shift;
     const int own_shift = shape.chunk_shift - (CLUSTER - 1), own_chunks = 1 << own_shift;
     const int part = warp >> own_shift, own = warp & (own_chunks - 1), chunk = rank * own_chunks + own;
-    const int num_parts = WARPS >> own_shift, num_clusters = gridDim.x / CLUSTER;
+    const int num_parts = WARPS >> own_shift;
     const int num_spans = wide_steps(shape.num_inputs) / 2;
     const auto chunk_begin = [&](int number) { return num_spans * number >> shape.chunk_shift; };
     const int block_begin = chunk_begin(rank * own_chunks), block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
-    const int num_tiles = (shape.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, tile_step = num_parts * num_clusters;
-    const int first_tile = part < num_parts ? blockIdx.x / CLUSTER + part * num_clusters : num_tiles;
+    // A block's tiles are neighbours, so that it reads few pages of memory at a time.
+    const int cluster = blockIdx.x / CLUSTER, block_tile = cluster * shape.block_tiles + min(cluster, shape.longer_blocks);
+    const int end_tile = block_tile + shape.block_tiles + (cluster < shape.longer_blocks);
+    const int first_tile = part < num_parts ? block_tile + part : end_tile;
     // Shared memory: slots [warp][slot]; rows of x; sums [part][buffer][chunk][row][16].
     unsigned char* const slots = memory + warp * SLOTS * SLOT_BYTES;
     unsigned char* const inputs = memory + WARPS * SLOTS * SLOT_BYTES;
@@ -179,10 +182,10 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 
     WeightStream<WeightT, ScaleT, WIDENING, SPANS> stream;
     stream.tiles = tiles, stream.scales = scales, stream.zero_points = zero_points, stream.policy = streaming_policy();
-    stream.num_tiles = num_tiles, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
+    stream.end_tile = end_tile, stream.num_groups = shape.num_groups, stream.group_shift = shape.group_shift;
     stream.num_spans = num_spans;
     stream.begin = chunk_begin(chunk), stream.end = chunk_begin(chunk + 1);
-    stream.tile = first_tile, stream.tile_step = tile_step, stream.lane = lane;
+    stream.tile = first_tile, stream.tile_step = num_parts, stream.lane = lane;
     stream.seek();
     const unsigned slots_at = shared_address(slots);
     const auto fill = [&](int begin, int end) {
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     copy_async_wait<SLOTS - 1>();  // the first slot
     __syncwarp();
     if (CLUSTER > 1) cluster_wait();
-    if (first_tile >= num_tiles) return;
+    if (first_tile >= end_tile) return;
     if (CAN_COPY_BULK) barrier_wait(&copied[own], 0);
     if (sums != nullptr) barrier_wait(&checked, 0);
 
@@ -293,7 +296,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     take(0);
     int local = 0;  // number of the tile in this part
 #pragma unroll 1
-    for (int tile = first_tile; tile < num_tiles; tile += tile_step, ++local) {
+    for (int tile = first_tile; tile < end_tile; tile += num_parts, ++local) {
         // A buffer of a tile is in one block; the blocks take tiles in turn. One warp finishes a tile, and loads what
         // is needed besides the sums before it multiplies.
         const int home = CLUSTER == 1 ? 0 : (part + local) % CLUSTER;

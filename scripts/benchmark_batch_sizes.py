@@ -3,9 +3,9 @@
     python -m scripts.benchmark_batch_sizes measure MODEL --out FILE.json [-- OPTION OF BENCH ...]
     python -m scripts.benchmark_batch_sizes draw FILE.json [--peer NAME ROWS=TOKENS_PER_SECOND ...]
 
-`measure` runs `llmcli bench MODEL` in a process of its own for each number of rows, with `--speed-first` too where it
-acts, and once for the prompts. MODEL is a folder: the weights of a shape would be written anew for each process. `draw`
-prints the tables and writes FILE.svg, with what another program made on the same card and file.
+`measure` runs `llmcli bench MODEL` in a process of its own for each number of rows, and once for the prompts. MODEL is
+a folder: the weights of a shape would be written anew for each process. `draw` prints the tables and writes FILE.svg,
+with what another program made on the same card and file.
 """
 
 import argparse
@@ -16,12 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmcli.runners.base import MOST_EXACT_ROWS
-
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEPTH, NEW_TOKENS = 128, 64
 PROMPTS = (8, 12, 64, 128, 256, 512, 1024, 2048, 4000, 8000, 16000)
-FLOOR, OURS, SPEED_FIRST, PEER = "#6e7781", "#3b82d0", "#2da44e", "#d9822b"
+FLOOR, OURS, PEER = "#6e7781", "#3b82d0", "#d9822b"
 HEADER = ("tokens/s", "of floor", "plan")
 
 Figures = Mapping[str, Any]  # an element of `prompts` or `decode` of `llmcli bench --json`
@@ -37,12 +35,11 @@ def bench(model: str, *options: object) -> Any:
 def measure(model: str, rows: Sequence[int], prompts: Sequence[int], options: Sequence[str]) -> Reports:
     """The reports of all sizes. Raises: as `bench`"""
     decoding = ("--prompt", DEPTH, "--tokens", NEW_TOKENS, *options)
-    plain = [bench(model, "--rows", count, *decoding) for count in rows]
-    many = [count for count in rows if count > MOST_EXACT_ROWS]
-    first = [bench(model, "--rows", count, "--speed-first", *decoding) for count in many]
-    first = [report for report in first if report["speed_first"]]  # elsewhere the figures would repeat
     lengths = [word for length in prompts for word in ("--prompt", length)]
-    return {"rows": plain, "speed_first": first, "prompts": [bench(model, *lengths, "--depth", DEPTH, *options)]}
+    return {
+        "rows": [bench(model, "--rows", count, *decoding) for count in rows],
+        "prompts": [bench(model, *lengths, "--depth", DEPTH, *options)],
+    }
 
 
 def by_rows(reports: Iterable[Any]) -> dict[int, Figures]:
@@ -60,24 +57,16 @@ def tables(reports: Reports, peer: str | None, theirs: Mapping[int, float]) -> s
 
     `plan` is the error of its prediction: +10% promises too much.
     """
-    ours, first = by_rows(reports["rows"]), by_rows(reports["speed_first"])
-    header = ["rows", *HEADER, *(f"speed first, {name}" for name in HEADER), *([peer] if peer else [])]
+    header = ["rows", *HEADER, *([peer] if peer else [])]
     lines = [
-        [
-            f"{count}",
-            *_cells(figures),
-            *_cells(first.get(count)),
-            *([f"{theirs[count]:,.0f}" if count in theirs else ""] if peer else []),
-        ]
-        for count, figures in ours.items()
+        [f"{count}", *_cells(figures), *([f"{theirs[count]:,.0f}" if count in theirs else ""] if peer else [])]
+        for count, figures in by_rows(reports["rows"]).items()
     ]
     prompts = [[f"{count:,}", *_cells(figures)] for count, figures in by_length(reports["prompts"]).items()]
     return f"{_markdown(header, lines)}\n{_markdown(['prompt', *HEADER], prompts)}"
 
 
-def _cells(figures: Figures | None) -> list[str]:
-    if figures is None:
-        return [""] * len(HEADER)
+def _cells(figures: Figures) -> list[str]:
     error = figures["predicted_tokens_per_second"] / figures["tokens_per_second"] - 1
     share = figures["floor_share"]  # None for prompts on the CPU
     return [f"{figures['tokens_per_second']:,.0f}", "-" if share is None else f"{share:.0%}", f"{error:+.0%}"]
@@ -103,8 +92,6 @@ def draw(path: Path, reports: Reports, peer: str | None, theirs: Mapping[int, fl
         floor = {size: one["tokens_per_second"] / one["floor_share"] for size, one in known.items()}
         _plot(axes, floor, "what the card allows", color=FLOOR, linestyle="--")
         _plot(axes, _rates(figures), "llmcli", color=OURS, marker="o")
-    if reports["speed_first"]:
-        _plot(of_rows, _rates(by_rows(reports["speed_first"])), "--speed-first", color=SPEED_FIRST, marker="o")
     if peer:
         _plot(of_rows, theirs, peer, color=PEER, marker="o")
     of_rows.set(xlabel="rows", ylabel="new tokens/s of all rows")

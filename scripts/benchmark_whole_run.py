@@ -2,8 +2,7 @@
 
     python -m scripts.benchmark_whole_run MODEL [--texts N] [--prompt N] [--tokens N] [--context N] [--runs N]
 
-Random prompts of one length, all there at once as in `batch`, greedy; with each row's own bits, then with speed first.
-The first run of each is not counted. MODEL is a folder.
+Random prompts of one length, all there at once as in `batch`, greedy. The first run is not counted. MODEL is a folder.
 """
 
 import argparse
@@ -51,23 +50,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     generator = random.Random(0)
-    for speed_first in (False, True):
-        runner = load(
-            open_model(options.model),
-            max_seq_len=options.context,  # a pass of prompts has no more tokens than a row
-            num_rows=options.texts,
-            speed_first=speed_first,
-        )
-        times = []
-        with loaded_objects_set_aside():  # as in `batch`
-            for _ in range(1 + options.runs):
-                ids = range(runner.config.vocab_size)
-                prompts = [generator.choices(ids, k=options.prompt) for _ in range(options.texts)]
-                times.append(run(runner, prompts, options.tokens))
-        rates = [options.texts * options.tokens / seconds for seconds in times[1:]]
-        name = "speed first" if speed_first else "exact rows"
-        print(f"{name}: {statistics.median(rates):,.0f} new tokens/s ({min(rates):,.0f} to {max(rates):,.0f})")
-        del runner
+    runner = load(
+        open_model(options.model),
+        max_seq_len=options.context,  # a pass of prompts has no more tokens than a row
+        num_rows=options.texts,
+    )
+    times = []
+    with loaded_objects_set_aside():  # as in `batch`
+        for _ in range(1 + options.runs):
+            ids = range(runner.config.vocab_size)
+            prompts = [generator.choices(ids, k=options.prompt) for _ in range(options.texts)]
+            times.append(run(runner, prompts, options.tokens))
+    rates = [options.texts * options.tokens / seconds for seconds in times[1:]]
+    print(f"{statistics.median(rates):,.0f} new tokens/s ({min(rates):,.0f} to {max(rates):,.0f})")
 
 
 if __name__ == "__main__":

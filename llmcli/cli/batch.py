@@ -24,7 +24,7 @@ from llmcli.cli import lazy
 from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
 from llmcli.cli.command import given_options
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
-from llmcli.cli.options import ManyRowsRunOptions, MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
+from llmcli.cli.options import MessageOptions, RunOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside
@@ -312,7 +312,7 @@ def merge(files: BatchOptions, given: Sequence[str]) -> None:
 def batch(
     *,
     files: BatchOptions,
-    options: ManyRowsRunOptions,
+    options: RunOptions,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     sampler: SamplerOptions,

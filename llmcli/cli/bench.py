@@ -74,7 +74,7 @@ def facts_text(report: BenchReport) -> str:
     facts = (
         ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
         ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
-        ("checked", _checked_fact(report)),
+        ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
         ("energy", _energy_fact(report)),
         *_kernel_facts(report),
     )
@@ -166,10 +166,6 @@ def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
         return []
     files = ", ".join(f"{name} from {file}" for name, file in report.engine.own_kernels.items())
     return [("your kernels", f"{files}; the checks of each are passed")]
-
-
-def _checked_fact(report: BenchReport) -> str:
-    return f"{report.num_checked_tokens} tokens, the same as generate's"
 
 
 def _energy_fact(report: BenchReport) -> str:

@@ -369,10 +369,3 @@ class RunOptions:
         complete=complete_draft,
     )
     devices: DeviceOptions = DeviceOptions()
-
-
-@dataclass(frozen=True)
-class ManyRowsRunOptions(RunOptions):
-    """The options of a command that generates, for many rows."""
-
-    devices: DeviceOptions = DeviceOptions()

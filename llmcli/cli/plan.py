@@ -51,7 +51,7 @@ class DistantCardOptions:
 class PlaceOptions:
     """Where the model would run: context, rows, and a device of this machine or a distant card.
 
-    Raises: UsageError for both, and for --speed-first on a distant card.
+    Raises: UsageError for both.
     """
 
     context: int | None = context_option()

@@ -27,8 +27,8 @@ from llmcli.cli.constrained_texts import KEPT_SCHEMAS, Schemas
 from llmcli.cli.options import (
     AUTO,
     KEY_VARIABLE,
-    ManyRowsRunOptions,
     MessageOptions,
+    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
@@ -298,7 +298,7 @@ def open_served_model(
 def serve(
     *,
     server: ServeOptions,
-    options: ManyRowsRunOptions,
+    options: RunOptions,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     sampler: SamplerOptions,
@@ -306,8 +306,7 @@ def serve(
 ) -> None:
     """Serve a model to other programs over OpenAI's protocol.
 
-    What a request leaves out comes from these options. The same seed gives the text of `generate`,
-    except with --speed-first.
+    What a request leaves out comes from these options. The same seed gives the text of `generate`.
 
     Examples:
 

@@ -34,7 +34,9 @@ _WARPS = (16, 12, 8, 4)  # a kernel for each
 _FEWEST_SLOTS, _MOST_SLOTS = 2, (5, 3)  # of one span and of two: more under way do not arrive sooner (measured)
 _BUFFERS = 2
 _SHORT_CHUNK = 8  # spans
-_HALF_SHARED = 118 * 1024  # more than half of a large card's: else blocks of the next kernel gather on some
+# More than half of a large card's: else blocks of the next kernel gather on some multiprocessors. A block of attention
+# should fit next to it (50 KiB): then o's weights come while attention runs.
+_HALF_SHARED = 118 * 1024
 
 
 class GemvShape(ctypes.Structure):
@@ -52,6 +54,8 @@ class GemvShape(ctypes.Structure):
         ("chunk_shift", ctypes.c_int32),
         ("num_buffers", ctypes.c_int32),
         ("next_stride", ctypes.c_int32),
+        ("block_tiles", ctypes.c_int32),
+        ("longer_blocks", ctypes.c_int32),
         ("eps", ctypes.c_float),
         ("inverse_inputs", ctypes.c_float),
         ("power", ctypes.c_float),
@@ -173,7 +177,8 @@ def _plan(
         fixed = x_bytes + parts * buffers * chunks * rows * TILE_ROWS * 4
         for spans in range(_spans_a_slot(layout, warps, chunks), 0, -1):
             bytes_a_slot = warps * slot_bytes(layout, widening, spans)
-            slots = min((room - fixed) // bytes_a_slot, _MOST_SLOTS[spans - 1])
+            of_warp = local_tiles * -(-num_spans(layout) // (chunks * spans))  # slots in all
+            slots = min((room - fixed) // bytes_a_slot, _MOST_SLOTS[spans - 1], max(of_warp, _FEWEST_SLOTS))
             if slots >= _FEWEST_SLOTS:
                 shared_bytes = max(fixed + slots * bytes_a_slot, min(_HALF_SHARED, room))
                 return GemvPlan(rows, warps, slots, spans, cluster, num_clusters * cluster, buffers, shared_bytes)
@@ -267,6 +272,7 @@ def gemv(
             can_cluster=device.can_cluster,
         )
         some = slice(begin, begin + plan.num_rows)
+        block_tiles, longer_blocks = divmod(layout.num_tiles, plan.num_blocks // plan.cluster)
         shape = GemvShape(
             num_rows=plan.num_rows,
             num_inputs=layout.num_inputs,
@@ -279,6 +285,8 @@ def gemv(
             chunk_shift=chunks.bit_length() - 1,
             num_buffers=plan.buffers,
             next_stride=0 if next_rows is None else next_rows.x.strides[0] // 2,
+            block_tiles=block_tiles,
+            longer_blocks=longer_blocks,
             eps=0.0 if norm is None else norm.eps,
             inverse_inputs=1.0 / layout.num_inputs,
             power=2.0**matrix.power,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from llmcli.engine.events import Token
 from llmcli.engine.request import Request
-from llmcli.engine.scheduler import WAIT_SECONDS, Scheduler
+from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError
 from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
@@ -450,11 +450,9 @@ class Bench:
             num_tokens += run()[1]
         return self._meter.used(start, self._meter.read()), num_tokens
 
-    def _texts(
-        self, prompts: Sequence[Sequence[int]], count: int, wait_seconds: float = WAIT_SECONDS
-    ) -> list[list[int]]:
-        """The greedy texts after these prompts, all side by side. `wait_seconds`: see `Scheduler`."""
-        scheduler = Scheduler(self._runner, self._tokenizer, wait_seconds=wait_seconds)
+    def _texts(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """The greedy texts after these prompts, all side by side."""
+        scheduler = Scheduler(self._runner, self._tokenizer)
         texts: dict[int, list[int]] = {scheduler.submit(self._request(prompt, count)): [] for prompt in prompts}
         while not scheduler.is_idle:
             for event in scheduler.step():

@@ -355,7 +355,6 @@ def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
     both = ("--memory", 8, "--bandwidth", 100)
     llmcli("plan", model, *both, "--device", "cpu").expect_error(2, "leave out --device and --threads")
     llmcli("plan", model, *both, "--dtype", "int8").expect_error(2, "--dtype is 'int8'")
-    llmcli("plan", model, *both, "--speed-first").expect_error(2, "--speed-first cannot be combined with --memory")
     llmcli("plan", model, "--device", "cuda").expect_error(4, "there is no NVIDIA driver")
     llmcli("plan", "no/such", "--memory", 8).expect_error(2, "together")
 

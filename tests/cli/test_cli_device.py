@@ -1,5 +1,6 @@
 """Which device a command uses, and its message if the requested one is not usable."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,15 +8,20 @@ from types import SimpleNamespace
 import pytest
 from results import Result
 
+from llmcli.checkpoint.shapes import shape_model
 from llmcli.cli import device_choice, lazy
 from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.device_targets import CardTarget
 from llmcli.cli.output.base import decode_wall_seconds
 from llmcli.engine.events import Timings
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels import device
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.environment import Card, Driver
+from llmcli.measure.subject import Subject
+from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
 from llmcli.runners.cuda.pricing import Rates
+from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.host.memory import SMALL_PARAMETERS
 
 OLD_CARD = Card(0, "Old Card", (7, 5), 8 * 2**30)
@@ -133,3 +139,24 @@ def hopper(machine: Callable[[Driver | None], None], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lazy, "measure_rates", lambda device, types: rates, raising=False)
     monkeypatch.setattr(lazy, "free_bytes", lambda: 80 * 2**30, raising=False)
     monkeypatch.setattr(lazy, "open_meter", lambda card: "no meter", raising=False)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_more_rows_make_more_tokens_in_a_plan_for_the_card_here(llmcli: Callable[..., Result]) -> None:
+    def rate(num_rows: int) -> float:
+        plan = json.loads(llmcli("plan", "Llama-3.1-8B", "--rows", num_rows, "--context", 300, "--json").stdout)
+        rate: float = plan["decode"][0]["tokens_per_second"]
+        return rate
+
+    rates = [rate(num_rows) for num_rows in (1, 8, 16, 64, 256)]
+    assert rates == sorted(rates)
+    assert rates[-1] > 6 * rates[1]  # weights are read once for all rows
+
+
+def test_a_plan_takes_the_rows_and_the_context_that_fit() -> None:
+    subject = Subject("shape", shape_model("Llama-3.1-8B", "int8"), "int8")
+    stored = StoredModel.of_model(subject.model)
+    memory = plan_memory(stored, max_seq_len=512, num_rows=256, chunk_tokens=PREFILL_CHUNKS[-1]).total_bytes
+    card = CardTarget("card", "auto", "auto", Rates(4.5e12, {"float16": 7e14}), memory)
+    assert card.plan(subject, context=16, num_rows=256).memory.largest_context == 512
+    assert card.plan(subject, context=512, num_rows=None).num_rows == 256

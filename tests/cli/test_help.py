@@ -328,7 +328,7 @@ def folder(tmp_path: Path) -> Path:
         ("llmcli generate --stats ", ["start"]),
         ("llmcli generate --color ", ["prob"]),
         ("llmcli generate --max-n", ["--max-new-tokens"]),
-        ("llmcli serve --spe", ["--speed-first"]),
+        ("llmcli serve --max-q", ["--max-queue"]),
         ("llmcli generate --dry-b", ["--dry-base", "--dry-breaker"]),  # of --help-all
         ("llmcli generate --help-", ["--help-all"]),
         ("llmcli generate --file ", []),  # files: the shell's own

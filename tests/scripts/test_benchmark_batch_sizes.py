@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts import benchmark_batch_sizes
-from scripts.benchmark_batch_sizes import draw, main, measure, tables
+from scripts.benchmark_batch_sizes import draw, main, tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,7 +23,6 @@ REPORTS: dict[str, list[Any]] = {
         {"decode": [figures(462, 0.84, 450, num_rows=1)]},
         {"decode": [figures(14_750, 0.28, 15_000, num_rows=256)]},
     ],
-    "speed_first": [{"decode": [figures(21_880, 0.42, 23_660, num_rows=256)]}],
     "prompts": [
         {
             "model": "model",
@@ -43,8 +42,7 @@ def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest
 
     def run(command: list[str], **_: Any) -> Any:
         calls.append(command)
-        acts = "--speed-first" in command and command[-1] != "cpu"
-        return type("Done", (), {"stdout": json.dumps({"number": len(calls), "speed_first": acts})})
+        return type("Done", (), {"stdout": json.dumps({"number": len(calls)})})
 
     monkeypatch.setattr(benchmark_batch_sizes.subprocess, "run", run)
     out = tmp_path / "sizes.json"
@@ -55,25 +53,23 @@ def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest
     main()
     found = json.loads(out.read_text())
     numbers = {name: [report["number"] for report in reports] for name, reports in found.items()}
-    assert numbers == {"rows": [1, 2, 3], "speed_first": [4], "prompts": [5]}  # fewer rows are the same with it
+    assert numbers == {"rows": [1, 2, 3], "prompts": [4]}
     begin = [sys.executable, "-m", "llmcli", "bench", "model", "--json", "--quiet"]
     decoding = ["--prompt", "128", "--tokens", "64", "--repeats", "3"]
     assert calls == [
         [*begin, "--rows", "1", *decoding],
         [*begin, "--rows", "8", *decoding],
         [*begin, "--rows", "16", *decoding],
-        [*begin, "--rows", "16", "--speed-first", *decoding],
         [*begin, "--prompt", "12", "--prompt", "2048", "--depth", "128", "--repeats", "3"],
     ]
-    assert measure("model", (256,), (12,), ["--device", "cpu"])["speed_first"] == []  # where it does not act
 
 
 def test_the_tables_say_how_far_the_plan_is_off() -> None:
     of_rows, of_prompts = tables(REPORTS, "vLLM", {256: 22_897}).split("\n\n")
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in of_rows.splitlines()]
     assert lines[0][:4] == ["rows", "tokens/s", "of floor", "plan"]
-    assert lines[2] == ["1", "462", "84%", "-3%", "", "", "", ""]
-    assert lines[3] == ["256", "14,750", "28%", "+2%", "21,880", "42%", "+8%", "22,897"]
+    assert lines[2] == ["1", "462", "84%", "-3%", ""]
+    assert lines[3] == ["256", "14,750", "28%", "+2%", "22,897"]
     assert of_prompts.splitlines()[-1] == "| 2,048 | 37,600 | 70% | +9% |"
     assert "vLLM" not in tables(REPORTS, None, {})
 
