@@ -23,7 +23,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts, gather_columns, rotary, swiglu
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
-from llmcli.kernels.gemv import gemv
+from llmcli.kernels.gemv import NextRows, RowNorm, gemv, gemv_float, norm_sums
 from llmcli.kernels.launches import Offset, addresses_of
 from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
@@ -240,12 +240,18 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         card, **wide(give), down=DOWN, out=give(image_bytes(32, 9), dtype=U8), bias=give(64)
     ),
     "gemv": lambda card, give: gemv(
-        card, matrix=matrix(give), x=give(9, 256), out=give(9, 64), norm_weight=give(256), eps=1e-5, bias=give(64)
+        card, matrix=matrix(give), x=give(9, 256, dtype=F16), row_scales=give(9), out=give(9, 64), bias=give(64)
     ),
-    "gemv of halves": lambda card, give: gemv(
-        card, matrix=matrix(give), x=give(9, 256, dtype=F16), row_scales=give(9), out=give(9, 64), epilogue="add"
+    "gemv that is led and leads": lambda card, give: gemv(
+        card,
+        matrix=matrix(give),
+        x=give(9, 256, dtype=F16),
+        out=give(9, 64),
+        norm=RowNorm(give(9, norm_sums(256)), give(9, 256), give(256), 1e-5),
+        epilogue="add",
+        next_rows=NextRows(give(64), give(9, 64, dtype=F16), give(9, norm_sums(64))),
     ),
-    "gemv of floats": lambda card, give: gemv(
+    "gemv_float": lambda card, give: gemv_float(
         card, matrix=floats(give), x=give(9, 256), out=give(9, 64), norm_weight=give(256), bias=give(64)
     ),
 }

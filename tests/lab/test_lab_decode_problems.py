@@ -133,7 +133,7 @@ def test_what_no_token_fills_is_nan() -> None:
     assert not np.isnan(filled[:, : 300 % 16]).any()
 
 
-def test_the_engine_needs_three_launches_of_which_one_is_attention() -> None:
+def test_the_engine_launches_attention_once() -> None:
     stems = {}
     for name, sizes in (("decode_attention", ATTENTION), ("decode_cache", CACHE)):
         problem = make_problem(name, sizes)
@@ -142,7 +142,7 @@ def test_the_engine_needs_three_launches_of_which_one_is_attention() -> None:
             solve(notes, phantoms_of(problem))
             stems[name, solver] = [launch.stem for launch in notes.launches]
     assert stems == {
-        ("decode_attention", "llmcli"): ["gemv", "attention_decode", "gemv"],
+        ("decode_attention", "llmcli"): ["stage_wide", "gemv", "attention_decode", "stage_wide", "gemv"],
         ("decode_attention", "attention"): ["attention_decode"],
         ("decode_cache", "llmcli"): ["attention_decode"],
     }
@@ -209,8 +209,9 @@ def test_tiles_have_eight_rows_of_gate_and_eight_of_up() -> None:
         assert np.array_equal(scales.reshape(-1), inputs[f"{name}_scales"])
 
 
-def test_the_engine_needs_two_launches_for_an_mlp() -> None:
+def test_the_engine_needs_two_products_for_an_mlp() -> None:
     problem, notes = make_problem("decode_mlp", MLP), Notes()
     problem.solvers["llmcli"](notes, phantoms_of(problem))  # type: ignore[arg-type]
-    assert [launch.stem for launch in notes.launches] == ["gemv", "gemv"]
-    assert [launch.arguments[-1].epilogue for launch in notes.launches] == [2, 1]
+    assert [launch.stem for launch in notes.launches] == ["stage_wide", "gemv", "gemv"]
+    assert ["true" in launch.name for launch in notes.launches[1:]] == [True, False]  # SwiGLU
+    assert [launch.arguments[-1].adds for launch in notes.launches[1:]] == [0, 1]

@@ -132,7 +132,7 @@ def test_rows_that_are_too_long_are_refused() -> None:
         ("matmul", "cublas", []),
         ("int8_product", "llmcli_packed", ["gemm_packed"]),
         ("int8_product", "llmcli_widened", ["dequantize"]),
-        *((name, "llmcli", ["gemv"]) for name in ("gemv", "gemv_int8", "gemv_int4")),
+        *((name, "llmcli", ["stage_wide", "gemv"]) for name in ("gemv", "gemv_int8", "gemv_int4")),
     ],
 )
 def test_solvers_launch_the_engine_s_kernels(name: str, solver: str, stems: list[str]) -> None:

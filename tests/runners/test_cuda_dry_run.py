@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from families import VARIANTS
+from llmcli.runners.cuda.load.load.model import needed_kernels
+from llmcli.runners.cuda.predict.predictor.dry_run import DryModel
 from quantized import SCHEMES, SIZES, export
 from tiny_models import write_tiny_llama
 
@@ -15,10 +17,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.load.model import needed_kernels
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
-from llmcli.runners.cuda.predict.dry_run import DryModel
 
 PREFILL = {"embedding", "rms_norm", "rotary", "append_tokens", "attention_prefill"} | {
     *("dequantize", "residual_add", "swiglu")
@@ -41,9 +41,11 @@ def needed(folder: Path, card: CardFacts = TYPICAL_CARD, num_rows: int = 9, **op
 def test_launchers_take_every_family(name: str, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
     for dtype in ("auto", "float16", "float32"):
-        names = needed(folder, dtype=dtype)
-        assert (PREFILL | DECODE | LOAD) - {"rotary"} <= names.keys()
+        names, others = needed(folder, dtype=dtype), needed(folder, WITHOUT_WGMMA, dtype=dtype)
+        assert (PREFILL | DECODE | LOAD) - {"rotary"} <= others.keys()
+        assert names.keys() >= (DECODE | LOAD)
         assert ("gemv" in names, "gemv_float" in names) == (dtype != "float32", dtype == "float32")
+        assert ({"gemm_narrow", "gemm_wide"} <= names.keys()) == (dtype != "float32")
         assert ("head_norm" in names) == ("qwen3" in name)
 
 
@@ -148,7 +150,7 @@ def test_layers_of_awq_run_as_those_of_our_own_int4_with_zero_points(num_rows: i
     for stored in (awq, own):
         plan = plan_memory(stored, max_seq_len=512, num_rows=num_rows, card=TYPICAL_CARD)
         launches = [(one.launch, one.count) for one in DryModel(plan, TYPICAL_CARD).step(num_rows, 128)]
-        layers = [one for one, count in launches if count == awq.config.num_hidden_layers - 1]  # all but the first
+        layers = [one for one, count in launches if count == awq.config.num_hidden_layers - 2]  # but first and last
         steps.append([(one.stem, one.name, one.grid, one.cost and one.cost()) for one in layers])
     assert steps[0] == steps[1]
     staged = ["stage_wide"] if num_rows > 1 else []

@@ -42,7 +42,7 @@ class OnCard(RunnerConformance):
 
     @classmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        from llmcli.runners.cuda.load.model import load
+        from llmcli.runners.cuda.load.load.model import load
 
         model = open_model(folder)
         return load(model, max_seq_len=max_seq_len, num_rows=num_rows, prefill_chunk=CHUNK, **cls.options)
@@ -161,8 +161,8 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
     formats: list[tuple[Path, dict[str, Any]]] = [(source, {"dtype": dtype}) for dtype in dtypes]
     for name, scheme in SCHEMES.items():
         formats.append((export(source, tmp_path / name.replace(" ", "-"), ExportOptions(scheme)), {}))
-    # With a layer of float32 gemm_wide takes none, and short prompts are multiplied from codes.
-    skips = ExportOptions(WeightScheme(8, 64), skip=("q_proj",))
+    # With matrices of float32 gemm_wide takes no layer, and short prompts are multiplied from codes.
+    skips = ExportOptions(WeightScheme(8, 64), skip=("q_proj", "layers.0.self_attn.o_proj"))
     formats.append((export(source, tmp_path / "skips", skips), {"dtype": "float32"}))
     launched = set()
     for folder, options in formats:
@@ -183,9 +183,9 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
         assert {"attention_prefill", "append_tokens", "dequantize"} <= prefilled, (folder, options)
         is_float, has_codes = options.get("dtype") == "float32", folder != source
         products = {"gemv", "gemv_float"} if is_float and has_codes else {"gemv_float" if is_float else "gemv"}
-        assert decoded == {"sample_token", "embedding", "attention_decode", *products}, (folder, options)
-        of_spans = {"append_tokens", "attention_decode"} if is_float else {"attention_span"}
         staged = {"stage_wide"} if "gemv" in products else set()
+        assert decoded == {"sample_token", "embedding", "attention_decode"} | products | staged, (folder, options)
+        of_spans = {"append_tokens", "attention_decode"} if is_float else {"attention_span"}
         assert spanned == {"embedding"} | products | staged | of_spans, (folder, options)
         launched |= prefilled | decoded | spanned
     runner = load_on_card(tmp_path / "int8-groups-of-128", uses_graphs=False, num_rows=40)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from dequantize import dequantize_rows
 from families import VARIANTS
+from llmcli.runners.cuda.load.load.weight_pieces import WeightPieces
 from quantized import SIZES, export
 from safetensors.torch import load_file, save_file
 from simulated_card import SimulatedDevice, send, simulate
@@ -24,7 +25,6 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.load.weight_pieces import WeightPieces
 from llmcli.runners.cuda.plan import staging as staging_module
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.regions import held_bytes
@@ -196,14 +196,14 @@ def test_a_slot_has_room_for_the_largest_piece(
 
 
 def test_regions_of_the_plan_add_up() -> None:
-    """Two bytes a weight, four a norm and a bias, every matrix in whole tiles and units of 64 bytes of a row."""
+    """Two bytes a weight, four a norm and a bias, every matrix in whole tiles and spans of 128 inputs."""
     config = LlamaConfig.from_dict({**CONFIG, **ODD, **BIASES, "num_hidden_layers": 1}, "config.json")
     plan = plan_weights(StoredModel.of_config(config, stored_dtype="bfloat16"), max_seq_len=10)
     heads = 8 * 24
     rows_of_qkv = heads + 32 + 32  # 24 of keys and of values, each in whole tiles
 
     def tiled(num_rows: int, num_inputs: int) -> int:
-        return -(-num_rows // 16) * 16 * -(-num_inputs // 32) * 64
+        return -(-num_rows // 16) * 16 * -(-num_inputs // 128) * 256
 
     sizes = [
         304 * 72 * 2,  # embedding

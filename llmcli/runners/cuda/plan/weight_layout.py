@@ -228,8 +228,7 @@ def _qkv(stored: StoredModel, prefix: str) -> tuple[Projection[Space], ...]:
     if len(set(formats)) > 1:
         return tuple(_single(stored, module, size, config.hidden_size, begin) for module, size, begin in layers)
     linears = [Linear(module, size, begin // HALF_ROWS) for module, size, begin in layers]
-    num_rows = qkv.v_offset + qkv.kv_size
-    return (_projection(stored, f"{prefix}.qkv", linears, num_rows, config.hidden_size, formats[0]),)
+    return (_projection(stored, f"{prefix}.qkv", linears, qkv.width, config.hidden_size, formats[0]),)
 
 
 def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
