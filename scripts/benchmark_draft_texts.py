@@ -19,8 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmcli.runners.cuda.load.load.model import load
-
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.engine.draft_sources import NgramSource
@@ -30,6 +28,7 @@ from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.bench import measure_draft_steps
 from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load.model import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import NoText
 

@@ -33,9 +33,8 @@ def measure(source: Path, destination: Path, device: str, bits: str, group_size:
     if device == "cpu":
         exporter = Exporter(plan, destination, source.name)
     else:
-        from llmcli.runners.cuda.load.load.quantizer import CardQuantizer
-
         from llmcli.kernels.device import Device
+        from llmcli.runners.cuda.load.quantizer import CardQuantizer
 
         card = Device.open(int(device.partition(":")[2] or 0))
         exporter = Exporter(plan, destination, source.name, open_quantizer=lambda: CardQuantizer(card, plan.weights))

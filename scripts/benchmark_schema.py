@@ -158,7 +158,7 @@ def main() -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
             write_shape(options.model, "int8", folder, lambda done, total: None)
         if options.device == "cuda":
-            from llmcli.runners.cuda.load.load.model import load
+            from llmcli.runners.cuda.load.model import load
         else:
             from llmcli.runners.numpy.load import load  # type: ignore[assignment]
         model = open_model(folder)

@@ -14,14 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from llmcli.runners.cuda.load.load.model import load
-
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load.model import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import NoText
 

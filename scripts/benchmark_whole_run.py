@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from llmcli.runners.cuda.load.load.model import load
-
 from llmcli.checkpoint.model import open_model
 from llmcli.cli.run import loaded_objects_set_aside
 from llmcli.engine.events import Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load.model import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import NoText
 

@@ -11,13 +11,13 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from llmcli.runners.cuda.predict.predictor.predictor import Demand, Rates, Shares, demand_of
 
 from llmcli.cli.kernels_bench import measure_subject_kernels
 from llmcli.cli.targets import open_subject
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.lab.roofline import TimedStep
 from llmcli.lab.walk import Lengths
+from llmcli.runners.cuda.predict.predictor import Demand, Rates, Shares, demand_of
 
 # Rows of a step, and tokens of a prompt.
 SIZES = ((1, 12), (8, 64), (32, 128), (64, 512), (256, 2048))

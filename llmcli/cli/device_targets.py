@@ -18,7 +18,7 @@ from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, fit_memory, fitting_
 from llmcli.runners.cuda.plan.regions import STORED_DTYPES
 from llmcli.runners.cuda.plan.stored import StoredModel, precision_of
 from llmcli.runners.cuda.plan.weight_layout import plan_weights
-from llmcli.runners.cuda.predict.predictor.predictor import CardPredictor, Rates
+from llmcli.runners.cuda.predict.predictor import CardPredictor, Rates
 from llmcli.runners.host import memory
 from llmcli.runners.host.predict import HostPredictor, HostProbes, HostRates
 

@@ -80,9 +80,9 @@ if TYPE_CHECKING:
         save_receipt,
     )
     from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
-    from llmcli.runners.cuda.load.load.model import load as load_on_card
-    from llmcli.runners.cuda.load.load.quantizer import CardQuantizer
-    from llmcli.runners.cuda.predict.predictor.rates import measure_flops, measure_rates
+    from llmcli.runners.cuda.load.model import load as load_on_card
+    from llmcli.runners.cuda.load.quantizer import CardQuantizer
+    from llmcli.runners.cuda.predict.rates import measure_flops, measure_rates
     from llmcli.runners.cuda.step.arena import free_bytes
     from llmcli.runners.host.load import describe as describe_on_host
     from llmcli.runners.host.memory import SMALL_PARAMETERS

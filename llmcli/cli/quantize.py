@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.model import Model
     from llmcli.quantization.rounding import TensorQuality
-    from llmcli.runners.cuda.load.load.quantizer import CardQuantizer
+    from llmcli.runners.cuda.load.quantizer import CardQuantizer
 
 _UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _MAX_LISTED = 8  # layers named in one line; the model card has them all

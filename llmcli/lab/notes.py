@@ -12,7 +12,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.phantom import Phantom
 from llmcli.lab.problem import Problem
-from llmcli.runners.cuda.predict.predictor.dry_run import DryRun
+from llmcli.runners.cuda.predict.dry_run import DryRun
 
 _ALIGNMENT = 4096  # of the addresses that phantoms pretend to have
 

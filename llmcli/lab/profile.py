@@ -21,7 +21,7 @@ from llmcli.lab.nsight import Counters, count
 from llmcli.lab.problem import Problem
 from llmcli.lab.study import Study, find_rung, load_study, solve
 from llmcli.lab.walk import Call, Lengths, Walk, use_of
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT
+from llmcli.runners.cuda.predict.dry_run import PRODUCT
 
 # CuPy is imported later, with the worker: `find_problem` first gives it a folder.
 _BOOTSTRAP = child_program(

@@ -13,8 +13,8 @@ from llmcli.kernels.replay import Starter
 from llmcli.lab.trial import MAX_LAUNCHES, Times, time_launches
 from llmcli.lab.walk import MAX_PROMPT, Call, Lengths, Walk
 from llmcli.runners.base import Runner, Span, spans_of_prompt
-from llmcli.runners.cuda.load.load.model import load
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT
+from llmcli.runners.cuda.load.model import load
+from llmcli.runners.cuda.predict.dry_run import PRODUCT
 from llmcli.sampling.params import Sampler, SamplingParams
 
 # Times every kernel of a model alone, with the arrays that a step of the loaded model gives it.

@@ -17,7 +17,7 @@ from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.own_kernel import OwnKernel
 from llmcli.lab.problem import ENGINE, Arrays, KernelCases, Problem
 from llmcli.lab.trial import Times, judge, measure, release_memory
-from llmcli.runners.cuda.load.load.model import needed_kernels
+from llmcli.runners.cuda.load.model import needed_kernels
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 

@@ -21,7 +21,7 @@ from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import Projection
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT, DryModel
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel
 
 # What one launch of a kernel needs of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
 

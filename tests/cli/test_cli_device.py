@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from llmcli.runners.cuda.predict.predictor.predictor import Rates
 from results import Result
 
 from llmcli.checkpoint.shapes import shape_model
@@ -22,6 +21,7 @@ from llmcli.kernels.environment import Card, Driver
 from llmcli.measure.subject import Subject
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.predictor import Rates
 from llmcli.runners.host.memory import SMALL_PARAMETERS
 
 OLD_CARD = Card(0, "Old Card", (7, 5), 8 * 2**30)

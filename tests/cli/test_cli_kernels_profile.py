@@ -43,7 +43,7 @@ def card(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
     device = SimpleNamespace(name="A Card", arch="sm_90", num_multiprocessors=132, facts=card_of("sm_90"))
     rates = SimpleNamespace(read_bytes=CEILINGS.read_bytes, flops=CEILINGS.flops)
     monkeypatch.setattr(kernels_profile, "open_card", lambda: device)
-    monkeypatch.setattr("llmcli.runners.cuda.predict.predictor.rates.measure_rates", lambda device, types: rates)
+    monkeypatch.setattr("llmcli.runners.cuda.predict.rates.measure_rates", lambda device, types: rates)
     return ncu
 
 

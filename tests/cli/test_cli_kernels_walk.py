@@ -155,7 +155,7 @@ def test_bench_as_a_user_runs_it(llmcli: Llmcli) -> None:
 
 @pytest.mark.usefixtures("card")
 def test_roofline_as_a_user_runs_it(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.runners.cuda.predict.predictor.rates.measure_flops", lambda device, kind: 1e15)
+    monkeypatch.setattr("llmcli.runners.cuda.predict.rates.measure_flops", lambda device, kind: 1e15)
     told = json.loads(llmcli("kernels", "roofline", "--json").stdout)
     check_docs_schema("kernels-roofline", told)
     assert told["operations_per_second"] == {"float32": 50e12, "float16": 500e12, "int8": 1e15}
@@ -166,7 +166,7 @@ def test_roofline_as_a_user_runs_it(llmcli: Llmcli, monkeypatch: pytest.MonkeyPa
     def refuse(device: Any, kind: str) -> float:
         raise DeviceError("no algorithm")
 
-    monkeypatch.setattr("llmcli.runners.cuda.predict.predictor.rates.measure_flops", refuse)
+    monkeypatch.setattr("llmcli.runners.cuda.predict.rates.measure_flops", refuse)
     result = llmcli("kernels", "roofline")
     assert result.exit_code == 0
     assert "int8 products is left out: no algorithm" in result.stderr

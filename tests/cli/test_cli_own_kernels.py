@@ -89,8 +89,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
     """A simulated card on which every kernel passes its checks; its events, in order."""
     pytest.importorskip("cupy")
-    from llmcli.runners.cuda.load.load.model import load, needed_kernels
     from simulated_card import SimulatedDevice, simulate
+
+    from llmcli.runners.cuda.load.model import load, needed_kernels
 
     happened: list[str] = []
 

@@ -57,7 +57,7 @@ def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     """Puts a model on the CPU, on a card that numpy simulates, or on a card."""
     if request.param == "numpy":
         return load_on_numpy
-    from llmcli.runners.cuda.load.load.model import load as load_on_card
+    from llmcli.runners.cuda.load.model import load as load_on_card
 
     if request.param == "cuda":
         return partial(load_on_card, device=request.getfixturevalue("opened_device"))

@@ -8,7 +8,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llmcli.runners.cuda.load.load.model import load as load_on_card
 from scripted_drafts import ScriptedSource
 from simulated_card import simulate
 from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
@@ -21,6 +20,7 @@ from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import UsageError
 from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT
 
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import DeviceError
@@ -21,6 +20,7 @@ from llmcli.lab.trial import Times
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, walk_model
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Span
+from llmcli.runners.cuda.predict.dry_run import PRODUCT
 from llmcli.runners.numpy.load import load
 
 COST = KernelCost(read_bytes=1000, written_bytes=24, flops=10)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT, DryModel
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
@@ -17,6 +16,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.occupancy import MULTIPROCESSORS
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, card_of, plan_walk, walk_model
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel
 
 MODEL = shape_model("Llama-3.2-1B", "int8")
 LAYERS, HIDDEN, INTERMEDIATE, VOCAB = 16, 2048, 8192, 128256  # the published config.json

@@ -161,8 +161,9 @@ def test_a_large_hidden_state_hides_its_own_rounding() -> None:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("cupy")
-    from llmcli.runners.cuda.load.load.model import load as load_on_card
     from simulated_card import simulate
+
+    from llmcli.runners.cuda.load.model import load as load_on_card
 
     device: Any = simulate(monkeypatch)
     return load_on_card(
@@ -225,9 +226,8 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
 @pytest.mark.cuda
 @pytest.mark.parametrize("count", [2, 32, 300])
 def test_the_storyteller_on_the_card(count: int) -> None:
-    from llmcli.runners.cuda.load.load.model import load as load_on_card
-
     from llmcli.kernels.device import Device
+    from llmcli.runners.cuda.load.model import load as load_on_card
     from llmcli.runners.torch.load import load as load_on_torch
 
     model = open_model(resource_folder(STORYTELLER))

@@ -24,7 +24,7 @@ def card() -> Device:
 
 @pytest.fixture
 def load_on_card(card: Device) -> Callable[..., Any]:
-    from llmcli.runners.cuda.load.load.model import load
+    from llmcli.runners.cuda.load.model import load
 
     def call(folder: Path, **options: Any) -> Any:
         return load(open_model(folder), device=card, **{"max_seq_len": 400, **options})

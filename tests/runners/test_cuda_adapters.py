@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cuda
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_several_adapters_have_the_logits_of_the_merged_model(dtype: torch.dtype, tmp_path: Path) -> None:
-    from llmcli.runners.cuda.load.load.model import load
+    from llmcli.runners.cuda.load.model import load
 
     sizes = {**SIZES, "num_hidden_layers": 2}
     base = write_tiny_llama(tmp_path / "base", with_tokenizer=False, dtype=dtype, **sizes)

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from conformance import start
-from llmcli.runners.cuda.load.load.model import load
-from llmcli.runners.cuda.predict.predictor.dry_run import DryModel
-from llmcli.runners.cuda.predict.predictor.predictor import CardPredictor
-from llmcli.runners.cuda.predict.predictor.rates import measure_rates
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.device import Device
 from llmcli.measure.bench import Bench, BenchOptions
 from llmcli.runners.base import Span
+from llmcli.runners.cuda.load.model import load
 from llmcli.runners.cuda.plan.memory import RESERVED_BYTES, fit_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.dry_run import DryModel
+from llmcli.runners.cuda.predict.predictor import CardPredictor
+from llmcli.runners.cuda.predict.rates import measure_rates
 from llmcli.runners.cuda.step.arena import free_bytes
 
 pytestmark = [pytest.mark.cuda, pytest.mark.whole_card]

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcli.runners.cuda.load.load import model as load_module
-from llmcli.runners.cuda.load.load.model import load
 from row_steps import GREEDY, PROMPT, WARM, go_on, logits_of, one, run_prompt, same, single_steps, start
 from side_by_side import check_changing_pages, check_comings_and_goings, check_rows_together, tell, token_of
 from simulated_card import SimulatedDevice, SimulatedSampler, simulate
@@ -19,6 +17,8 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda.load.model import load
+from llmcli.runners.cuda.load.model import model as load_module
 from llmcli.runners.cuda.plan.memory import RESERVED_BYTES
 from llmcli.runners.cuda.step import arena
 from llmcli.sampling.params import Sampler

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from families import VARIANTS
-from llmcli.runners.cuda.load.load.model import needed_kernels
-from llmcli.runners.cuda.predict.predictor.dry_run import DryModel
 from quantized import SCHEMES, SIZES, export
 from tiny_models import write_tiny_llama
 
@@ -17,8 +15,10 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.load.model import needed_kernels
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.dry_run import DryModel
 
 PREFILL = {"embedding", "rms_norm", "rotary", "append_tokens", "attention_prefill"} | {
     *("dequantize", "residual_add", "swiglu")

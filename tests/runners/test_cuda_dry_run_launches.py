@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from families import VARIANTS
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT, DryModel, Started
 from quantized import SCHEMES, SIZES, export
 from simulated_card import SimulatedDevice, allocate
 from tiny_models import write_tiny_llama
@@ -27,6 +26,7 @@ from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import with_widening
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel, Started
 from llmcli.runners.cuda.step.arena import on_card
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward

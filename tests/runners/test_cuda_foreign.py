@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cuda
 
 @pytest.mark.parametrize("write", [write_awq, write_gptq, write_w8a8])
 def test_a_foreign_model_has_the_bits_of_its_conversion(write: Callable[..., Path], tmp_path: Path) -> None:
-    from llmcli.runners.cuda.load.load.model import load
+    from llmcli.runners.cuda.load.model import load
 
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     foreign, converted = write(source, tmp_path / "foreign"), tmp_path / "converted"
@@ -60,8 +60,7 @@ def test_ordered_inputs_have_the_logits_of_the_cpu(name: str, tmp_path: Path) ->
 
 def check_logits(folder: Path) -> None:
     """For single tokens, a few, and prompts in each kind of products; for a row alone and with others."""
-    from llmcli.runners.cuda.load.load.model import load
-
+    from llmcli.runners.cuda.load.model import load
     from llmcli.runners.torch.load import load as load_on_cpu
 
     model = open_model(folder)

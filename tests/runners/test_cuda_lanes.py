@@ -61,7 +61,7 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
 @pytest.mark.cuda
 def test_a_loaded_model_decodes_with_either(tmp_path: Path) -> None:
     """Another, unchecked embedding gives another text; without it the bits are those of any runner."""
-    from llmcli.runners.cuda.load.load.model import load
+    from llmcli.runners.cuda.load.model import load
 
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
     ours = flatten("embedding")

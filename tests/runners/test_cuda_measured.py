@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from llmcli.runners.cuda.predict.predictor.predictor import CardPredictor, Pricing, Rates
 
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.kernels.attention_prefill import attention_prefill_cost
@@ -12,6 +11,7 @@ from llmcli.kernels.launches import Launch
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.predictor import CardPredictor, Pricing, Rates
 
 H100 = replace(TYPICAL_CARD, l2_bytes=50 * 2**20)
 H200 = replace(TYPICAL_CARD, l2_bytes=60 * 2**20)

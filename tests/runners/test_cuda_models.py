@@ -23,7 +23,7 @@ LENGTHS = (1, 8, 40, 100)  # a token alone, and each way of products
 
 
 def load_on_card(folder: Path, num_rows: int = 1) -> Any:
-    from llmcli.runners.cuda.load.load.model import load
+    from llmcli.runners.cuda.load.model import load
 
     return load(open_model(folder), device=Device.open(0), max_seq_len=200, num_rows=num_rows)
 

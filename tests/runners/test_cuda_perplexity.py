@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcli.runners.cuda.load.load.model import load as load_simulated
 from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, PROMPT
 from simulated_card import simulate
@@ -18,6 +17,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.measure.evaluate import evaluate
 from llmcli.resources import built_in_model
 from llmcli.runners.base import Logits, Runner, Span
+from llmcli.runners.cuda.load.model import load as load_simulated
 from llmcli.runners.torch.load import load
 from llmcli.sampling.candidates import pack_mask
 from llmcli.sampling.params import Sampler, SamplingParams

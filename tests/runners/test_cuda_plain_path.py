@@ -83,7 +83,7 @@ def tell(runner: Runner, way: Tell, params: SamplingParams, num_tokens: int) -> 
 def test_the_fast_path_tells_what_the_plain_one_does(
     params: SamplingParams, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmcli.runners.cuda.load.load.model import load
+    from llmcli.runners.cuda.load.model import load
 
     told: list[list[Story]] = []
     launched: list[list[str]] = []

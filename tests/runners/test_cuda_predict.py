@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from families import VARIANTS
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT, DryModel
-from llmcli.runners.cuda.predict.predictor.predictor import BEFORE_HOPPER, CHUNK_LAUNCHES, HOPPER, CardPredictor, Rates
 from quantized import SCHEMES, SIZES, export
 from test_cuda_dry_run_launches import plan_of
 from tiny_models import CONFIG, write_tiny_llama
@@ -22,6 +20,8 @@ from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel
+from llmcli.runners.cuda.predict.predictor import BEFORE_HOPPER, CHUNK_LAUNCHES, HOPPER, CardPredictor, Rates
 
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from foreign_models import write_gptq
-from llmcli.runners.cuda.load.load.model import load
 from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, PROMPT, logits_of, relative_error, same
 from side_by_side import check_prompts_together
@@ -18,6 +17,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda.load.model import load
 from llmcli.runners.cuda.step.batch import Chunk, Lanes
 from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.torch.load import load as load_by_torch

@@ -16,8 +16,6 @@ from tiny_models import write_tiny_llama
 
 pytest.importorskip("cupy")
 
-from llmcli.runners.cuda.load.load import quantizer
-from llmcli.runners.cuda.load.load.quantizer import CardQuantizer  # noqa: E402
 from simulated_card import Event, SimulatedDevice, send  # noqa: E402
 from simulated_kernels import allocate, on_host  # noqa: E402
 
@@ -30,6 +28,8 @@ from llmcli.kernels.device import Device  # noqa: E402
 from llmcli.quantization import rounding  # noqa: E402
 from llmcli.quantization.packing import pack_rows  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
+from llmcli.runners.cuda.load.model import quantizer
+from llmcli.runners.cuda.load.quantizer import CardQuantizer  # noqa: E402
 from llmcli.runners.cuda.step import arena
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llmcli.runners.cuda.predict.predictor.dry_run import phantoms
 from tiny_models import CONFIG
 
 from llmcli.config.llama import LlamaConfig
@@ -16,6 +15,7 @@ from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import qkv_layout
+from llmcli.runners.cuda.predict.dry_run import phantoms
 from llmcli.runners.cuda.step.activations import Activations
 from llmcli.runners.cuda.step.products import RowProducts
 

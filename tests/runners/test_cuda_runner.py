@@ -42,7 +42,7 @@ class OnCard(RunnerConformance):
 
     @classmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        from llmcli.runners.cuda.load.load.model import load
+        from llmcli.runners.cuda.load.model import load
 
         model = open_model(folder)
         return load(model, max_seq_len=max_seq_len, num_rows=num_rows, prefill_chunk=CHUNK, **cls.options)

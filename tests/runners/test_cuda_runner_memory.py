@@ -71,14 +71,14 @@ def test_a_load_that_fails_leaves_nothing(
     with pytest.raises(InsufficientMemoryError, match="use --context"):
         load_on_card(int8_model, max_seq_len=2**33)
     # The plan can be wrong about what is free.
-    monkeypatch.setattr("llmcli.runners.cuda.load.load.model.free_bytes", lambda: 2**60)
+    monkeypatch.setattr("llmcli.runners.cuda.load.model.free_bytes", lambda: 2**60)
     with pytest.raises(InsufficientMemoryError, match="the card's memory is full"):
         load_on_card(int8_model, max_seq_len=2**31)
 
     def fail(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llmcli.runners.cuda.load.load.model.DeviceSampler", fail)
+    monkeypatch.setattr("llmcli.runners.cuda.load.model.DeviceSampler", fail)
     with pytest.raises(KeyboardInterrupt):
         load_on_card(int8_model)
     assert used_bytes() <= before

@@ -12,7 +12,6 @@ import torch
 from conformance import RunnerConformance
 from families import VARIANTS
 from foreign_models import write_awq, write_fp8, write_gptq, write_packed, write_w8a8
-from llmcli.runners.cuda.load.load.model import load as load_on_card
 from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, PROMPT, logits_of, relative_error, single_steps, start
@@ -27,6 +26,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
+from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load

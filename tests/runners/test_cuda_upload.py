@@ -13,12 +13,11 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from llmcli.runners.cuda.load.load import upload  # noqa: E402
-from llmcli.runners.cuda.load.load.upload import Upload, UploadPiece  # noqa: E402
-from llmcli.runners.cuda.load.load.weight_pieces import read_bytes  # noqa: E402
-
 from llmcli.checkpoint.safetensors_file import TensorInfo  # noqa: E402
 from llmcli.errors import CheckpointError, InsufficientMemoryError  # noqa: E402
+from llmcli.runners.cuda.load.model import upload  # noqa: E402
+from llmcli.runners.cuda.load.upload import Upload, UploadPiece  # noqa: E402
+from llmcli.runners.cuda.load.weight_pieces import read_bytes  # noqa: E402
 from llmcli.timeline import Timeline  # noqa: E402
 
 PIECE_BYTES = 1000

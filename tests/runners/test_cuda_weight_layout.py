@@ -10,7 +10,6 @@ import pytest
 import torch
 from dequantize import dequantize_rows
 from families import VARIANTS
-from llmcli.runners.cuda.load.load.weight_pieces import WeightPieces
 from quantized import SIZES, export
 from safetensors.torch import load_file, save_file
 from simulated_card import SimulatedDevice, send, simulate
@@ -25,6 +24,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.load.weight_pieces import WeightPieces
 from llmcli.runners.cuda.plan import staging as staging_module
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.regions import held_bytes

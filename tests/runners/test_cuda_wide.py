@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from foreign_models import write_awq, write_fp8, write_gptq
-from llmcli.runners.cuda.load.load.model import load as load_on_card
 from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, PROMPT, logits_of, relative_error
 from safetensors.torch import load_file, save_file
@@ -19,6 +18,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.cuda.step import attention, forward, products
 from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcli.runners.cuda.load.load.model import load as load_on_card
 from made_schemas import make_regexes, make_schemas
 from simulated_card import simulate
 from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
@@ -22,6 +21,7 @@ from llmcli.engine.events import Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, regex_grammar

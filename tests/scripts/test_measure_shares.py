@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llmcli.runners.cuda.predict.predictor.dry_run import DryModel
-from llmcli.runners.cuda.predict.predictor.predictor import HOPPER, Demand, Pricing, Rates, Shares
 
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.predict.dry_run import DryModel
+from llmcli.runners.cuda.predict.predictor import HOPPER, Demand, Pricing, Rates, Shares
 from scripts import measure_shares
 from scripts.measure_shares import fit
 

@@ -18,15 +18,15 @@ from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Arithmetic, Limits
-from llmcli.runners.cuda.load.load.upload import Upload
-from llmcli.runners.cuda.load.load.weight_pieces import WeightPieces
+from llmcli.runners.cuda.load.upload import Upload
+from llmcli.runners.cuda.load.weight_pieces import WeightPieces
 from llmcli.runners.cuda.plan.memory import MemoryPlan, fit_memory
 from llmcli.runners.cuda.plan.regions import lay_out
 from llmcli.runners.cuda.plan.staging import Staging
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import Weights
 from llmcli.runners.cuda.plan.workspace import Cache, Workspace
-from llmcli.runners.cuda.predict.predictor.dry_run import DryModel, kernel_names, phantoms
+from llmcli.runners.cuda.predict.dry_run import DryModel, kernel_names, phantoms
 from llmcli.runners.cuda.step.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward

@@ -33,7 +33,7 @@ from llmcli.kernels.repack import (
     widening_of,
 )
 from llmcli.kernels.tiles import HALF_ROWS, Widening, power_of, tile_layout
-from llmcli.runners.cuda.load.load.upload import UploadPiece
+from llmcli.runners.cuda.load.upload import UploadPiece
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.plan.staging import (
     CODES,

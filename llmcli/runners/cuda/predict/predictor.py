@@ -17,7 +17,7 @@ from llmcli.kernels.gemm_wide import WideCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.wide_plan import plan_wide
 from llmcli.runners.cuda.plan.memory import MemoryPlan
-from llmcli.runners.cuda.predict.predictor.dry_run import PRODUCT, DryModel, Started
+from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel, Started
 
 
 class Shares(NamedTuple):

@@ -20,7 +20,7 @@ from llmcli.kernels.norms import residual_add
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.tiles import ALIGNMENT
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES
-from llmcli.runners.cuda.predict.predictor.predictor import Rates
+from llmcli.runners.cuda.predict.predictor import Rates
 from llmcli.runners.cuda.step.arena import allocate, free_bytes, send
 
 _MOST_READ_BYTES = 4 * 2**30
