@@ -1,16 +1,17 @@
 // gemv: y[n,m] = f(scale[n] * sum_k x[n,k] * W[m,k] + bias[m]) for up to eight rows, W in 4 to 16 bits
 //           Source: docs/log/2026-11-28-one-arithmetic.md; PTX ISA, mma.m16n8k16
-// Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][groups][16] ScaleT; zero_points alike uint8 or null
-//           (common/tile.cuh). x __half [num_rows, x_stride] as it is multiplied, to be scaled by row_scales [num_rows]
-//           float, or by a norm: sums [num_rows] (common/norm_sums.cuh) of hidden
-//           [num_rows, num_inputs] float and norm_weight [num_inputs] float, where x is hidden * norm_weight; or by 1,
-//           without both. biases [16 * num_tiles] float or null. STORE, ADD: out [num_rows, out_stride] float; with
-//           next_weight [num_outputs] float also next_x __half [num_rows, next_stride] and next_sums: what the next
-//           product takes as x and sums. SWIGLU, whose tiles have gate and up in their halves: out [num_rows,
-//           out_stride] __half, results / GATED_SCALE
+// Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][groups][16] ScaleT; zero_points alike uint8 or
+//           null (common/tile.cuh). x __half [num_rows, x_stride] as it is multiplied, to be scaled by row_scales
+//           [num_rows] float, or by a norm: sums [num_rows] (common/norm_sums.cuh) of hidden [num_rows, num_inputs]
+//           float and norm_weight [num_inputs] float, where x is hidden * norm_weight; or by 1, without both. biases
+//           [16 * num_tiles] float or null. IS_GATED (SwiGLU), whose tiles have gate and up in their halves: out
+//           [num_rows, out_stride] __half, results / GATED_SCALE. Else out [num_rows, out_stride] float, written or
+//           added to; with next_weight [num_outputs] float also next_x __half [num_rows, next_stride] and next_sums:
+//           what the next product takes as x and sums
 // Requires: 1 <= num_rows <= ROWS, which is 1 or 8; groups of 16 inputs or more, group_shift = log2 of them, 31 for one
-//           group a row; num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with SWIGLU, 1; tiles, scales,
-//           zero_points, x and its rows 16-byte aligned, whole vectors of 16 bytes; with sums num_inputs a multiple of 8
+//           group a row; num_chunks = 2^chunk_shift, at most the spans of 128 inputs and, with IS_GATED, 1; tiles,
+//           scales, zero_points, x and its rows 16-byte aligned, whole vectors of 16 bytes; with sums num_inputs a
+//           multiple of 8
 // Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
 //           the warps of a chunk); dynamic shared memory by llmcli/kernels/gemv.py; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x from L2 in every block
@@ -20,14 +21,16 @@
 //           sums times the row's scale are added in order, the first one with the bias, or to `out`. So a row's bits
 //           depend on the matrix alone
 // Choice:   (1) A warp has a chunk of a tile: a chain advances by one mma at a time, so a multiprocessor needs many. It
-//           copies weights into a ring of its own, some spans early, and widens them next to the products.
+//           copies weights into a ring of its own, and widens them next to the products.
 //           (2) One block a multiprocessor. It asks for more than half of the shared memory, or blocks of the next
 //           kernel would gather on some multiprocessors.
 //           (3) Several blocks of a cluster halve the chunks between them: each fetches half of x, and half must fit.
-//           (4) Rejected (docs/log/2026-11-28-one-arithmetic.md): bulk copies of weights; 16 chunks; all of a span
-//           widened before its first product
-//           (5) x is rounded by the kernel before, and its norm is a scale of the outputs: a norm in here would keep all
-//           products waiting, in every block. A row whose power of two is not 1 is rounded again, here: that is rare
+//           (4) x is rounded by the kernel before, and its norm is a scale of the outputs: a norm in here would keep
+//           all products waiting, in every block. A row whose power of two is not 1 is rounded again, here: rare.
+//           (5) Code is time: four kernels of a layer must fit the instruction caches. So what a host can rule out is
+//           not compiled, and what is rare is not unrolled.
+//           (6) Rejected (docs/log/2026-11-28-one-arithmetic.md): bulk copies of weights; 16 chunks; all of a span
+//           widened before its first product; all slots filled before x is asked for
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/launch.cuh"
@@ -169,9 +172,11 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     const int num_parts = WARPS >> own_shift;
     const int num_spans = wide_steps(shape.num_inputs) / 2;
     const auto chunk_begin = [&](int number) { return num_spans * number >> shape.chunk_shift; };
-    const int block_begin = chunk_begin(rank * own_chunks), block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
+    const int block_begin = chunk_begin(rank * own_chunks);
+    const int block_spans = chunk_begin((rank + 1) * own_chunks) - block_begin;
     // A block's tiles are neighbours, so that it reads few pages of memory at a time.
-    const int cluster = blockIdx.x / CLUSTER, block_tile = cluster * shape.block_tiles + min(cluster, shape.longer_blocks);
+    const int cluster = blockIdx.x / CLUSTER;
+    const int block_tile = cluster * shape.block_tiles + min(cluster, shape.longer_blocks);
     const int end_tile = block_tile + shape.block_tiles + (cluster < shape.longer_blocks);
     const int first_tile = part < num_parts ? block_tile + part : end_tile;
     // Shared memory: slots [warp][slot]; rows of x; sums [part][buffer][chunk][row][16].
@@ -209,7 +214,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
         if (shape.num_inputs % 128 != 0) of_block.fill_end(lane);
         __syncwarp();
         if (CAN_COPY_BULK && lane < own_chunks) {
-            of_block.copy(chunk_begin(rank * own_chunks + lane), chunk_begin(rank * own_chunks + lane + 1), &copied[lane]);
+            const int first = rank * own_chunks + lane;
+            of_block.copy(chunk_begin(first), chunk_begin(first + 1), &copied[lane]);
         }
     }
     if (!CAN_COPY_BULK) of_block.load(32 * WARPS);

@@ -1,5 +1,5 @@
-// stage_wide: x[t] += sum_i parts[i][t]; out[t] = round(w * x[t] / power[t]), row_scales[t] = power[t] / sqrt(mean(x[t]^2)
-//             + eps), with a power of two a row; without a norm w and the root are 1
+// stage_wide: x[t] += sum_i parts[i][t]; out[t] = round(w * x[t] / power[t]); row_scales[t] =
+//             power[t] / sqrt(mean(x[t]^2) + eps), with a power of two a row; without a norm w and the root are 1
 //           Source: kernels/gemv.cu, whose roundings these are
 // Shapes:   x [num_tokens, num_inputs] XT; parts [num_parts, num_tokens, num_inputs] float, what gemm_wide leaves of a
 //           product in parts, or null; norm_weight [num_inputs] float or null (no norm). UNIT_INPUTS 0: out fp16

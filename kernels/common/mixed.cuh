@@ -1,5 +1,5 @@
-// mixed: attention's outputs, in the type of the products that take them: fp16, or fp32 for weights of 32 bits. A mean of
-// values is as small as they are, so fp16 needs no scale.
+// mixed: attention's outputs, in the type of the products that take them: fp16, or fp32 for weights of 32 bits. A mean
+// of values is as small as they are, so fp16 needs no scale.
 #pragma once
 
 #include "common/matrix.cuh"

@@ -1,8 +1,8 @@
 // norm_sums: a row's RMS norm and power of two, in one order of sums whoever computes them.
 //
-// The squares of a tile of 16 inputs are added in a butterfly (distances 4, 2, 1, 8). Two neighbouring tiles are a pair;
-// tiles are added by 32 lanes, each with those of the pairs lane, lane + 32, ... in order, then in a butterfly. The norm's factor is a scale of the outputs:
-// rounding need not wait for it.
+// The squares of a tile of 16 inputs are added in a butterfly (distances 4, 2, 1, 8). Two neighbouring tiles are a
+// pair; tiles are added by 32 lanes, each with those of the pairs lane, lane + 32, ... in order, then in a butterfly.
+// The norm's factor is a scale of the outputs: rounding need not wait for it.
 #pragma once
 
 #include "common/matrix.cuh"

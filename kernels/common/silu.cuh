@@ -14,8 +14,8 @@ __device__ __forceinline__ float silu_fast(float x) {
     return __fmul_rn(x, reciprocal_fast(__fadd_rn(1.0f, exp2_fast(__fmul_rn(x, -1.4426950408889634f)))));
 }
 
-// What silu(gate) * up is divided by before it is rounded to fp16, for every row: a million still fits, and what becomes
-// inexact below 2^-10 has no weight in a row whose products matter.
+// What silu(gate) * up is divided by before it is rounded to fp16, for every row: a million still fits, and what
+// becomes inexact below 2^-10 has no weight in a row whose products matter.
 constexpr float GATED_SCALE = 16.0f;
 
 // silu(gate) * up / GATED_SCALE.

@@ -1,5 +1,5 @@
-// weight_slot: some spans of 128 inputs of a tile in shared memory: how a warp copies their scales there early, and takes
-// the weights out.
+// weight_slot: some spans of 128 inputs of a tile in shared memory: how a warp copies their scales there early, and
+// takes the weights out.
 #pragma once
 
 #include "common/mma.cuh"
@@ -40,7 +40,9 @@ struct WeightSlot {
                 const int num_groups =
                     MOST_GROUPS == 1 ? 1 : max(1 << SPAN_SHIFT >> min(group_shift, SPAN_SHIFT), 1);
                 if constexpr (IS_BLOCK) {
-                    if (lane == 0) copy_async_small<GROUP_BYTES>(at + i * SCALES_BYTES, bytes + group * GROUP_BYTES, true);
+                    if (lane == 0) {
+                        copy_async_small<GROUP_BYTES>(at + i * SCALES_BYTES, bytes + group * GROUP_BYTES, true);
+                    }
                 } else {
                     static_assert(MOST_GROUPS * GROUP_BYTES <= 512, "a lane copies one vector at most");
                     if (lane < num_groups * (GROUP_BYTES / 16)) {

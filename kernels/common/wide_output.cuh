@@ -82,8 +82,8 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     }
 }
 
-// silu(gate) * up over GATED_SCALE as the next product's image. `word` is this lane's of the token g: that of the columns
-// 2t and 2t + 1 of the tile, as wide_place has it. No branch comes between two results, as above.
+// silu(gate) * up over GATED_SCALE as the next product's image. `word` is this lane's of the token g: that of the
+// columns 2t and 2t + 1 of the tile, as wide_place has it. No branch comes between two results, as above.
 template <int TOKENS>
 __device__ __forceinline__ void write_gated(const float (&sums)[TOKENS / 2], const float* scales,
                                             const float* __restrict__ biases, unsigned char* word,
@@ -97,8 +97,10 @@ __device__ __forceinline__ void write_gated(const float (&sums)[TOKENS / 2], con
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; ++i) {
         const float2 scale = of_lane[4 * i];
-        const float results[2] = {gated(__fmaf_rn(sums[4 * i], scale.x, of_gate), __fmaf_rn(sums[4 * i + 2], scale.x, of_up)),
-                                  gated(__fmaf_rn(sums[4 * i + 1], scale.y, of_gate), __fmaf_rn(sums[4 * i + 3], scale.y, of_up))};
+        const auto result = [&](int j, float by) {
+            return gated(__fmaf_rn(sums[4 * i + j], by, of_gate), __fmaf_rn(sums[4 * i + j + 2], by, of_up));
+        };
+        const float results[2] = {result(0, scale.x), result(1, scale.y)};
         const unsigned pair = exists ? pack_within_range(results[0], results[1]) : 0u;
         *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pair);
     }

@@ -12,9 +12,9 @@
 #include "common/wide_image.cuh"
 
 // BY_FLOATS: any scales. BY_HALVES: fp16 has the scales. It then multiplies as fp32 does: 8 bits of a code times 11 of
-// the scale are exact there, so the only rounding is that to fp16. LIFTED: codes without zero points, with one scale for
-// a span, in 16 bits. Weights are divided by one power of two of the matrix, so that all scales are below 2^-8: then fp16
-// has them times 2^24, and a code need not become a number first.
+// the scale are exact there, so the only rounding is that to fp16. LIFTED: codes without zero points, with one scale
+// for a span, in 16 bits. Weights are divided by one power of two of the matrix, so that all scales are below 2^-8:
+// then fp16 has them times 2^24, and a code need not become a number first.
 constexpr int BY_FLOATS = 0, BY_HALVES = 1, LIFTED = 2;
 
 // What a lane keeps of the scales of the rows g and g + 8.
@@ -113,9 +113,9 @@ struct WideWeights {
     }
 
 private:
-    // As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 (c + 8) * 2^-24, or in bits 4 to 7 (c + 8) * 2^-20. That
-    // times the lifted scale, less 128 or 8 scales, rounds once: to c scales. (Of a scale 2^7 below the largest one or
-    // smaller, those 128 or 8 scales may be rounded to a multiple of 2^-24 too.)
+    // As an fp16 a code of int8 is (c + 128) * 2^-24, one of int4 (c + 8) * 2^-24, or in bits 4 to 7 (c + 8) * 2^-20.
+    // That times the lifted scale, less 128 or 8 scales, rounds once: to c scales. (Of a scale 2^7 below the largest
+    // one or smaller, those 128 or 8 scales may be rounded to a multiple of 2^-24 too.)
     __device__ __forceinline__ void widen_lifted(int v, int step, const Scales& by, unsigned& first,
                                                  unsigned& last) const {
         const unsigned word = words[v][IS_INT4 ? step / 2 : step];

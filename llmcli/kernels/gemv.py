@@ -452,17 +452,17 @@ def _variants() -> list[str]:
         TileLayout("float16", TILE_ROWS, 8192),
         TileLayout("bfloat16", TILE_ROWS, 8192),
     ]
-    forms = ((1, False, 16, 4, 1, 1), (1, True, 16, 4, 1, 1), (8, False, 16, 4, 2, 1), (8, False, 8, 6, 1, 2))
+    forms = ((1, False, 16, 3, 2, 1), (1, True, 16, 5, 1, 1), (8, False, 16, 3, 2, 1), (8, False, 8, 3, 2, 2))
     names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
     return [
         *names,
-        gemv_name(layouts[0], "floats", 1, False, 16, 4, 1, 1),
-        gemv_name(layouts[1], "floats", 1, False, 16, 4, 1, 1),
+        gemv_name(layouts[0], "floats", 1, False, 16, 3, 2, 1),
+        gemv_name(layouts[1], "floats", 1, False, 16, 3, 2, 1),
     ]
 
 
 SPEC = KernelSpec(
-    "gemv", "few rows times a tiled matrix of 4 to 16 bits, with bias and residual or SwiGLU", tuple(_variants())
+    "gemv", "few rows times a tiled matrix of 4 to 16 bits, with bias and residual or SwiGLU", tuple(dict.fromkeys(_variants()))
 )
 FLOAT_SPEC = KernelSpec(
     "gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float<float>", "gemv_float<__half>")

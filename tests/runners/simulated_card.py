@@ -207,8 +207,8 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Replace the card by numpy in everything under llmcli.runners.cuda; load with the returned device."""
-    from llmcli.runners.cuda.load.model import model as load
-    from llmcli.runners.cuda.load.model import upload, weight_pieces
+    from llmcli.runners.cuda.load import model as load
+    from llmcli.runners.cuda.load import upload, weight_pieces
     from llmcli.runners.cuda.step import arena, attention, forward, lanes, products
     from llmcli.runners.cuda.step import device as card
 

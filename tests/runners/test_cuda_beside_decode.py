@@ -17,8 +17,8 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda.load import model as load_module
 from llmcli.runners.cuda.load.model import load
-from llmcli.runners.cuda.load.model import model as load_module
 from llmcli.runners.cuda.plan.memory import RESERVED_BYTES
 from llmcli.runners.cuda.step import arena
 from llmcli.sampling.params import Sampler

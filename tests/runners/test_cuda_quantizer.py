@@ -28,7 +28,7 @@ from llmcli.kernels.device import Device  # noqa: E402
 from llmcli.quantization import rounding  # noqa: E402
 from llmcli.quantization.packing import pack_rows  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
-from llmcli.runners.cuda.load.model import quantizer
+from llmcli.runners.cuda.load import quantizer
 from llmcli.runners.cuda.load.quantizer import CardQuantizer  # noqa: E402
 from llmcli.runners.cuda.step import arena
 

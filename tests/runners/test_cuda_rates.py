@@ -9,7 +9,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from llmcli.runners.cuda.predict.predictor import rates  # noqa: E402
+from llmcli.runners.cuda.predict import rates  # noqa: E402
 
 
 class Clock:

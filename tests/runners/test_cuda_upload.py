@@ -15,7 +15,7 @@ cupy = pytest.importorskip("cupy")
 
 from llmcli.checkpoint.safetensors_file import TensorInfo  # noqa: E402
 from llmcli.errors import CheckpointError, InsufficientMemoryError  # noqa: E402
-from llmcli.runners.cuda.load.model import upload  # noqa: E402
+from llmcli.runners.cuda.load import upload  # noqa: E402
 from llmcli.runners.cuda.load.upload import Upload, UploadPiece  # noqa: E402
 from llmcli.runners.cuda.load.weight_pieces import read_bytes  # noqa: E402
 from llmcli.timeline import Timeline  # noqa: E402
