@@ -13,15 +13,15 @@ from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
 from starlette.requests import ClientDisconnect
 
 from llmcli.engine.events import Event, Failed, Finished, Timings, Token
+from llmcli.engine.remote.link import EngineState, FrontEnd
+from llmcli.engine.remote.worker import Job, Worker
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, UsageError
 from llmcli.schema.constraint import Constraint
 from llmcli.serve.desk import Desk, Texts
-from llmcli.serve.link import EngineState, FrontEnd
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import ClientLimits, Service, unless_gone
-from llmcli.serve.worker import Job, Worker
 from llmcli.tokenizer.base import Tokenizer
 
 
