@@ -81,6 +81,12 @@ def num_batch_prompts(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
+def num_ray_kills(request: pytest.FixtureRequest) -> int:
+    """Kills of workers, drivers and nodes."""
+    return int(request.config.getoption("--ray-kills"))
+
+
+@pytest.fixture
 def num_schemas(request: pytest.FixtureRequest) -> int:
     """How many JSON Schemas constrain texts; two fifths as many expressions."""
     return int(request.config.getoption("--schemas"))
@@ -111,6 +117,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serve-seconds", **number, default=2, help="for N seconds")
     parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
     parser.addoption("--batch-evidence", **number, default=30, help="a batch of N prompts, killed N / 100 times")
+    parser.addoption("--ray-kills", **number, default=6, help="N kills in a batch of 60 N prompts on a Ray cluster")
     parser.addoption("--chat-walks", **number, default=24, help="N sequences of commands of a chat")
     parser.addoption("--schemas", **number, default=64, help="N JSON Schemas; from 2225 on all of the official suite")
 

@@ -1,0 +1,164 @@
+"""Where a batch runs: in this process, or on the workers of a Ray cluster; and what such a worker opens."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.batch.run import BatchScheduler
+from llmcli.cli import lazy
+from llmcli.cli.batch_job import BatchJob, Task
+from llmcli.cli.constrained_texts import Schemas
+from llmcli.cli.options import ManyRowsDeviceOptions, ManyRowsRunOptions, SamplerOptions, parse_adapters
+from llmcli.cli.run import NGRAM, OFF, check_run, loaded_objects_set_aside, open_run
+from llmcli.cli.terminal import terminal
+from llmcli.cli.units import counted
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.engine.drafts import DraftUsage
+    from llmcli.engine.remote.asked import OpenedEngine
+
+MIXED_CARDS = "mixed cards"  # the device in a record
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# Read when Ray is imported. It reports its use to its makers, and would take the machine's public address for its
+# loopback one: the variable that tells it not to is named after the systems where that is its default.
+_RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+@dataclass(frozen=True)
+class BatchEngine:
+    """What runs a batch. `request_of` makes what its scheduler takes. `device` is what its texts depend on.
+
+    With `counts_ended` it says nothing of single tokens, so those of ended texts are counted. `note` begins the text
+    at the end of the bar.
+    """
+
+    scheduler: BatchScheduler[Any]
+    request_of: Callable[[Task], Any]
+    device: str
+    load_seconds: float
+    counts_ended: bool = False
+    note: Callable[[], str] = str
+    draft_usage: Callable[[], DraftUsage | None] = lambda: None
+
+
+@contextmanager
+def engine_here(job: BatchJob) -> Iterator[BatchEngine]:
+    """This process, with the model that it loads. Raises: LLMCliError and its subclasses"""
+    run, num_prompts = job.prompts.run, len(job.todo)
+    loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
+    # Nobody waits for the next token, so new prompts are not limited by time, and equal runs take equal steps.
+    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
+    with loaded_objects_set_aside():
+        yield BatchEngine(
+            scheduler,
+            partial(job.prompts.request_of, run_seed=run.seed),
+            loaded.runner.description,
+            loaded.load_seconds,
+            draft_usage=lambda: loaded.draft_usage,
+        )
+
+
+@contextmanager
+def engine_on_ray(job: BatchJob, options: ManyRowsRunOptions) -> Iterator[BatchEngine]:
+    """The workers of a Ray cluster. Raises: LLMCliError and its subclasses"""
+    files, run = job.prompts.options, job.prompts.run
+    assert files.ray is not None
+    where = lazy.connect_to_ray(files.ray)
+    scheduler = lazy.RayScheduler(
+        lazy.RayWork(
+            partial(open_far_engine, found_everywhere(options), files.num_rows),
+            model_files(run.session.model.checkpoint.folder),
+            None if files.mixed_cards or not job.record.runner else job.record.runner,
+            min(files.workers or len(job.todo), len(job.todo)),
+            on_cards=options.devices.device != "cpu",
+            mixes_cards=files.mixed_cards,
+        ),
+        terminal.warn,
+    )
+    try:
+        terminal.info(f"Starting workers: {where}")
+        facts = scheduler.wait_for_worker()
+        terminal.info(f"{run.session.name}: {facts.device}, context {run.context}, seed {run.seed}")
+        yield BatchEngine(
+            scheduler,
+            partial(job.prompts.asked_of, run_seed=run.seed),
+            MIXED_CARDS if files.mixed_cards else facts.device,
+            facts.load_seconds,
+            counts_ended=True,
+            note=lambda: f"{counted(scheduler.num_workers, 'worker')}, ",
+        )
+    finally:
+        scheduler.close()
+
+
+def require_ray(options: ManyRowsRunOptions) -> ManyRowsRunOptions:
+    """The options of a driver, which has no device of its own.
+
+    Raises: UsageError where the extra is not installed, and for what Ray decides
+    """
+    for name, value in _RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    try:
+        _ = lazy.RayScheduler
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--ray needs the package {error.name}: run `pip install 'llmcli[ray]'`") from error
+    device = options.devices.device
+    if device.startswith("cuda:"):
+        raise UsageError(f"--ray and --device {device} cannot be combined: Ray chooses the card; use --device cuda")
+    return replace(options, devices=ManyRowsDeviceOptions(device="cpu"), draft=OFF)
+
+
+def found_everywhere(options: ManyRowsRunOptions) -> ManyRowsRunOptions:
+    """The options for workers, whose current folder is another: paths from the root. A hub id stays."""
+
+    def whole(name: str) -> str:
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    choices = parse_adapters(options.adapter)
+    draft = options.draft
+    return replace(
+        options,
+        model=None if options.model is None else whole(options.model),
+        adapter=[replace(choice, name=whole(choice.name)).text for choice in choices] or None,
+        draft=draft if draft in (OFF, NGRAM, "auto") else whole(draft),
+    )
+
+
+def open_far_engine(options: ManyRowsRunOptions, num_rows: int | None) -> OpenedEngine:
+    """A worker's engine. Requests bring their own sampler, so all that counts here is model and device.
+
+    Raises: LLMCliError and its subclasses
+    """
+    os.environ.setdefault(_BLAS_THREADS, "1")  # as the command line does
+    terminal.is_quiet = True
+    request = check_run(options, {}, SamplerOptions(seed=0), None)
+    run = open_run(request, options.model)
+    loaded = run.load(num_rows, host_rows=num_rows or 1)
+    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
+    gc.collect()
+    gc.freeze()
+    files = model_files(run.session.model.checkpoint.folder)
+    return lazy.OpenedEngine(
+        scheduler, Schemas(run.session).hold, loaded.runner.description, loaded.load_seconds, files
+    )
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """What tells a model's files on one machine from those on another: their bytes, and of weights the size."""
+    return {
+        name: f"{state.size} bytes"
+        if name.endswith(".safetensors")
+        else hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]
+        for name, state in sorted(lazy.SourceState.record(folder).files.items())
+        if name.endswith((".json", ".jinja", ".model", ".txt", ".safetensors"))
+    }

@@ -1,0 +1,192 @@
+"""`llmcli batch --ray` with a real Ray on this machine: the bytes of one run, whatever is killed."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from results import Result
+
+from llmcli.batch.record import load_record
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ("--seed", "3", "--ordered")
+NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
+
+
+@pytest.fixture
+def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder for Ray's files, so that no cluster of others is found. Paths of sockets must be short."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    for name, value in {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(source: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "llmcli", "batch", str(source), str(output), *FLAGS, *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=output.parent)
+
+
+def finish(process: subprocess.Popen[bytes]) -> str:
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (0, b""), stderr
+    return stderr.decode()
+
+
+def without_timings(path: Path) -> str:
+    return re.sub(r'"timings": {[^}]*}', "", path.read_text())
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def write_prompts(path: Path, count: int) -> None:
+    draw = random.Random(count)
+    words = (ROOT / "configs" / "texts" / "stories.txt").read_text(encoding="utf-8").split()
+    lines = []
+    for _ in range(count):
+        begin = draw.randrange(len(words) - 9)
+        prompt = " ".join(words[begin : begin + draw.randint(1, 8)])
+        lines.append(json.dumps({"prompt": prompt, "max_new_tokens": draw.randint(4, 16)}) + "\n")
+    lines[2] = json.dumps({"prompt": "Once", "regex": "[a-z ]{5,9}"}) + "\n"
+    path.write_text("".join(lines))
+
+
+def test_a_machine_without_a_cluster(ray_folder: str, tmp_path: Path) -> None:
+    """`auto` starts Ray for this machine alone, where nobody else can reach it."""
+    source, here, output = (tmp_path / name for name in ("in", "here", "out"))
+    write_prompts(source, 12)
+    process = start(source, output, "--ray", "auto", "--device", "cpu", "--stats")
+    reached = set()
+    while process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            try:
+                found = [one.laddr.ip for one in child.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            except psutil.Error:
+                continue
+            reached |= set(found)
+        time.sleep(1)
+    stderr = finish(process)
+    finish(start(source, here))
+    assert without_timings(output) == without_timings(here)
+    assert "Starting workers: Ray on this machine\n" in stderr
+    assert "12 prompts, one at a time on each worker\n" in stderr
+    assert "1.0 of each worker on average\n" in stderr
+    assert reached <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+class Nodes:
+    """A cluster: a head without a card, and nodes with one."""
+
+    def __init__(self, count: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(True, head_node_args={**NODE, "num_gpus": 0, "include_dashboard": False})
+        self.nodes = [self.add() for _ in range(count)]
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_gpus=1, **NODE)
+
+    def replace(self, index: int) -> None:
+        """Kill a node's raylet, and add another node."""
+        self.cluster.remove_node(self.nodes[index], allow_graceful=False)
+        self.nodes[index] = self.add()
+
+
+def workers() -> list[psutil.Process]:
+    return [one for one in psutil.process_iter() if "ray::AskedEngine" in "".join(_command(one))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)  # as long as the option says
+def test_whatever_is_killed(
+    ray_folder: str, tmp_path: Path, num_ray_kills: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers, drivers and nodes, at random; then a node joins."""
+    draw = random.Random(num_ray_kills)
+    source, here, output = (tmp_path / name for name in ("in", "here", "out"))
+    count = 60 * num_ray_kills
+    write_prompts(source, count)
+    finish(start(source, here))
+    nodes = Nodes(2)
+    begin, killed, told = time.perf_counter(), [], ""
+    flags = ("--ray", nodes.cluster.address)
+    try:
+        process = start(source, output, *flags)
+        for number in range(num_ray_kills):
+            kind = draw.choices(("worker", "driver", "node"), (6, 2, 1))[0] if number else "node"
+            while process.poll() is None and num_lines(output) < number * count // num_ray_kills:
+                time.sleep(0.05)
+            time.sleep(draw.uniform(0, 2))
+            killed.append(kind)
+            if kind == "node":
+                nodes.replace(draw.randrange(2))
+            elif kind == "driver":
+                process.kill()
+                process.communicate()
+                process = start(source, output, *flags)
+            elif there := workers():
+                draw.choice(there).kill()
+        told = finish(process)
+        with capsys.disabled():
+            kinds = {kind: killed.count(kind) for kind in ("worker", "driver", "node")}
+            print(f"{count} prompts, killed {kinds}: {time.perf_counter() - begin:.0f} s")
+        assert without_timings(output) == without_timings(here)
+        assert load_record(output) == load_record(here)
+        process = start(source, tmp_path / "third", *flags)
+        while process.poll() is None and num_lines(tmp_path / "third") < 5:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130, stderr
+        assert stderr.splitlines()[-1].endswith(b" prompts are done; run the same command again to resume"), told
+    finally:
+        nodes.cluster.shutdown()
+
+
+def test_what_ray_takes(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "in").write_text('{"prompt": "Hi"}\n')
+    for flags, message in (
+        (("--workers", "2"), "--workers needs --ray"),
+        (("--mixed-cards",), "--mixed-cards needs --ray"),
+        (("--ray", "auto", "--shard", "1/2"), "--ray and --shard cannot be combined"),
+        (("--ray", "auto", "--check"), "--ray and --check cannot be combined"),
+        (("--ray", "auto", "--device", "cuda:1"), "--ray and --device cuda:1 cannot be combined: Ray chooses the card"),
+        (("--ray", "nonsense"), "--ray is 'nonsense', expected auto, or HOST:PORT as `ray start --head` prints it"),
+        (("--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: Connection refused; start a cluster with `ray start --head`"),
+    ):
+        llmcli("batch", tmp_path / "in", tmp_path / "out", "-m", "storyteller", "-q", *flags).expect_error(2, message)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_without_the_package(tmp_path: Path) -> None:
+    """A line says which command installs it."""
+    (tmp_path / "in").write_text('{"prompt": "Hi"}\n')
+    hide = "import sys; sys.modules['ray'] = None; from llmcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", hide, "batch", "in", "out", "--ray", "auto"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert told.stderr == "error: --ray needs the package ray: run `pip install 'llmcli[ray]'`\n"
