@@ -349,7 +349,7 @@ def batch(
         return
     grammar = schema.read(ignore_eos=stopping.ignore_eos)
     open_engine: Open = engine_here if files.ray is None else partial(engine_on_ray, options=options)
-    here = options if files.ray is None else require_ray(options)
+    here = options if files.ray is None else require_ray(files.ray, options)
     request = check_run(here, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     with open_job(files, request, options.model, stopping.max_new_tokens, grammar) as job:
         if files.check:

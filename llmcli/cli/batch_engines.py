@@ -17,7 +17,7 @@ from llmcli.batch.run import BatchScheduler
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import BatchJob, Task
 from llmcli.cli.constrained_texts import Schemas
-from llmcli.cli.options import ManyRowsDeviceOptions, ManyRowsRunOptions, SamplerOptions, parse_adapters
+from llmcli.cli.options import AUTO, ManyRowsDeviceOptions, ManyRowsRunOptions, SamplerOptions, parse_adapters
 from llmcli.cli.run import NGRAM, OFF, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
@@ -32,6 +32,9 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Read when Ray is imported. It reports its use to its makers, and would take the machine's public address for its
 # loopback one: the variable that tells it not to is named after the systems where that is its default.
 _RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_TRIES = (
+    "RAY_NUM_REDIS_GET_RETRIES"  # to connect, half a minute each; usually 20. A start on this machine may need some
+)
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,16 @@ def engine_on_ray(job: BatchJob, options: ManyRowsRunOptions) -> Iterator[BatchE
     """The workers of a Ray cluster. Raises: LLMCliError and its subclasses"""
     files, run = job.prompts.options, job.prompts.run
     assert files.ray is not None
+    device = job.record.runner or None
+    if device is not None and (device == MIXED_CARDS) != files.mixed_cards:
+        how = "without --mixed-cards" if files.mixed_cards else "with --mixed-cards"
+        raise UsageError(f"{job.output} was made {how}: run {how} again, or name another output")
     where = lazy.connect_to_ray(files.ray)
     scheduler = lazy.RayScheduler(
         lazy.RayWork(
             partial(open_far_engine, found_everywhere(options), files.num_rows),
             model_files(run.session.model.checkpoint.folder),
-            None if files.mixed_cards or not job.record.runner else job.record.runner,
+            None if files.mixed_cards else device,
             min(files.workers or len(job.todo), len(job.todo)),
             on_cards=options.devices.device != "cpu",
             mixes_cards=files.mixed_cards,
@@ -101,12 +108,12 @@ def engine_on_ray(job: BatchJob, options: ManyRowsRunOptions) -> Iterator[BatchE
         scheduler.close()
 
 
-def require_ray(options: ManyRowsRunOptions) -> ManyRowsRunOptions:
+def require_ray(address: str, options: ManyRowsRunOptions) -> ManyRowsRunOptions:
     """The options of a driver, which has no device of its own.
 
     Raises: UsageError where the extra is not installed, and for what Ray decides
     """
-    for name, value in _RAY_VARIABLES.items():
+    for name, value in {**_RAY_VARIABLES, **({} if address == AUTO else {_TRIES: "1"})}.items():
         os.environ.setdefault(name, value)
     try:
         _ = lazy.RayScheduler
@@ -130,7 +137,7 @@ def found_everywhere(options: ManyRowsRunOptions) -> ManyRowsRunOptions:
         options,
         model=None if options.model is None else whole(options.model),
         adapter=[replace(choice, name=whole(choice.name)).text for choice in choices] or None,
-        draft=draft if draft in (OFF, NGRAM, "auto") else whole(draft),
+        draft=draft if draft in (OFF, NGRAM, AUTO) else whole(draft),
     )
 
 

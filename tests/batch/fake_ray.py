@@ -1,5 +1,6 @@
 """Ray without processes: nodes, actors that live in this process, and calls that are carried out when waited for."""
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ class FakeActor:
 
         class Method:
             def remote(self, *arguments: Any) -> FakeCall:
-                return FakeCall(actor, name, arguments)
+                return FakeCall(actor, name, pickle.loads(pickle.dumps(arguments)))
 
         return Method()
 
@@ -66,7 +67,7 @@ class FakeRay:
         actor = call.actor
         if actor.is_dead or actor.node not in self.cards:
             raise RayActorError(None, "the actor died\nwith more lines")
-        return getattr(actor.engine, call.method)(*call.arguments)
+        return pickle.loads(pickle.dumps(getattr(actor.engine, call.method)(*call.arguments)))
 
     def kill(self, actor: FakeActor) -> None:
         actor.is_dead = True

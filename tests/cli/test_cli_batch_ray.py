@@ -12,13 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from batch.fake_ray import FakeRay
+from guide.guide_pages import GUIDE, fenced
 from results import Result
 
+from llmcli.batch import on_ray
 from llmcli.batch.record import load_record
+from llmcli.engine.remote.asked import AskedEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ("--seed", "3", "--ordered")
@@ -181,6 +186,68 @@ def test_what_ray_takes(llmcli: Callable[..., Result], tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch, llmcli: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
+    """Run a batch on two workers that are in this process, without Ray's own."""
+    ray = FakeRay(lambda node: AskedEngine(), {"a": 1, "b": 1})
+    monkeypatch.setattr(on_ray, "ray", ray)
+    monkeypatch.setattr(on_ray, "connect", lambda address: "a cluster")
+    monkeypatch.setattr(on_ray, "_EXCHANGE_SECONDS", 0.01)
+    monkeypatch.setattr(on_ray, "NodeAffinitySchedulingStrategy", lambda node, soft: SimpleNamespace(node_id=node))
+    monkeypatch.chdir(tmp_path)
+
+    def call(source: str, output: str, *flags: object) -> Result:
+        told = llmcli("batch", source, output, "-m", "storyteller", "--seed", 5, *flags)
+        assert "--ray" not in flags or all(actor.is_dead for actor in ray.actors)
+        return told
+
+    return call
+
+
+def test_a_run_resumes_here_and_there(far: Callable[..., Result], tmp_path: Path) -> None:
+    """What is done is not run again, what has failed is; each way the bytes are those of one machine."""
+    write_prompts(tmp_path / "in", 15)
+    assert far("in", "here", "--ordered").exit_code == 0
+    whole = (tmp_path / "here").read_text().splitlines(keepends=True)
+    for flags in (("--ray", "auto"), ()):
+        failed = '{"id": 2, "error": {"message": "x"}}\n'
+        (tmp_path / "out").write_text("".join([whole[7], whole[3], failed, whole[4][:-9]]))
+        shutil.copy(tmp_path / "here.run.json", tmp_path / "out.run.json")
+        told = far("in", "out", "--ordered", *flags)
+        assert told.exit_code == 0, told.stderr
+        assert "Resumed: 2 of 15 prompts are done\n" in told.stderr
+        assert without_timings(tmp_path / "out") == without_timings(tmp_path / "here")
+        kept = (tmp_path / "out").read_text().splitlines(keepends=True)
+        assert (kept[7], kept[3]) == (whole[7], whole[3])  # with their times
+        assert load_record(tmp_path / "out") == load_record(tmp_path / "here")
+
+
+def test_other_kinds_of_card_are_in_the_record(far: Callable[..., Result], tmp_path: Path) -> None:
+    write_prompts(tmp_path / "in", 4)
+    assert far("in", "out", "--ray", "auto", "--mixed-cards", "--max-new-tokens", 4).exit_code == 0
+    assert load_record(tmp_path / "out").runner == "mixed cards"
+    (tmp_path / "out").write_text((tmp_path / "out").read_text().splitlines(keepends=True)[0])
+    told = far("in", "out", "--ray", "auto", "--max-new-tokens", 4, "-q")
+    told.expect_error(2, "out was made with --mixed-cards: run with --mixed-cards again, or name another output")
+    assert far("in", "one", "--max-new-tokens", 4).exit_code == 0
+    (tmp_path / "one").write_text((tmp_path / "one").read_text().splitlines(keepends=True)[0])
+    told = far("in", "one", "--ray", "auto", "--mixed-cards", "--max-new-tokens", 4, "-q")
+    told.expect_error(2, "one was made without --mixed-cards: run without --mixed-cards again, or name another output")
+
+
+def test_an_input_that_changes_meanwhile(far: Callable[..., Result], tmp_path: Path, monkeypatch: Any) -> None:
+    write_prompts(tmp_path / "in", 4)
+    content = (tmp_path / "in").read_bytes()
+
+    def change(address: str) -> str:
+        (tmp_path / "in").write_bytes(content.replace(b"max_new_tokens", b"max_new_tokenz"))
+        return ""
+
+    monkeypatch.setattr(on_ray, "connect", change)
+    told = far("in", "out", "--ray", "auto", "--max-new-tokens", 4, "-q")
+    told.expect_error(2, "in has changed while it was run; restore it, and run again to resume")
+
+
 def test_without_the_package(tmp_path: Path) -> None:
     """A line says which command installs it."""
     (tmp_path / "in").write_text('{"prompt": "Hi"}\n')
@@ -190,3 +257,17 @@ def test_without_the_package(tmp_path: Path) -> None:
     told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert told.returncode == 2
     assert told.stderr == "error: --ray needs the package ray: run `pip install 'llmcli[ray]'`\n"
+
+
+def test_the_worker_of_the_page(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    """The class for Ray Data on the page tells a batch's texts."""
+    (code,) = fenced((GUIDE / "many-machines.md").read_text(encoding="utf-8"), "python")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    prompts = ["Once upon a time", "The owl", "A"]
+    (tmp_path / "in").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    flags = ("--text", "--seed", 5, "--max-new-tokens", 7, "--ordered", "-m", "storyteller", "-q")
+    assert llmcli("batch", tmp_path / "in", tmp_path / "out", *flags).exit_code == 0
+    expected = [json.loads(line)["text"] for line in (tmp_path / "out").read_text().splitlines()]
+    found = names["Texts"]("storyteller", 5, 7)({"number": [2, 0, 1], "prompt": [prompts[2], *prompts[:2]]})
+    assert found["text"] == [expected[2], *expected[:2]]
