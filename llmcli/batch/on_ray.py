@@ -78,7 +78,7 @@ def connect(address: str) -> str:
                 raise
             ray.init(address="local", object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
             return "Ray on this machine"
-    except (RayError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # some are of no class of Ray's
         raise UsageError(f"--ray {address}: {_first_line(error)}") from error
     return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
 

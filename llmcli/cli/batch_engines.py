@@ -31,7 +31,12 @@ MIXED_CARDS = "mixed cards"  # the device in a record
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Read when Ray is imported. It reports its use to its makers, and would take the machine's public address for its
 # loopback one: the variable that tells it not to is named after the systems where that is its default.
-_RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# What it hears of dead workers it would print on stdout; the scheduler says so too.
+_RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
+}
 _TRIES = (
     "RAY_NUM_REDIS_GET_RETRIES"  # to connect, half a minute each; usually 20. A start on this machine may need some
 )
