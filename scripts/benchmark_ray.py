@@ -26,7 +26,7 @@ import psutil
 from llmcli.cli import batch_engines
 from llmcli.cli.main import run
 from llmcli.engine.events import Event, Finished, Timings
-from llmcli.engine.remote.asked import OpenedEngine
+from llmcli.engine.remote.asked import EngineFacts, OpenedEngine
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.resources import STORYTELLER, resource_folder
@@ -81,7 +81,7 @@ class Instant:
 def open_instant(*_: object) -> OpenedEngine:
     """The engine of a worker that answers at once."""
     files = batch_engines.model_files(resource_folder(STORYTELLER))
-    return OpenedEngine(Instant(), lambda request, grammar: request, "nothing", 0.0, files)
+    return OpenedEngine(Instant(), lambda request, grammar: request, EngineFacts("nothing", 0.0, files, 256))
 
 
 def drive(*arguments: str) -> None:

@@ -62,6 +62,12 @@ class Work:
     mixes_cards: bool = False
 
 
+def ray_version() -> tuple[int, int]:
+    """The version of Ray here, as far as the second number."""
+    major, minor, *_ = ray.__version__.split(".")
+    return int(major), int(minor)
+
+
 def connect(address: str) -> str:
     """Connect to a cluster, with `auto` the one of this machine, or a new one for it alone. Return what it is.
 

@@ -258,10 +258,11 @@ class _Sink:
     def __init__(self, job: BatchJob):
         self._job = job
         self._journal = None if job.output is None else Journal(job.output, job.written)
-        is_ordered = job.prompts.options.ordered
-        done = job.written.done
+        options, done = job.prompts.options, job.written.done
         todo = (line_id for line_id in job.ids if line_id not in done)
-        self._in_order = InOrder(todo, self._write) if is_ordered else None
+        # On many machines a line may be late by minutes. A file is sorted at the end, so nothing needs to wait for it.
+        holds_back = options.ordered and (options.ray is None or self._journal is None)
+        self._in_order = InOrder(todo, self._write) if holds_back else None
 
     def put(self, line_id: LineId, line: str) -> None:
         """Take the line of a prompt."""
@@ -273,7 +274,7 @@ class _Sink:
     def finish(self) -> None:
         """All prompts have a line: sort them if asked for, and always in a shard."""
         job = self._job
-        if self._journal is None or (self._in_order is None and job.prompts.options.shard is None):
+        if self._journal is None or not (job.prompts.options.ordered or job.prompts.options.shard):
             return
         self._journal.sort(job.ids)
         assert job.output is not None

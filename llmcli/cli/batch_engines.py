@@ -6,6 +6,7 @@ import gc
 import hashlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,17 +30,15 @@ if TYPE_CHECKING:
 
 MIXED_CARDS = "mixed cards"  # the device in a record
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-# Read when Ray is imported. It reports its use to its makers, and would take the machine's public address for its
-# loopback one: the variable that tells it not to is named after the systems where that is its default.
-# What it hears of dead workers it would print on stdout; the scheduler says so too.
-_RAY_VARIABLES = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
-}
-_TRIES = (
-    "RAY_NUM_REDIS_GET_RETRIES"  # to connect, half a minute each; usually 20. A start on this machine may need some
-)
+LEAST_RAY = (2, 60)
+_INDEX_OF_CARD = re.compile(r" \(cuda:\d+\)")
+# Ray reads these when it is imported. It would report its use to its makers, and listen at the machine's public address
+# where loopback is enough: the variable against that is named after the systems where loopback is Ray's default.
+_RAY_DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Tries to connect, half a minute each; usually 20. A start on this machine may need some, a cluster that runs does not.
+_TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
+# It would print what it hears of dead workers on stdout, between results. The scheduler tells of them on stderr.
+_QUIET = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def engine_here(job: BatchJob) -> Iterator[BatchEngine]:
         yield BatchEngine(
             scheduler,
             partial(job.prompts.request_of, run_seed=run.seed),
-            loaded.runner.description,
+            kind_of_device(loaded.runner.description),
             loaded.load_seconds,
             draft_usage=lambda: loaded.draft_usage,
         )
@@ -118,12 +117,16 @@ def require_ray(address: str, options: ManyRowsRunOptions) -> ManyRowsRunOptions
 
     Raises: UsageError where the extra is not installed, and for what Ray decides
     """
-    for name, value in {**_RAY_VARIABLES, **({} if address == AUTO else {_TRIES: "1"})}.items():
+    for name, value in (_RAY_DEFAULTS if address == AUTO else _RAY_DEFAULTS | _TRIES).items():
         os.environ.setdefault(name, value)
+    os.environ.update(_QUIET)
     try:
-        _ = lazy.RayScheduler
-    except ModuleNotFoundError as error:
-        raise UsageError(f"--ray needs the package {error.name}: run `pip install 'llmcli[ray]'`") from error
+        is_good = lazy.ray_version() >= LEAST_RAY
+    except ImportError:  # there is none, or it is too old for what is imported
+        is_good = False
+    if not is_good:
+        least = ".".join(map(str, LEAST_RAY))
+        raise UsageError(f"--ray needs Ray {least} or later: run `pip install 'llmcli[ray]'`")
     device = options.devices.device
     if device.startswith("cuda:"):
         raise UsageError(f"--ray and --device {device} cannot be combined: Ray chooses the card; use --device cuda")
@@ -159,10 +162,14 @@ def open_far_engine(options: ManyRowsRunOptions, num_rows: int | None) -> Opened
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
     gc.collect()
     gc.freeze()
-    files = model_files(run.session.model.checkpoint.folder)
-    return lazy.OpenedEngine(
-        scheduler, Schemas(run.session).hold, loaded.runner.description, loaded.load_seconds, files
-    )
+    device, files = kind_of_device(loaded.runner.description), model_files(run.session.model.checkpoint.folder)
+    facts = lazy.EngineFacts(device, loaded.load_seconds, files, scheduler.usage.num_rows)
+    return lazy.OpenedEngine(scheduler, Schemas(run.session).hold, facts)
+
+
+def kind_of_device(description: str) -> str:
+    """What texts depend on: not which of a machine's equal cards it is."""
+    return _INDEX_OF_CARD.sub("", description)
 
 
 def model_files(folder: Path) -> dict[str, str]:

@@ -41,6 +41,8 @@ class FakeRay:
     actors: list[FakeActor] = field(default_factory=list)
     is_down: bool = False
 
+    __version__ = "2.60.0"
+
     def nodes(self) -> list[dict[str, Any]]:
         return [
             {"NodeID": name, "Alive": True, "NodeManagerAddress": name, "Resources": {"GPU": float(count)}}

@@ -23,9 +23,11 @@ from results import Result
 
 from llmcli.batch import on_ray
 from llmcli.batch.record import load_record
+from llmcli.cli.batch_engines import LEAST_RAY
 from llmcli.engine.remote.asked import AskedEngine
 
 ROOT = Path(__file__).resolve().parents[2]
+NEEDS_RAY = "--ray needs Ray 2.60 or later: run `pip install 'llmcli[ray]'`"
 FLAGS = ("--seed", "3", "--ordered")
 NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
 
@@ -256,7 +258,13 @@ def test_without_the_package(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert told.stderr == "error: --ray needs the package ray: run `pip install 'llmcli[ray]'`\n"
+    assert told.stderr == f"error: {NEEDS_RAY}\n"
+
+
+def test_an_old_package(far: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeRay, "__version__", "2.59.1")
+    far("in", "out", "--ray", "auto", "-q").expect_error(2, NEEDS_RAY)
+    assert "ray>={}.{}".format(*LEAST_RAY) in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_worker_of_the_page(llmcli: Callable[..., Result], tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from paged import hold_to_nothing, ids_alone, make_request, open_scheduler
 
 from llmcli import __version__
 from llmcli.engine.events import Event, Failed, Finished
-from llmcli.engine.remote.asked import AskedEngine, OpenedEngine
+from llmcli.engine.remote.asked import AskedEngine, EngineFacts, OpenedEngine
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
-from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError, UsageError
+from llmcli.errors import DeviceError, InsufficientMemoryError, UsageError
 from llmcli.tokenizer.base import Tokenizer
 
 SECONDS = 30.0
@@ -20,9 +20,8 @@ SECONDS = 30.0
 
 def opened(scheduler: Any) -> AskedEngine:
     engine = AskedEngine()
-    told = engine.open(lambda: OpenedEngine(scheduler, hold_to_nothing, "paper", 1.5, {"config.json": "7 bytes"}))
-    assert not isinstance(told, LLMCliError)
-    assert (told.device, told.load_seconds, told.files, told.num_rows) == ("paper", 1.5, {"config.json": "7 bytes"}, 4)
+    facts = EngineFacts("paper", 1.5, {"config.json": "7 bytes"}, 4)
+    assert engine.open(lambda: OpenedEngine(scheduler, hold_to_nothing, facts)) is facts
     return engine
 
 

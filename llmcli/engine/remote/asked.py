@@ -27,24 +27,22 @@ Asked = tuple[int, Request, "Grammar | None"]
 
 
 @dataclass(frozen=True)
-class OpenedEngine:
-    """A model that is ready to run. `device` is its runner's description; `files` tell one model from another."""
-
-    scheduler: ServerScheduler
-    hold: Hold
-    device: str
-    load_seconds: float
-    files: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class EngineFacts:
-    """What is known of an engine elsewhere."""
+    """What is known of an engine elsewhere. Its texts depend on `device`; `files` tell one model from another."""
 
     device: str
     load_seconds: float
     files: Mapping[str, str]
     num_rows: int
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """A model that is ready to run."""
+
+    scheduler: ServerScheduler
+    hold: Hold
+    facts: EngineFacts
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class AskedEngine:
         self._scheduler, self._hold = opened.scheduler, opened.hold
         self._worker = Worker(opened.scheduler, self._deliver)
         self._worker.start()
-        return EngineFacts(opened.device, opened.load_seconds, opened.files, opened.scheduler.usage.num_rows)
+        return opened.facts
 
     def exchange(self, asked: Sequence[Asked], wait_seconds: float) -> Answer:
         """Begin some requests of one text each; return what has ended, or wait for it a while."""
