@@ -1,18 +1,17 @@
 """What Ray costs a batch, and what more cards bring.
 
     python -m scripts.benchmark_ray driver [--lines N ...] [--workers N]
-    python -m scripts.benchmark_ray cards MODEL [--prompts N] [--tokens N] [--cards N ...] [--runs N]
+    python -m scripts.benchmark_ray cards [--shape NAME] [--format int8] [--prompts N] [--tokens N] [--cards N ...]
 
-`driver`: workers that answer at once, so that all the time is the driver's; the growth of its memory over each run.
-`cards`: whole runs of `llmcli batch` with --ray auto and 1, 2, ... workers, in alternating runs, start and loading
-included, and by their --stats the runs alone.
+`driver`: workers that answer at once, so that all the time is the driver's; its memory at five moments of each run.
+`cards`: `llmcli batch --ray auto` with 1, 2, ... workers, on random weights that are written first. "run" is from the
+first prompt to the last token, as --stats has it; "all" has the start of Ray and the loading too.
 """
 
 import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
+from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli import batch_engines
 from llmcli.cli.main import run
 from llmcli.engine.events import Event, Finished, Timings
@@ -90,11 +95,11 @@ def drive(*arguments: str) -> None:
     sys.exit(run(["batch", *arguments]))
 
 
-def write_prompts(path: Path, count: int) -> None:
-    """Prompts of a few words, with ids of their own."""
+def write_prompts(path: Path, count: int, num_repeats: int = 1) -> None:
+    """Prompts of a number and 4 to 11 words, or so many times as many, with ids of their own."""
     with path.open("w") as file:
         for number in range(count):
-            prompt = " ".join(WORDS[: 4 + number % 8])
+            prompt = " ".join([str(number), *WORDS[: 4 + number % 8] * num_repeats])
             file.write(json.dumps({"id": f"prompt-{number:08}", "prompt": prompt}) + "\n")
 
 
@@ -114,56 +119,59 @@ def measure_driver(count: int, num_workers: int, folder: Path) -> None:
     command = [sys.executable, "-c", call, str(source), str(output), *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    first = most = 0
+    seen: list[tuple[int, int]] = []  # the output's bytes, the driver's memory
     while driver.poll() is None:
-        memory = psutil.Process(driver.pid).memory_info().rss
-        if first == 0 and output.exists() and output.stat().st_size:
-            first = memory
-        most = max(most, memory)
+        if output.exists():
+            seen.append((output.stat().st_size, psutil.Process(driver.pid).memory_info().rss))
         time.sleep(0.2)
     stderr = driver.communicate()[1]
     assert driver.returncode == 0, stderr
-    seconds = stat(stderr, "run")
+    seconds, size = stat(stderr, "run"), output.stat().st_size
     with output.open("rb") as file:
         assert sum(1 for _ in file) == count
-    print(
-        f"{count} lines, {num_workers} worker(s): {seconds:.1f} s, {60 * count / seconds:.0f} lines a minute; "
-        f"memory of the driver {first / 2**20:.0f} MiB at the first line, {most / 2**20:.0f} MiB at most",
-        flush=True,
-    )
+    moments = [next(memory for done, memory in seen if done >= part * size / 4.01) for part in range(5)]
+    memory = ", ".join(f"{moment / 2**20:.0f}" for moment in moments)
+    rate = f"{seconds:.1f} s, {60 * count / seconds:.0f} lines a minute"
+    print(f"{count} lines, {num_workers} worker(s): {rate}; memory {memory} MiB", flush=True)
 
 
-def measure_cards(model: str, num_prompts: int, num_tokens: int, cards: list[int], num_runs: int) -> None:
+def write_model(shape: str, form: str, folder: Path) -> None:
+    """A shape with random weights, and a tokenizer with a token for each byte, and words that no prompt has."""
+    write_shape(shape, form, folder, lambda done, total: None)
+    symbols = sorted(ByteLevel.alphabet())
+    symbols += [f"<{number}>" for number in range(open_model(folder).config.vocab_size - len(symbols))]
+    tokenizer = Tokenizer(BPE({symbol: number for number, symbol in enumerate(symbols)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def measure_cards(folder: Path, options: argparse.Namespace) -> None:
     """Run a batch with each number of cards, and print times and ratios."""
-    whole: dict[int, list[float]] = {count: [] for count in cards}
-    alone: dict[int, list[float]] = {count: [] for count in cards}
-    with tempfile.TemporaryDirectory() as name:
-        source = Path(name) / "in.jsonl"
-        write_prompts(source, num_prompts)
-        for _ in range(num_runs):
-            for count in cards:
-                output = Path(name) / "out.jsonl"
-                for path in (output, output.with_name("out.jsonl.run.json")):
-                    path.unlink(missing_ok=True)
-                flags = ("--seed", "1", "--max-new-tokens", str(num_tokens), "--ignore-eos", "--stats")
-                command = ["batch", str(source), str(output), "-m", model, *flags, "--ray", "auto"]
-                begin = time.perf_counter()
-                done = subprocess.run(
-                    [sys.executable, "-m", "llmcli", *command, "--workers", str(count)],
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    check=True,
-                )
-                whole[count].append(time.perf_counter() - begin)
-                alone[count].append(stat(done.stderr, "run"))
-                tokens = re.search(r"[0-9.]+ tokens/s", done.stderr)
-                print(f"{count} card(s): whole {whole[count][-1]:.1f} s, run {alone[count][-1]:.1f} s", end=", ")
-                print(tokens[0] if tokens else "", flush=True)
-    for count in cards[1:]:
-        for what, seconds in (("whole run", whole), ("run without start and loading", alone)):
-            ratio = statistics.median(seconds[cards[0]]) / statistics.median(seconds[count])
-            print(f"{count} cards, {what}: {ratio:.2f} times as fast as {cards[0]}, by medians")
+    model, source, output = folder / "model", folder / "in.jsonl", folder / "out.jsonl"
+    begin = time.perf_counter()
+    write_model(options.shape, options.format, model)
+    print(f"{options.shape} {options.format}: written in {time.perf_counter() - begin:.1f} s", flush=True)
+    write_prompts(source, options.prompts, 4)
+    flags = ["--seed", "1", "--max-new-tokens", str(options.tokens), "--ignore-eos", "--stats", "--ray", "auto"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    times: dict[int, tuple[float, float]] = {}
+    for count in options.cards:
+        for path in (output, output.with_name("out.jsonl.run.json")):
+            path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "llmcli", "batch", source, output, "-m", model, *flags]
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [*command, "--workers", str(count)], env=environment, stderr=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(done.stderr)
+        times[count] = run, whole = stat(done.stderr, "run"), time.perf_counter() - begin
+        rate = options.prompts * options.tokens / run
+        print(f"{count} card(s): run {run:.1f} s, {rate:.0f} new tokens/s, all {whole:.1f} s", flush=True)
+    first = options.cards[0]
+    for count in options.cards[1:]:
+        run, whole = (one / other for one, other in zip(times[first], times[count], strict=True))
+        print(f"{count} cards over {first}: run {run:.2f} times as fast, all {whole:.2f}")
 
 
 def main() -> None:
@@ -174,18 +182,18 @@ def main() -> None:
     driver.add_argument("--lines", type=int, nargs="+", default=[20_000, 100_000])
     driver.add_argument("--workers", type=int, default=1)
     cards = commands.add_parser("cards")
-    cards.add_argument("model")
+    cards.add_argument("--shape", default="Llama-3.1-8B")
+    cards.add_argument("--format", default="int8")
     cards.add_argument("--prompts", type=int, default=2000)
     cards.add_argument("--tokens", type=int, default=256)
     cards.add_argument("--cards", type=int, nargs="+", default=[1, 2])
-    cards.add_argument("--runs", type=int, default=1)
     options = parser.parse_args()
-    if options.command == "cards":
-        measure_cards(options.model, options.prompts, options.tokens, options.cards, options.runs)
-        return
     with tempfile.TemporaryDirectory() as name:
-        for count in options.lines:
-            measure_driver(count, options.workers, Path(name))
+        if options.command == "cards":
+            measure_cards(Path(name), options)
+        else:
+            for count in options.lines:
+                measure_driver(count, options.workers, Path(name))
 
 
 if __name__ == "__main__":
