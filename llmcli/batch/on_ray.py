@@ -10,12 +10,14 @@ Refuses workers of another version, another model or, unless `mixes_cards`, anot
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import ray
 from ray.exceptions import RayError
@@ -79,14 +81,21 @@ def connect(address: str) -> str:
     try:
         try:
             ray.init(address=address, **quiet)
+            where = f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
         except ConnectionError:
             if address != AUTO:
                 raise
             ray.init(address="local", object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
-            return "Ray on this machine"
+            where = "Ray on this machine"
     except Exception as error:  # some are of no class of Ray's
         raise UsageError(f"--ray {address}: {_first_line(error)}") from error
-    return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
+    signal.signal(signal.SIGTERM, _exit)  # Ray's own handler would give another exit code
+    return where
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    """End as the system does, but close files and end the workers first."""
+    sys.exit(128 + number)
 
 
 def _check_reachable(address: str) -> None:

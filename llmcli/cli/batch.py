@@ -140,7 +140,7 @@ Open = Callable[[BatchJob], AbstractContextManager[BatchEngine]]
 def run_job(job: BatchJob, open_engine: Open = engine_here, *, require_complete: bool = False) -> None:
     """Run the remaining prompts.
 
-    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
+    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C or SIGTERM;
             UnfinishedTextError with `require_complete` if a text with a schema was cut, now or earlier
     """
     progress, completeness = Progress(), CompletenessNotice()
@@ -151,11 +151,12 @@ def run_job(job: BatchJob, open_engine: Open = engine_here, *, require_complete:
     else:
         try:  # Ctrl-C may also come while files are closed
             _run(job, open_engine, progress, completeness)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as stopped:  # SystemExit by SIGTERM, with Ray
             ended = progress.num_finished + progress.num_failed
             remedy = "" if job.output is None else "; run the same command again to resume"
             terminal.info(f"Interrupted: {ended} of {len(job.todo)} prompts are done{remedy}")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+            code = stopped.code if isinstance(stopped, SystemExit) else EXIT_INTERRUPTED
+            raise typer.Exit(code) from None
     _end(job, progress, completeness, require_complete=require_complete)
 
 
