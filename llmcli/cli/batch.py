@@ -34,7 +34,7 @@ from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.events import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
-from llmcli.serve.answers import FINISH_REASONS
+from llmcli.openai_body import FINISH_REASONS
 
 if TYPE_CHECKING:
     from llmcli.measure.subject import TargetPlan

@@ -25,6 +25,7 @@ from guide.guide_pages import GUIDE, fenced
 from results import Result
 
 from llmcli.batch import on_ray
+from llmcli.batch.output import Journal
 from llmcli.batch.record import load_record
 from llmcli.cli.batch_engines import LEAST_RAY
 from llmcli.engine.remote.asked import AskedEngine
@@ -274,10 +275,44 @@ def test_an_input_that_changes_meanwhile(far: Callable[..., Result], tmp_path: P
     told.expect_error(2, "in has changed while it was run; restore it, and run again to resume")
 
 
+def test_a_file_is_sorted_at_the_end(
+    far: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that is late holds back no other: a kill would lose them."""
+    lengths = (60, 2, 2, 2, 2, 2)
+    (tmp_path / "in").write_text("".join(f'{{"prompt": "Hi", "max_new_tokens": {length}}}\n' for length in lengths))
+    written: list[object] = []
+    append = Journal.append
+    monkeypatch.setattr(Journal, "append", lambda self, key, line: (written.append(key), append(self, key, line))[1])
+    assert far("in", "out", "--ordered", "--ray", "auto").exit_code == 0
+    assert written != sorted(written, key=str)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [*range(1, 7)]
+
+
+def test_a_signal_ends_the_workers_and_says_how_to_resume(
+    far: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prompts(tmp_path / "in", 4)
+    get = FakeRay.get
+
+    def stop(ray: FakeRay, call: Any) -> Any:
+        if call.method == "open":
+            on_ray._exit(signal.SIGTERM, None)
+        return get(ray, call)
+
+    monkeypatch.setattr(FakeRay, "get", stop)
+    told = far("in", "out", "--ray", "auto")
+    assert told.exit_code == 143
+    assert told.stderr.endswith("Interrupted: 0 of 4 prompts are done; run the same command again to resume\n")
+
+
 def test_without_the_package(tmp_path: Path) -> None:
-    """A line says which command installs it."""
+    """A line says which command installs it; a batch needs nothing of the server's extra."""
     (tmp_path / "in").write_text('{"prompt": "Hi"}\n')
-    hide = "import sys; sys.modules['ray'] = None; from llmcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    extras = ("ray", "starlette", "uvicorn", "httptools")
+    hide = f"import sys; sys.modules.update(dict.fromkeys({extras}))"
+    hide += "; from llmcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-c", hide, "batch", "in", "out", "--ray", "auto"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

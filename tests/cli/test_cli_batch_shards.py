@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from results import Result
 
+from llmcli.batch.record import load_record
+from llmcli.runners.stepping import SteppingRunner
+
 LINES = [
     {"prompt": "Hi"},
     {"prompt": "Hi", "id": "own"},
@@ -44,6 +47,23 @@ def test_a_text_does_not_depend_on_the_number_of_shards(
     assert without_times(tmp_path / "out") == without_times(tmp_path / "whole")
     again = run("out", "--seed", 5)
     assert again.stderr.endswith(f"Nothing to do: {tmp_path / 'out'} holds all 5 results\n")
+
+
+def test_shards_may_run_on_several_cards_of_a_machine(
+    run: Callable[..., Result], llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_shard(number: int, card: str) -> None:
+        told = property(lambda _: f"NVIDIA {card}, int8 weights", lambda *_: None)
+        monkeypatch.setattr(SteppingRunner, "description", told, raising=False)
+        assert run("out", "--seed", 5, "--shard", f"{number}/3").exit_code == 0
+
+    for number, card in ((1, "H200 (cuda:0)"), (2, "H200 (cuda:1)"), (3, "H100 (cuda:2)")):
+        run_shard(number, card)
+    assert load_record(tmp_path / "out.shard-2-of-3").runner == "NVIDIA H200, int8 weights"
+    llmcli("batch", "merge", tmp_path / "out").expect_error(2, "NVIDIA H200, int8 weights", "NVIDIA H100, int8 weights")
+    (tmp_path / "out.shard-3-of-3").unlink()
+    run_shard(3, "H200 (cuda:2)")
+    assert llmcli("batch", "merge", tmp_path / "out").exit_code == 0
 
 
 def test_a_shard_whose_results_are_not_in_order_yet(
