@@ -88,7 +88,7 @@ def connect(address: str) -> str:
             ray.init(address="local", object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
             where = "Ray on this machine"
     except Exception as error:  # some are of no class of Ray's
-        raise UsageError(f"--ray {address}: {_first_line(error)}") from error
+        raise UsageError(f"--ray {address}: {' '.join(str(error).split())}") from error
     signal.signal(signal.SIGTERM, _exit)  # Ray's own handler would give another exit code
     return where
 

@@ -278,3 +278,15 @@ def test_what_is_not_an_address(address: str) -> None:
 def test_an_address_where_nobody_listens() -> None:
     with pytest.raises(UsageError, match="^--ray 127.0.0.1:1: Connection refused; start a cluster with `ray start -"):
         on_ray.connect("127.0.0.1:1")
+
+
+def test_a_cluster_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError(
+            "Version mismatch: The cluster was started with:\n    Ray: 2.61.0\nThis one with Ray: 2.60.0\n"
+        )
+
+    monkeypatch.setattr(on_ray, "ray", SimpleNamespace(init=init))
+    told = "Version mismatch: The cluster was started with: Ray: 2.61.0 This one with Ray: 2.60.0"
+    with pytest.raises(UsageError, match=f"^--ray auto: {told}$"):
+        on_ray.connect("auto")
