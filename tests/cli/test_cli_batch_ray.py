@@ -86,11 +86,12 @@ def test_a_machine_without_a_cluster(ray_folder: str, tmp_path: Path, monkeypatc
     source, here, output = (tmp_path / name for name in ("in", "here", "out"))
     write_prompts(source, 12)
     monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # a user's wish to be told more
+    monkeypatch.setenv("TERM", "xterm")  # which shows a bar
     flags = ("--ray", "auto", "--device", "cpu", "--stats")
     command = shlex.join([sys.executable, "-m", "llmcli", "batch", str(source), "-", *FLAGS, *flags])
-    child = pexpect.spawn("/bin/sh", ["-c", f"exec {command} > {output}"], encoding="utf-8", timeout=120)
+    child = pexpect.spawn("/bin/sh", ["-c", f"exec {command} > {output}"], encoding="utf-8", timeout=300)
     child.logfile_read = told = io.StringIO()
-    child.expect(r"storyteller .*[1-9]/12.* [-:0-9]*:[-0-9]{2}.* 1 worker, [0-9.]+ tokens/s")
+    child.expect(r"storyteller .* [1-9]/12\S* \S+:[-0-9]{2}\S* 1 worker, [0-9.]+ tokens/s")
     driver = psutil.Process(child.pid)
     reached = {address for process in driver.children(recursive=True) for address in listens_at(process)}
     (worker,) = workers(driver)
