@@ -155,7 +155,7 @@ def run_job(job: BatchJob, open_engine: Open = engine_here, *, require_complete:
             ended = progress.num_finished + progress.num_failed
             remedy = "" if job.output is None else "; run the same command again to resume"
             terminal.info(f"Interrupted: {ended} of {len(job.todo)} prompts are done{remedy}")
-            code = stopped.code if isinstance(stopped, SystemExit) else EXIT_INTERRUPTED
+            code = EXIT_INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else int(stopped.code or 0)
             raise typer.Exit(code) from None
     _end(job, progress, completeness, require_complete=require_complete)
 
