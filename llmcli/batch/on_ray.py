@@ -39,6 +39,7 @@ _STEP_SECONDS = 0.5  # of waiting in a step, so that the progress is shown
 _EXCHANGE_SECONDS = 1.0  # of waiting in a worker
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _PATIENCE_SECONDS = 600.0  # without a worker
+_QUIET_SECONDS = 30.0  # before a worker that does not start is spoken of: its card may belong to another job
 _RETRY_SECONDS = 5.0  # before a node where a worker died at its start gets another one
 _MOST_BAD_STARTS = 3  # in a row, while no worker is there
 _MOST_DEATHS_ALONE = 2
@@ -138,6 +139,8 @@ class _Worker:
     num_rows: int = 0
     usage: Usage | None = None
     lines: dict[int, _Line] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.monotonic)
+    is_late: bool = False
 
     def room_for(self, line: _Line) -> bool:
         """Whether a line may join its lines."""
@@ -267,6 +270,11 @@ class RayScheduler:
             for _ in range(count - taken[node_id]):
                 if most is None or len(self._workers) < most:
                     self._start_worker(node_id, node["NodeManagerAddress"])
+        for worker in self._workers:
+            if worker.stage == "version" and not worker.is_late and now - worker.start_time > _QUIET_SECONDS:
+                worker.is_late = True
+                need = "card" if self._work.on_cards else "processor"
+                self._on_problem(f"a worker on {worker.host} waits: another job may have its {need}")
         if self._workers:
             self._worker_time = now
         elif slots and self._refused.keys() >= {node_id for node_id, (count, _) in slots.items() if count}:

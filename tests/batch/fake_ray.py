@@ -34,11 +34,15 @@ class FakeActor:
 
 @dataclass
 class FakeRay:
-    """`make` gives a node's engine. `cards` has each node's cards; a node that is taken out kills its actors."""
+    """`make` gives a node's engine. `cards` has each node's cards; a node that is taken out kills its actors.
+
+    `taken` are nodes whose cards another job has: no actor starts there.
+    """
 
     make: Callable[[str], Any]
     cards: dict[str, int] = field(default_factory=dict)
     actors: list[FakeActor] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
     is_down: bool = False
 
     __version__ = "2.60.0"
@@ -63,7 +67,8 @@ class FakeRay:
         return Class()
 
     def wait(self, calls: Sequence[FakeCall], num_returns: int = 1, timeout: float = 0) -> tuple[list[FakeCall], list]:
-        return list(calls)[:num_returns] if num_returns > 1 else list(calls)[:1], []
+        ready = [call for call in calls if call.actor.node not in self.taken]
+        return ready[:num_returns], []
 
     def get(self, call: FakeCall) -> Any:
         actor = call.actor

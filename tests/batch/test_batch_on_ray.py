@@ -135,6 +135,17 @@ def test_a_worker_for_each_card(cluster: Cluster) -> None:
     assert all(actor.is_dead for actor in cluster.ray.actors)
 
 
+def test_a_card_that_another_job_has_is_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "_QUIET_SECONDS", -1.0)
+    cluster.ray.taken.add("b")
+    cluster.run(40)
+    cluster.check(40)
+    late = "waits: another job may have its card"
+    assert cluster.problems.count(f"a worker on b {late}") == 2  # each of its workers, once
+    cluster.ray.taken.clear()
+    assert cluster.run(40).num_workers == 3
+
+
 def test_lines_go_to_all_workers(cluster: Cluster) -> None:
     cluster.run(12)
     assert min(actor.engine.most for actor in cluster.ray.actors) >= 2
