@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import re
 import shlex
 import shutil
 import signal
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +20,9 @@ import pexpect
 import psutil
 import pytest
 from batch.fake_ray import FakeRay
+from batch_runs import ROOT, SEED, finish, num_lines, start, without_timings, write_prompts
 from guide.guide_pages import GUIDE, fenced
-from results import Result
+from results import Llmcli, Result
 
 from llmcli.batch import on_ray
 from llmcli.batch.output import Journal
@@ -30,9 +30,7 @@ from llmcli.batch.record import load_record
 from llmcli.cli.batch_engines import LEAST_RAY
 from llmcli.engine.remote.asked import AskedEngine
 
-ROOT = Path(__file__).resolve().parents[2]
 NEEDS_RAY = "--ray needs Ray 2.60 or later: run `pip install 'llmcli[ray]'`"
-FLAGS = ("--seed", "3", "--ordered")
 NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
 
 
@@ -47,37 +45,6 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(source: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "llmcli", "batch", str(source), str(output), *FLAGS, *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=output.parent)
-
-
-def finish(process: subprocess.Popen[bytes]) -> str:
-    stdout, stderr = process.communicate()
-    assert (process.returncode, stdout) == (0, b""), stderr
-    return stderr.decode()
-
-
-def without_timings(path: Path) -> str:
-    return re.sub(r'"timings": {[^}]*}', "", path.read_text())
-
-
-def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def write_prompts(path: Path, count: int) -> None:
-    draw = random.Random(count)
-    words = (ROOT / "configs" / "texts" / "stories.txt").read_text(encoding="utf-8").split()
-    lines = []
-    for _ in range(count):
-        begin = draw.randrange(len(words) - 9)
-        prompt = " ".join(words[begin : begin + draw.randint(1, 8)])
-        lines.append(json.dumps({"prompt": prompt, "max_new_tokens": draw.randint(4, 16)}) + "\n")
-    lines[2] = json.dumps({"prompt": "Once", "regex": "[a-z ]{5,9}"}) + "\n"
-    path.write_text("".join(lines))
-
-
 def test_a_machine_without_a_cluster(ray_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` starts Ray for this machine alone, where nobody else can reach it.
 
@@ -87,8 +54,8 @@ def test_a_machine_without_a_cluster(ray_folder: str, tmp_path: Path, monkeypatc
     write_prompts(source, 12)
     monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # a user's wish to be told more
     monkeypatch.setenv("TERM", "xterm")  # which shows a bar
-    flags = ("--ray", "auto", "--device", "cpu", "--stats")
-    command = shlex.join([sys.executable, "-m", "llmcli", "batch", str(source), "-", *FLAGS, *flags])
+    flags = ("--ordered", "--ray", "auto", "--device", "cpu", "--stats")
+    command = shlex.join([sys.executable, "-m", "llmcli", "batch", str(source), "-", *SEED, *flags])
     child = pexpect.spawn("/bin/sh", ["-c", f"exec {command} > {output}"], encoding="utf-8", timeout=300)
     child.logfile_read = told = io.StringIO()
     child.expect(r"storyteller .* [1-9]/12\S* \S+:[-0-9]{2}\S* 1 worker, [0-9.]+ tokens/s")
@@ -100,7 +67,7 @@ def test_a_machine_without_a_cluster(ray_folder: str, tmp_path: Path, monkeypatc
     child.close()
     stderr = told.getvalue().replace("\r\n", "\n")
     assert child.exitstatus == 0, stderr
-    finish(start(source, here))
+    finish(start(source, here, "--ordered"))
     assert without_timings(output) == without_timings(here)
     for line in (
         "Starting workers: Ray on this machine\n",
@@ -160,10 +127,10 @@ def test_whatever_is_killed(
     source, here, output = (tmp_path / name for name in ("in", "here", "out"))
     count = 60 * num_ray_kills
     write_prompts(source, count)
-    finish(start(source, here))
+    finish(start(source, here, "--ordered"))
     nodes = Nodes(2)
     begin, killed = time.perf_counter(), []
-    flags = ("--ray", nodes.cluster.address)
+    flags = ("--ordered", "--ray", nodes.cluster.address)
     try:
         process = start(source, output, *flags)
         for number in range(num_ray_kills):
@@ -199,7 +166,7 @@ def test_whatever_is_killed(
         nodes.cluster.shutdown()
 
 
-def test_what_ray_takes(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+def test_what_ray_takes(llmcli: Llmcli, tmp_path: Path) -> None:
     (tmp_path / "in").write_text('{"prompt": "Hi"}\n')
     for flags, message in (
         (("--workers", "2"), "--workers needs --ray"),
@@ -215,7 +182,7 @@ def test_what_ray_takes(llmcli: Callable[..., Result], tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch, llmcli: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
+def far(monkeypatch: pytest.MonkeyPatch, llmcli: Llmcli, tmp_path: Path) -> Llmcli:
     """Run a batch on two workers that are in this process, without Ray's own."""
     ray = FakeRay(lambda node: AskedEngine(), {"a": 1, "b": 1})
     monkeypatch.setattr(on_ray, "ray", ray)
@@ -232,7 +199,7 @@ def far(monkeypatch: pytest.MonkeyPatch, llmcli: Callable[..., Result], tmp_path
     return call
 
 
-def test_a_run_resumes_here_and_there(far: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_run_resumes_here_and_there(far: Llmcli, tmp_path: Path) -> None:
     """What is done is not run again, what has failed is; each way the bytes are those of one machine."""
     write_prompts(tmp_path / "in", 15)
     assert far("in", "here", "--ordered").exit_code == 0
@@ -250,7 +217,7 @@ def test_a_run_resumes_here_and_there(far: Callable[..., Result], tmp_path: Path
         assert load_record(tmp_path / "out") == load_record(tmp_path / "here")
 
 
-def test_other_kinds_of_card_are_in_the_record(far: Callable[..., Result], tmp_path: Path) -> None:
+def test_other_kinds_of_card_are_in_the_record(far: Llmcli, tmp_path: Path) -> None:
     write_prompts(tmp_path / "in", 4)
     assert far("in", "out", "--ray", "auto", "--mixed-cards", "--max-new-tokens", 4).exit_code == 0
     assert load_record(tmp_path / "out").runner == "mixed cards"
@@ -263,7 +230,7 @@ def test_other_kinds_of_card_are_in_the_record(far: Callable[..., Result], tmp_p
     told.expect_error(2, "one was made without --mixed-cards: run without --mixed-cards again, or name another output")
 
 
-def test_an_input_that_changes_meanwhile(far: Callable[..., Result], tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_input_that_changes_meanwhile(far: Llmcli, tmp_path: Path, monkeypatch: Any) -> None:
     write_prompts(tmp_path / "in", 4)
     content = (tmp_path / "in").read_bytes()
 
@@ -276,9 +243,7 @@ def test_an_input_that_changes_meanwhile(far: Callable[..., Result], tmp_path: P
     told.expect_error(2, "in has changed while it was run; restore it, and run again to resume")
 
 
-def test_a_file_is_sorted_at_the_end(
-    far: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_sorted_at_the_end(far: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is late holds back no other: a kill would lose them."""
     lengths = (60, 2, 2, 2, 2, 2)
     (tmp_path / "in").write_text("".join(f'{{"prompt": "Hi", "max_new_tokens": {length}}}\n' for length in lengths))
@@ -292,7 +257,7 @@ def test_a_file_is_sorted_at_the_end(
 
 
 def test_a_signal_ends_the_workers_and_says_how_to_resume(
-    far: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    far: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prompts(tmp_path / "in", 4)
     get = FakeRay.get
@@ -321,13 +286,13 @@ def test_without_the_package(tmp_path: Path) -> None:
     assert told.stderr == f"error: {NEEDS_RAY}\n"
 
 
-def test_an_old_package(far: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_package(far: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeRay, "__version__", "2.59.1")
     far("in", "out", "--ray", "auto", "-q").expect_error(2, NEEDS_RAY)
     assert "ray>={}.{}".format(*LEAST_RAY) in (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_worker_of_the_page(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+def test_the_worker_of_the_page(llmcli: Llmcli, tmp_path: Path) -> None:
     """The class for Ray Data on the page tells a batch's texts."""
     (code,) = fenced((GUIDE / "many-machines.md").read_text(encoding="utf-8"), "python")
     names: dict[str, Any] = {}

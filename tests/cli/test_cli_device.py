@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from results import Result
+from results import Llmcli
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.shapes import shape_model
@@ -61,13 +61,8 @@ def test_a_card_is_chosen_by_number(machine: Callable[[Driver | None], None]) ->
         RunnerOptions("cuda:2", "auto", None)
 
 
-def test_cuda_without_a_driver_exits_4(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
-    result = llmcli("generate", "Hi", "-m", tiny_llama, "--device", "cuda")
-    result.expect_error(4, "--device cuda: there is no NVIDIA driver; use --device cpu")
-
-
 def test_a_card_that_is_too_old_is_named(
-    machine: Callable[[Driver | None], None], llmcli: Callable[..., Result], tiny_llama: Path
+    machine: Callable[[Driver | None], None], llmcli: Llmcli, tiny_llama: Path
 ) -> None:
     machine(Driver((13, 0), (OLD_CARD,)))
     arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 1, "--seed", 1)
@@ -79,9 +74,7 @@ def test_a_card_that_is_too_old_is_named(
     assert llmcli(*arguments, "--device", "cpu").stderr.count("\n") == 1
 
 
-def test_two_models_warn_once(
-    machine: Callable[[Driver | None], None], llmcli: Callable[..., Result], tiny_llama: Path
-) -> None:
+def test_two_models_warn_once(machine: Callable[[Driver | None], None], llmcli: Llmcli, tiny_llama: Path) -> None:
     machine(Driver((13, 0), ()))
     result = llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 1)
     assert result.stderr.count("warning: running on the CPU: the NVIDIA driver sees no card") == 1
@@ -93,7 +86,7 @@ def test_names_that_are_no_device(name: str) -> None:
         RunnerOptions(name, "auto", None)
 
 
-def test_the_kv_cache_is_usual_or_int8(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_the_kv_cache_is_usual_or_int8(llmcli: Llmcli, tiny_llama: Path) -> None:
     arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 2, "--seed", 1, "--stats", "--kv-cache")
     llmcli(*arguments, "int4").expect_error(2, "--kv-cache is 'int4', expected auto or int8")
     for choice, cache_type, shown in (("auto", "float32", "CPU, float32, "), ("int8", "int8", "KV cache int8")):
@@ -102,7 +95,7 @@ def test_the_kv_cache_is_usual_or_int8(llmcli: Callable[..., Result], tiny_llama
         assert any(line.split() == ["KV", "cache", cache_type] for line in stderr.splitlines())
 
 
-def test_float16_needs_a_card(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_float16_needs_a_card(llmcli: Llmcli, tiny_llama: Path) -> None:
     arguments = ("generate", "Hi", "-m", tiny_llama, "--dtype", "float16")
     llmcli(*arguments, "--device", "cpu").expect_error(2, "--dtype float16 is for CUDA", "float32 or bfloat16")
     llmcli(*arguments).expect_error(2, "--dtype float16 is for CUDA, and there is no NVIDIA driver")
@@ -150,7 +143,7 @@ def hopper(machine: Callable[[Driver | None], None], monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("flags", [(), ("--speed-first",)])
 @pytest.mark.parametrize("command", ["batch", "serve", "bench"])
 def test_speed_first_reaches_the_card(
-    llmcli: Callable[..., Result],
+    llmcli: Llmcli,
     tiny_llama: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -172,7 +165,7 @@ def test_speed_first_reaches_the_card(
 
 
 @pytest.mark.usefixtures("hopper")
-def test_speed_first_makes_many_rows_faster_in_a_plan(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_speed_first_makes_many_rows_faster_in_a_plan(llmcli: Llmcli, tiny_llama: Path) -> None:
     def rate(*arguments: object) -> float:
         plan = json.loads(llmcli("plan", *arguments, "--context", 300, "--json").stdout)
         rate: float = plan["decode"][0]["tokens_per_second"]
@@ -199,15 +192,10 @@ def test_a_plan_of_many_rows_needs_no_more_memory_where_speed_comes_first() -> N
         assert card.plan(subject, context=512, num_rows=None).num_rows == 256
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "eval"])
-def test_commands_of_few_rows_have_no_speed_first(llmcli: Callable[..., Result], command: str) -> None:
-    llmcli(command, "--speed-first").expect_error(2, "no such option: --speed-first")
-
-
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_speed_first_is_told_and_kept_where_it_acts(
-    llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """On a simulated card, which multiplies prompts of 16-bit weights by gemm_wide, and float32 ones otherwise."""
     pytest.importorskip("cupy")
