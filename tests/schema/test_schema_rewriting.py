@@ -56,6 +56,7 @@ SCHEMAS: list[tuple[Any, bool]] = [
     ({"uniqueItems": False}, True),
     ({"items": {"enum": [1, "a", 1]}, "uniqueItems": True}, False),
     ({"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False}, True),
+    ({"allOf": [{"patternProperties": {"^[ab]$": {"type": "integer"}}}], "unevaluatedProperties": False}, True),
     ({"allOf": [{"properties": {"a": True}}], "properties": {"b": True}, "unevaluatedProperties": {"type": "string"}},
      True),
     ({"prefixItems": [{"type": "integer"}], "unevaluatedItems": {"type": "string"}}, True),
