@@ -30,6 +30,7 @@ SCHEMAS: list[tuple[Any, bool]] = [
     ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "number", "maximum": 2}]}, True),
     ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, True),
     ({"not": {"type": "string"}}, True),
+    ({"not": {"minLength": 1}}, True),
     ({"not": {"enum": ["a", "ab", 1, None, True]}}, True),
     ({"not": {"const": ""}, "type": "string"}, True),
     ({"not": {"required": ["a", "b"]}}, True),
