@@ -219,7 +219,7 @@ def test_speed_first_is_told_and_kept_where_it_acts(
     (tmp_path / "out").write_bytes(first)
     if acts:
         told = llmcli(*run, "--quiet")
-        told.expect_error(2, "KV cache float16, speed first', now 'Simulated Card (cuda:0), ", "KV cache float16'")
+        told.expect_error(2, "KV cache float16, speed first', now 'Simulated Card, ", "KV cache float16'")
     resumed = llmcli(*run, *((flag,) if acts else ()))
     assert "Resumed: 1 of 2 prompts are done" in resumed.stderr
     assert "holds all 2 results" in resumed.stderr
