@@ -35,11 +35,11 @@ class DiskDict(MutableMapping[LineId, Value], Generic[Value]):
         return json.loads(row[0])  # type: ignore[no-any-return]
 
     def __setitem__(self, key: LineId, value: Value) -> None:
-        told = json.dumps(value)
+        text = json.dumps(value)
         statement = (
             "INSERT INTO items (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         )
-        self._run(statement, _text(key), told)
+        self._run(statement, _text(key), text)
 
     def __delitem__(self, key: LineId) -> None:
         if self._run("DELETE FROM items WHERE key = ?", _text(key)).rowcount == 0:

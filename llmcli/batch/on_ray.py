@@ -1,9 +1,9 @@
 """`RayScheduler`: a batch's scheduler over engines on many machines, which Ray starts: one for each card of a cluster.
 
-A worker gets about twice as many lines as it has rows, and gives back what has ended. Workers join as nodes do. When
-one dies, its lines run again; their texts stay the same, as a text depends on its line alone. They run in ever smaller
-company, so that one which kills its worker is found: once that has died twice with this line alone, the line fails.
-One worker takes all such lines; the others continue with new ones.
+A worker holds about twice as many lines as it has rows, and returns each text when it ends. A node that joins gets a
+worker for each of its cards. The lines of a worker that dies run again, with the same texts, as a text depends on its
+line alone. Fewer of them run together after each death: so a line that kills its worker is found. It fails when two
+workers have died with nothing but this line. One worker takes all lines of dead workers; the others take new ones.
 
 Refuses workers of another version, another model or, unless `mixes_cards`, another kind of card than the first one's.
 """
@@ -160,7 +160,7 @@ class RayScheduler:
     """
 
     def __init__(self, work: Work, on_problem: Callable[[str], None]):
-        """`connect` before. `on_problem` is told what is wrong with a worker while others may work."""
+        """Call `connect` first. `on_problem` gets a sentence for each problem of a worker that does not end the run."""
         self.facts: EngineFacts | None = None
         self._work = work
         self._on_problem = on_problem
@@ -326,10 +326,10 @@ class RayScheduler:
     def _refuse(self, worker: _Worker, reason: str) -> None:
         """Use no worker of this node."""
         self._remove(worker)
-        told = f"the worker on {worker.host} cannot be used: {reason}"
+        message = f"the worker on {worker.host} cannot be used: {reason}"
         if worker.node not in self._refused:
-            self._refused[worker.node] = told
-            self._on_problem(told)
+            self._refused[worker.node] = message
+            self._on_problem(message)
 
     def _lose(self, worker: _Worker, error: Exception) -> list[Finished | Failed]:
         """Give a dead worker's lines to others. Return a line that has killed it, as failed."""
@@ -352,12 +352,12 @@ class RayScheduler:
     def _note_bad_start(self, worker: _Worker, error: Exception) -> None:
         """Raises: DeviceError if workers die at their start again and again"""
         reason = "llmcli is not installed there" if "No module named 'llmcli" in str(error) else _first_line(error)
-        told = f"a worker on {worker.host} does not start: {reason}"
+        message = f"a worker on {worker.host} does not start: {reason}"
         self._num_bad_starts += 1
         self._retry_time[worker.node] = time.monotonic() + _RETRY_SECONDS
         if self._num_bad_starts >= _MOST_BAD_STARTS and not self._workers:
-            raise DeviceError(told)
-        self._on_problem(told)
+            raise DeviceError(message)
+        self._on_problem(message)
 
     def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)

@@ -310,7 +310,7 @@ def merge(files: BatchOptions, given: Sequence[str]) -> None:
     if given:
         raise UsageError(f"batch merge takes OUT alone; remove {', '.join(given)}")
     if files.output == PIPE:
-        raise UsageError("batch merge needs a file as OUT, whose shards it reads")
+        raise UsageError(f"OUT is {PIPE}, expected a file: batch merge reads its shards")
     output = resolve_output(files.output)
     holds_something(output)  # refuses a folder that is missing
     with locked(output):

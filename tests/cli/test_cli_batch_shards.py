@@ -113,7 +113,7 @@ def test_what_a_shard_needs(run: Llmcli, llmcli: Llmcli, tmp_path: Path) -> None
 def test_what_merge_takes(llmcli: Llmcli, tmp_path: Path) -> None:
     told = llmcli("batch", "merge", tmp_path / "out", "--seed", 1, "--top-k", 2, "-m", "x", "--ordered")
     told.expect_error(2, "batch merge takes OUT alone; remove --ordered, --model, --seed, --top-k")
-    llmcli("batch", "merge", "-").expect_error(2, "batch merge needs a file as OUT, whose shards it reads")
+    llmcli("batch", "merge", "-").expect_error(2, "OUT is -, expected a file: batch merge reads its shards")
     llmcli("batch", "merge", tmp_path / "out").expect_error(2, "out has no shards, expected files such as ")
     llmcli("batch", "merge", tmp_path / "no" / "out").expect_error(2, "/no is not a folder")
     assert not (tmp_path / "no").exists()
