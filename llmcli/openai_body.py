@@ -1,4 +1,4 @@
-"""What `serve` and `batch` share of OpenAI's bodies: messages, and keys that change no text here.
+"""What `serve` and `batch` share of OpenAI's bodies: messages, keys that change no text here, why a text ends.
 
 Requests for anything unsupported are refused by name, in one short sentence.
 """
@@ -11,6 +11,8 @@ from typing import Any
 from llmcli.differences import shown
 from llmcli.errors import UsageError
 
+# OpenAI's words for why a text ends.
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 ROLES = ("system", "developer", "user", "assistant")
 
 _MOST_COMPARED = 40  # characters of an unknown key that may be a typing error

@@ -48,12 +48,12 @@ from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve import ServeOptions, open_served_model
 from llmcli.engine.events import Event, Failed, Finished, Token
+from llmcli.engine.remote.worker import Hold
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.serve.bodies import CompletionBody
 from llmcli.serve.front import FrontWork, ServerOptions
-from llmcli.serve.link import Hold
 from llmcli.serve.server import Server
 from llmcli.serve.service import ClientLimits, ServedModel
 from scripts.core_halves import core_halves

@@ -2,8 +2,8 @@
 
 Pictures of the terminal are SVG, drawn by rich. The page is a PNG, photographed in a browser: at first use PySide6 is
 installed into an environment of its own, `build/browser`. A picture holds no time and no path, and is made on the CPU,
-so the same program and model make the same one. `page.json` next to the PNG records its sources, so that
-tests check without a browser whether it is current.
+so the same program and model make the same one; the figures of the progress line are given. `page.json` next to the PNG
+records its sources, so that tests check without a browser whether it is current.
 """
 
 import hashlib
@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pexpect
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.progress import Progress
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
+
+from llmcli.cli.bar import columns
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "guide" / "pictures"
@@ -60,17 +63,42 @@ class TerminalPicture:
 
     def draw(self) -> str:
         """Run the command in a terminal, and return what it shows as SVG."""
-        shown = Text.from_ansi(run_in_terminal(self.arguments))
+        return self._draw(Text.from_ansi(run_in_terminal(self.arguments)))
+
+    def _draw(self, shown: RenderableType) -> str:
         console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         console.print(shown)
         svg = console.export_svg(title=command_line(self.arguments), theme=DEFAULT_TERMINAL_THEME, unique_id=self.name)
         return "\n".join(line.rstrip() for line in _FONTS.sub("", svg).splitlines()) + "\n"
 
 
+class ProgressPicture(TerminalPicture):
+    """The progress line of a batch on Ray, with the figures below."""
+
+    seconds = (10.0, 20.0)
+    done = (200_000, 204_000)
+    total = 1_000_000
+    note = "4 workers, 41260.3 tokens/s"
+    time_left = "0:33:10"
+
+    def draw(self) -> str:
+        """What the command shows once the bar has seen two moments, as SVG."""
+        now = 0.0
+        bar = Progress(*columns("my-model", "prompts"), get_time=lambda: now)
+        task = bar.add_task("", total=self.total, note=self.note)
+        for now, done in zip(self.seconds, self.done, strict=True):  # noqa: B007
+            bar.update(task, completed=done)
+        return self._draw(bar.get_renderable())
+
+
 _STORY = ("generate", "Once upon a time", "--seed", "1", "--quiet")
 TERMINAL_PICTURES = (
     TerminalPicture("color", (*_STORY, "--max-new-tokens", "70", "--color", "prob")),
     TerminalPicture("why", (*_STORY, "--max-new-tokens", "4", "--why")),
+)
+PROGRESS = ProgressPicture(
+    "progress",
+    ("batch", "prompts.jsonl", "results.jsonl", "-m", "my-model", "--seed", "1", "--ray", "10.0.0.1:6379"),
 )
 
 
@@ -134,7 +162,7 @@ def photograph(page: Path) -> None:
 def main() -> None:
     """Make every picture again."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for picture in TERMINAL_PICTURES:
+    for picture in (*TERMINAL_PICTURES, PROGRESS):
         picture.path.write_text(picture.draw(), encoding="utf-8")
         print(picture.path)
     with tempfile.TemporaryDirectory() as folder:

@@ -81,6 +81,12 @@ def num_batch_prompts(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
+def num_ray_kills(request: pytest.FixtureRequest) -> int:
+    """Kills of workers, drivers and nodes."""
+    return int(request.config.getoption("--ray-kills"))
+
+
+@pytest.fixture
 def num_schemas(request: pytest.FixtureRequest) -> int:
     """How many JSON Schemas constrain texts; two fifths as many expressions."""
     return int(request.config.getoption("--schemas"))
@@ -100,7 +106,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     parser.addoption("--all", action="store_true", help="run the tests marked `long` too")
     parser.addoption("--fuzz", **number, help="damage files in N other ways than those of every run")
-    parser.addoption("--hub-fuzz", **number, default=0, help="N random lies of a hub")
+    parser.addoption("--hub-kills", **number, default=2, help="N kills of `pull`")
     parser.addoption("--odd-configs", **number, default=120, help="N random configurations")
     parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
     parser.addoption("--export-races", **number, default=3, help="N pairs and N kills of `quantize`")
@@ -111,8 +117,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serve-seconds", **number, default=2, help="for N seconds")
     parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
     parser.addoption("--batch-evidence", **number, default=30, help="a batch of N prompts, killed N / 100 times")
+    parser.addoption("--ray-kills", **number, default=6, help="N kills in a batch of 60 N prompts on a Ray cluster")
     parser.addoption("--chat-walks", **number, default=24, help="N sequences of commands of a chat")
-    parser.addoption("--schemas", **number, default=64, help="N JSON Schemas; from 2225 on all of the official suite")
+    parser.addoption("--schemas", **number, default=48, help="N JSON Schemas; from 2225 on all of the official suite")
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 320}
+
+
 def tiny_tensors(config: LlamaConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random float32 weights whose logits differ by several units, so that sampling is neither flat nor certain."""
     generator = torch.Generator().manual_seed(seed)

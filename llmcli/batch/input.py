@@ -7,7 +7,7 @@ the file.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
@@ -214,14 +214,18 @@ class Problems:
 
 
 def read_input(
-    reader: LineReader, model_names: tuple[str, ...], problems: Problems, *, is_text: bool
+    reader: LineReader,
+    model_names: tuple[str, ...],
+    problems: Problems,
+    numbers: MutableMapping[LineId, int],
+    *,
+    is_text: bool,
 ) -> Iterator[Line]:
     """The prompts of a file. Bad lines are noted in `problems` and left out; empty lines are left out.
 
-    `model_names` are the model's allowed names in OpenAI's form.
+    `model_names` are the model's allowed names in OpenAI's form; `numbers` gets each id with the number of its line.
     Raises: UsageError for a file that cannot be read to its end.
     """
-    numbers: dict[LineId, int] = {}
     for number, content in reader:
         try:
             line = parse_line(content, number, model_names, is_text=is_text)

@@ -7,13 +7,14 @@ resumes, failed results are removed and tried again.
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmcli.batch.input import LineId, LineReader
+from llmcli.batch.on_disk import DiskDict
 from llmcli.differences import shown
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import parse_json
@@ -33,16 +34,32 @@ class Written:
     Units: (offset, length) and `torn` in bytes
     """
 
-    places: dict[LineId, tuple[int, int]] = field(default_factory=dict)
+    places: MutableMapping[LineId, tuple[int, int]] = field(default_factory=DiskDict)
     failed: set[LineId] = field(default_factory=set)
-    cut: dict[LineId, str] = field(default_factory=dict)
+    cut: MutableMapping[LineId, str] = field(default_factory=DiskDict)
     end: int = 0
     torn: int = 0
 
     @property
-    def done(self) -> Collection[LineId]:
+    def done(self) -> "Done":
         """The ids of results that stay."""
-        return self.places.keys() - self.failed
+        return Done(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Done(Set[LineId]):
+    """See `Written.done`."""
+
+    written: Written
+
+    def __contains__(self, line_id: object) -> bool:
+        return line_id in self.written.places and line_id not in self.written.failed
+
+    def __iter__(self) -> Iterator[LineId]:
+        return (line_id for line_id in self.written.places if line_id not in self.written.failed)
+
+    def __len__(self) -> int:
+        return len(self.written.places) - len(self.written.failed)
 
 
 def holds_something(path: Path) -> bool:
@@ -141,14 +158,14 @@ class Journal:
 
     def __init__(self, path: Path, written: Written):
         self._path = path
-        self._places = {line_id: written.places[line_id] for line_id in written.places if line_id not in written.failed}
+        self._places = written.places
         with as_output_error(path):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             self._end = written.end
             if written.torn:
                 os.ftruncate(self._file, self._end)
             if written.failed:
-                self._rewrite(list(self._places))
+                self._rewrite(written.done)
         self._sync_time = time.monotonic()
 
     def append(self, line_id: LineId, line: str) -> None:
@@ -170,11 +187,16 @@ class Journal:
 
     def sort(self, ids: Collection[LineId]) -> None:
         """Sort the lines in the order of `ids`, unless they are already."""
-        order = [line_id for line_id in ids if line_id in self._places]
-        offsets = [self._places[line_id][0] for line_id in order]
-        if offsets != sorted(offsets):
-            with as_output_error(self._path):
-                self._rewrite(order)
+        latest = -1
+        for line_id in ids:
+            offset, _ = self._places.get(line_id, (latest, 0))
+            if offset < latest:
+                break
+            latest = offset
+        else:
+            return
+        with as_output_error(self._path):
+            self._rewrite(line_id for line_id in ids if line_id in self._places)
 
     def close(self) -> None:
         """Write everything to the disk."""
@@ -182,9 +204,9 @@ class Journal:
             os.fsync(self._file)
             os.close(self._file)
 
-    def _rewrite(self, ids: list[LineId]) -> None:
+    def _rewrite(self, ids: Iterable[LineId]) -> None:
         """Replace the file by one with these lines."""
-        places = {}
+        places: MutableMapping[LineId, tuple[int, int]] = DiskDict()
         with whole_file(self._path) as target, self._path.open("rb") as source:
             os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))
             for line_id in ids:

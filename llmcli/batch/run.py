@@ -6,17 +6,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.errors import LLMCliError
 from llmcli.measure.plan import Predictor
 
-if TYPE_CHECKING:
-    from llmcli.engine.request import Request
-
-
 Task = TypeVar("Task")
+Asked = TypeVar("Asked")  # what a scheduler takes: a request, or one with its grammar
+Asked_contra = TypeVar("Asked_contra", contravariant=True)
 
 
 class BatchUsage(Protocol):
@@ -30,7 +28,7 @@ class BatchUsage(Protocol):
     preemptions: int
 
 
-class BatchScheduler(Protocol):
+class BatchScheduler(Protocol[Asked_contra]):
     """The part of the engine's scheduler that a batch uses."""
 
     @property
@@ -45,7 +43,7 @@ class BatchScheduler(Protocol):
     def usage(self) -> BatchUsage:
         """The work so far."""
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: Asked_contra, /) -> int:
         """Queue a request; return its number."""
 
     def step(self) -> Sequence[Event]:
@@ -62,9 +60,9 @@ class Progress:
 
 
 def run_batch(
-    scheduler: BatchScheduler,
+    scheduler: BatchScheduler[Asked],
     tasks: Iterable[Task],
-    request_of: Callable[[Task], Request],
+    request_of: Callable[[Task], Asked],
     take: Callable[[Task, Finished | Failed], None],
     progress: Progress,
     on_step: Callable[[], None] = lambda: None,

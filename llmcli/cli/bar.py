@@ -44,15 +44,19 @@ class _Note(ProgressColumn):
         return Text(terminal.doing or task.fields["note"])
 
 
-@contextmanager
-def draw_bar(what: str, unit: str, note: Callable[[], str], first: str) -> Iterator[OnProgress]:
-    """A bar with what is done, the time left and the note, which goes away at the end. `first` is the first note."""
+def columns(what: str, unit: str) -> tuple[ProgressColumn, ...]:
+    """What a bar shows: its name, what is done, the time left, the note."""
     # On a narrow terminal the bar gets shorter; a figure must not break over two lines.
     whole = Column(no_wrap=True)
     done_column = _Bytes(binary_units=True, table_column=whole) if unit == "bytes" else _Count(table_column=whole)
     name = TextColumn(visible(what), markup=False)
-    columns = (name, BarColumn(), done_column, TimeRemainingColumn(table_column=whole), _Note(table_column=whole))
+    return name, BarColumn(), done_column, TimeRemainingColumn(table_column=whole), _Note(table_column=whole)
+
+
+@contextmanager
+def draw_bar(what: str, unit: str, note: Callable[[], str], first: str) -> Iterator[OnProgress]:
+    """A bar with what is done, the time left and the note, which goes away at the end. `first` is the first note."""
     # rich would send what is printed on stdout to stderr, broken into lines of the terminal's width.
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+    with Progress(*columns(what, unit), console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=None, note=first)
         yield lambda done, total: bar.update(task, completed=done, total=total, note=note())

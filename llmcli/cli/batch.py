@@ -5,10 +5,10 @@ A line has the keys of `generate --json` and its id, or OpenAI's batch form.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,19 +21,20 @@ from llmcli.batch.record import load_record, record_path, refuse_other_settings,
 from llmcli.batch.run import BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
 from llmcli.batch.shards import find_shards, merge_shards
 from llmcli.cli import lazy
+from llmcli.cli.batch_engines import BatchEngine, engine_here, engine_on_ray, require_ray
 from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
 from llmcli.cli.command import given_options
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
 from llmcli.cli.options import MessageOptions, RunOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress
-from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside
+from llmcli.cli.run import check_run
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.events import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
-from llmcli.serve.answers import FINISH_REASONS
+from llmcli.openai_body import FINISH_REASONS
 
 if TYPE_CHECKING:
     from llmcli.measure.subject import TargetPlan
@@ -114,94 +115,105 @@ def _plan(job: BatchJob) -> TargetPlan:
 
 
 def show_stats(
-    progress: Progress, usage: BatchUsage, rows: RowsOverTime, loaded: LoadedRunner, run_seconds: float
+    progress: Progress, usage: BatchUsage, rows: RowsOverTime, engine: BatchEngine, run_seconds: float
 ) -> None:
     """Print what the run took, on stderr."""
-    mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
+    mean_rows, here = usage.row_steps / usage.steps if usage.steps else 0.0, not engine.counts_ended
     facts = {
         "prompts": f"{progress.num_finished} finished, {progress.num_failed} failed",
-        "load": f"{loaded.load_seconds:.2f} s",
+        "load": f"{engine.load_seconds:.2f} s",
         "run": f"{run_seconds:.2f} s",
         "new tokens": f"{progress.num_tokens}, {progress.num_tokens / run_seconds:.1f} tokens/s",
         "prompt tokens": f"{usage.prompt_tokens_computed} computed, {usage.prompt_tokens_shared} shared",
-        "rows in use": f"{mean_rows:.1f} of {usage.num_rows} on average",
+        "rows in use": f"{mean_rows:.1f} {f'of {usage.num_rows}' if here else 'of each worker'} on average",
         "rows over time": f"{' '.join(f'{mean:.3g}' for mean in rows.means(10))} in tenths of the run",
         "preemptions": f"{usage.preemptions}",
-        **draft_rows(loaded.draft_usage),
+        **draft_rows(engine.draft_usage()),
     }
     for name, text in facts.items():
         terminal.show(f"{name:<15}{text}\n")
 
 
-def run_job(job: BatchJob, *, require_complete: bool = False) -> None:
+Open = Callable[[BatchJob], AbstractContextManager[BatchEngine]]
+
+
+def run_job(job: BatchJob, open_engine: Open = engine_here, *, require_complete: bool = False) -> None:
     """Run the remaining prompts.
 
-    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
+    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C or SIGTERM;
             UnfinishedTextError with `require_complete` if a text with a schema was cut, now or earlier
     """
-    progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
+    progress, completeness = Progress(), CompletenessNotice()
     _count_kept(job, completeness)
-    if job.output is not None and not job.todo:
+    if job.output is not None and not len(job.todo):
         _finish_again(job)
         completeness.show_count()
-        _end(job, progress, completeness, require_complete=require_complete)
-        return
-    run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
-    loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
-    _settle_record(job, loaded.runner.description)
-    # Nobody waits for the next token, so new prompts are not limited by time, and equal runs take equal steps.
-    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
-    _say_how_many(num_prompts, scheduler.usage.num_rows)
-    start_time = time.perf_counter()
-    try:  # Ctrl-C may also come while the block's end closes files
-        with _Sink(job) as sink, loaded_objects_set_aside():
-
-            def take(task: Task, event: Finished | Failed) -> None:
-                seed = run.seed if task.line.seed is None else task.line.seed
-                value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
-                sink.put(task.line.id, json_line(value))
-                if isinstance(event, Finished):
-                    completeness.count(event)
-
-            def rate() -> str:
-                return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
-
-            last_drawing = 0.0
-            beside_lines = job.output is None
-            with draw_progress(run.session.name, "prompts", rate, beside_lines=beside_lines) as on_progress:
-
-                def on_step() -> None:
-                    nonlocal last_drawing
-                    usage = scheduler.usage
-                    rows.note(time.perf_counter() - start_time, usage.steps, usage.row_steps)
-                    if time.monotonic() - last_drawing >= _SECONDS_BETWEEN_DRAWINGS:
-                        last_drawing = time.monotonic()
-                        on_progress(progress.num_finished + progress.num_failed, num_prompts)
-
-                request_of = partial(job.prompts.request_of, run_seed=run.seed)
-                run_batch(scheduler, job.todo, request_of, take, progress, on_step)
-            sink.finish()
-    except KeyboardInterrupt:
-        ended = progress.num_finished + progress.num_failed
-        remedy = "" if job.output is None else "; run the same command again to resume"
-        terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    if job.output is not None and not progress.num_failed:
-        terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
-    completeness.show_count()
-    if options.stats is not None:
-        show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
+    else:
+        try:  # Ctrl-C may also come while files are closed
+            _run(job, open_engine, progress, completeness)
+        except (KeyboardInterrupt, SystemExit) as stopped:  # SystemExit by SIGTERM, with Ray
+            ended = progress.num_finished + progress.num_failed
+            remedy = "" if job.output is None else "; run the same command again to resume"
+            terminal.info(f"Interrupted: {ended} of {len(job.todo)} prompts are done{remedy}")
+            code = EXIT_INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else int(stopped.code or 0)
+            raise typer.Exit(code) from None
     _end(job, progress, completeness, require_complete=require_complete)
 
 
-def _say_how_many(num_prompts: int, num_rows: int) -> None:
+def _run(job: BatchJob, open_engine: Open, progress: Progress, completeness: CompletenessNotice) -> None:
+    run, num_prompts, rows = job.prompts.run, len(job.todo), RowsOverTime()
+    with open_engine(job) as engine, _Sink(job) as sink:
+        _settle_record(job, engine.device)
+        _say_how_many(num_prompts, engine)
+        start_time = time.perf_counter()
+
+        def take(task: Task, event: Finished | Failed) -> None:
+            seed = run.seed if task.line.seed is None else task.line.seed
+            value = result_json(task.line, event, task.token_ids, seed, run.model, engine.load_seconds)
+            sink.put(task.line.id, json_line(value))
+            if isinstance(event, Finished):
+                completeness.count(event)
+                if engine.counts_ended:
+                    progress.num_tokens += len(event.token_ids)
+
+        def note() -> str:
+            return f"{engine.note()}{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
+
+        last_drawing = 0.0
+        beside_lines = job.output is None
+        with draw_progress(run.session.name, "prompts", note, beside_lines=beside_lines) as on_progress:
+
+            def on_step() -> None:
+                nonlocal last_drawing
+                usage = engine.scheduler.usage
+                rows.note(time.perf_counter() - start_time, usage.steps, usage.row_steps)
+                if time.monotonic() - last_drawing >= _SECONDS_BETWEEN_DRAWINGS:
+                    last_drawing = time.monotonic()
+                    on_progress(progress.num_finished + progress.num_failed, num_prompts)
+
+            run_batch(engine.scheduler, job.todo, engine.request_of, take, progress, on_step)
+        sink.finish()
+        run_seconds = time.perf_counter() - start_time
+        if job.output is not None and not progress.num_failed:
+            terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
+        completeness.show_count()
+        if job.prompts.options.stats is not None:
+            show_stats(progress, engine.scheduler.usage, rows, engine, run_seconds)
+
+
+def _say_how_many(num_prompts: int, engine: BatchEngine) -> None:
+    num_rows = engine.scheduler.usage.num_rows
     how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+    if engine.counts_ended:
+        how += " on each worker"
     terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
 
 
 def _count_kept(job: BatchJob, completeness: CompletenessNotice) -> None:
     """Count the texts of an earlier run."""
     done = job.written.done
+    if not done:
+        return
     kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
     completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
 
@@ -247,8 +259,11 @@ class _Sink:
     def __init__(self, job: BatchJob):
         self._job = job
         self._journal = None if job.output is None else Journal(job.output, job.written)
-        is_ordered = job.prompts.options.ordered
-        self._in_order = InOrder((task.line.id for task in job.todo), self._write) if is_ordered else None
+        options, done = job.prompts.options, job.written.done
+        todo = (line_id for line_id in job.ids if line_id not in done)
+        # On many machines a line may be late by minutes. A file is sorted at the end, so nothing needs to wait for it.
+        holds_back = options.ordered and (options.ray is None or self._journal is None)
+        self._in_order = InOrder(todo, self._write) if holds_back else None
 
     def put(self, line_id: LineId, line: str) -> None:
         """Take the line of a prompt."""
@@ -260,9 +275,9 @@ class _Sink:
     def finish(self) -> None:
         """All prompts have a line: sort them if asked for, and always in a shard."""
         job = self._job
-        if self._journal is None or (self._in_order is None and job.prompts.options.shard is None):
+        if self._journal is None or not (job.prompts.options.ordered or job.prompts.options.shard):
             return
-        self._journal.sort([task.line.id for task in job.tasks])
+        self._journal.sort(job.ids)
         assert job.output is not None
         # A shard without prompts has had no runner, and so no record yet.
         record = load_record(job.output) if record_path(job.output).exists() else job.record
@@ -295,7 +310,7 @@ def merge(files: BatchOptions, given: Sequence[str]) -> None:
     if given:
         raise UsageError(f"batch merge takes OUT alone; remove {', '.join(given)}")
     if files.output == PIPE:
-        raise UsageError("batch merge needs a file as OUT, whose shards it reads")
+        raise UsageError(f"OUT is {PIPE}, expected a file: batch merge reads its shards")
     output = resolve_output(files.output)
     holds_something(output)  # refuses a folder that is missing
     with locked(output):
@@ -335,9 +350,11 @@ def batch(
         merge(files, [*given, *(f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None)])
         return
     grammar = schema.read(ignore_eos=stopping.ignore_eos)
-    request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
+    open_engine: Open = engine_here if files.ray is None else partial(engine_on_ray, options=options)
+    here = options if files.ray is None else require_ray(files.ray, options)
+    request = check_run(here, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     with open_job(files, request, options.model, stopping.max_new_tokens, grammar) as job:
         if files.check:
             show_check(job)
         else:
-            run_job(job, require_complete=schema.require_complete)
+            run_job(job, open_engine, require_complete=schema.require_complete)

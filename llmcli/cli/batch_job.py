@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
-from llmcli.batch.input import Line, LineReader, Problems, read_input
+from llmcli.batch.input import Line, LineId, LineReader, Problems, parse_line, read_input
+from llmcli.batch.on_disk import DiskDict
 from llmcli.batch.output import Written, holds_something, read_output
 from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
 from llmcli.batch.shards import parse_shard
@@ -80,6 +81,13 @@ class BatchOptions:
     shard: str | None = machines_option(
         None, "Run every Nth prompt from the Ith on, into OUT.shard-I-of-N.", metavar="I/N"
     )
+    ray: str | None = machines_option(
+        None, "Run on a Ray cluster: `auto`, or its HOST:PORT.", metavar="ADDRESS", words=(AUTO,)
+    )
+    workers: int | None = machines_option(
+        None, "Most workers of --ray.", min=1, show_default="one per card", hidden=True
+    )
+    mixed_cards: bool = machines_option(False, "Let --ray use several kinds of card; texts may differ.", hidden=True)
     check: bool = output_option(False, "Check IN and OUT and estimate the run, but do not run it.")
     ordered: bool = output_option(False, "Write results in the order of IN.")
     stats: str | None = output_option(None, "Print times, rates and rows.", metavar="")
@@ -90,6 +98,10 @@ class BatchOptions:
             raise UsageError(f"--stats is {self.stats!r}, expected no value")
         parse_rows(self.rows)
         parse_shard(self.shard)
+        if self.ray is None and (self.workers is not None or self.mixed_cards):
+            raise UsageError(f"{'--mixed-cards' if self.workers is None else '--workers'} needs --ray")
+        if self.ray is not None and (self.shard is not None or self.check):
+            raise UsageError(f"--ray and {'--check' if self.shard is None else '--shard'} cannot be combined")
         parse_template_variables(self.template_var)
 
     @property
@@ -134,27 +146,35 @@ class Prompts:
         variables = parse_template_variables(self.options.template_var)
         return self._session.message_encoder(*self._session.open_template(self.options.chat_template, variables))
 
-    def read(self, reader: LineReader, problems: Problems, on_read: Callable[[int], None]) -> list[Task]:
-        """Every prompt of a file. What is wrong with one is noted in `problems`; `on_read` gets the bytes so far.
+    def read(
+        self,
+        reader: LineReader,
+        problems: Problems,
+        known: MutableMapping[LineId, int],
+        on_read: Callable[[int], None],
+    ) -> Iterator[Task]:
+        """Every prompt of a file, or of the shard. What is wrong with one is noted in `problems`.
 
+        `known` gets their ids with their lines, and `on_read` the bytes so far.
         Raises: UsageError for what is wrong with all of them, such as a missing chat template.
         """
         # Flags that no sampler could follow are not a problem of one line.
         self.run.sampler(EncodedPrompt("", (), at_start=False))
-        tasks = []
         shard, num_prompts = parse_shard(self.options.shard), 0
+        numbers = known if shard is None else DiskDict[int]()
         has_messages = False
-        names = (self.run.model, self._session.name)
-        for line in read_input(reader, names, problems, is_text=self.options.text):
+        for line in read_input(reader, self._names, problems, numbers, is_text=self.options.text):
             on_read(reader.num_bytes)
             if line.messages is not None:
                 has_messages = True
                 _ = self._encode_messages  # a template that is missing is not this line's problem
             num_prompts += 1
-            if shard is not None and not shard.has(num_prompts - 1):
-                continue
+            if shard is not None:
+                if not shard.has(num_prompts - 1):
+                    continue
+                known[line.id] = line.number
             try:
-                tasks.append(self._task(line))
+                yield self._task(line)
             except (UsageError, TokenizerError) as error:
                 problems.add(reader.name, line.number, error)
         if not problems.count and not has_messages:
@@ -164,10 +184,36 @@ class Prompts:
                 raise UsageError(f"{flags} are for lines with messages; {reader.name} has none")
             if not num_prompts:
                 raise UsageError(f"{reader.name} holds no prompts")
-        return tasks
+
+    def read_again(self, file: BinaryIO, digest: str, done: Container[LineId]) -> Iterator[Task]:
+        """The prompts of a file that was read before, without those that are done.
+
+        Raises: UsageError if it has changed
+        """
+        changed = UsageError(f"{self.options.source} has changed while it was run; restore it, and run again to resume")
+        file.seek(0)
+        reader = LineReader(file, self.options.source)
+        for number, content in reader:
+            try:
+                line = parse_line(content, number, self._names, is_text=self.options.text)
+                task = None if line is None or line.id in done else self._task(line)
+            except (UsageError, TokenizerError) as error:
+                raise changed from error
+            if task is not None:
+                yield task
+        if reader.digest != digest:
+            raise changed
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return self.run.model, self._session.name
 
     def request_of(self, task: Task, run_seed: int) -> Request:
         """What to generate for a task."""
+        return self._schemas.hold(*self.asked_of(task, run_seed))
+
+    def asked_of(self, task: Task, run_seed: int) -> tuple[Request, Grammar | None]:
+        """What to generate for a task, and the grammar that its text is to be held to."""
         prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
         line = task.line
         seed, sample = (run_seed, line.number - 1) if line.seed is None else (line.seed, 0)
@@ -179,7 +225,7 @@ class Prompts:
             max_new_tokens=task.max_new_tokens,
             stop_strings=line.stop or self.run.stop_strings,
         )
-        return self._schemas.hold(request, task.grammar)
+        return request, task.grammar
 
     def _task(self, line: Line) -> Task:
         requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
@@ -231,17 +277,36 @@ class Prompts:
         return self._resolved[key]
 
 
+class TasksInFile:
+    """The prompts of a file, read again whenever they are gone through: a long file takes no memory."""
+
+    def __init__(self, read: Callable[[], Iterator[Task]], count: int):
+        self._read = read
+        self._count = count
+
+    def __iter__(self) -> Iterator[Task]:
+        return self._read()
+
+    def __len__(self) -> int:
+        return self._count
+
+
+Tasks = Sequence[Task] | TasksInFile
+
+
 @dataclass(frozen=True)
 class BatchJob:
     """A batch whose input is checked: every prompt, those still to run, and all that their texts depend on.
 
-    `output` None is standard output. Without lines in the output `record` has no runner yet.
+    `output` None is standard output. `ids` are in the order of the input. Without lines in the output `record` has no
+    runner yet.
     """
 
     output: Path | None
     prompts: Prompts
-    tasks: list[Task]
-    todo: list[Task]
+    ids: Mapping[LineId, int]
+    tasks: Tasks
+    todo: Tasks
     record: Record
     written: Written
 
@@ -273,8 +338,9 @@ def open_job(
     with _open_input(options.source, output) as file, locked(None if options.check else output):
         prompts = Prompts(open_run(request, name), request, options, max_new_tokens, grammar)
         reader = LineReader(file, "standard input" if options.source == PIPE else options.source)
-        tasks = _read(reader, prompts)
-        yield _job(prompts, tasks, reader.digest, output)
+        if options.ray is not None and not file.seekable():
+            raise UsageError(f"--ray reads the prompts twice, and {reader.name} is a pipe; give a file")
+        yield _job(prompts, file, reader, output)
 
 
 def resolve_output(name: str) -> Path:
@@ -332,7 +398,7 @@ def locked(output: Path | None) -> Iterator[None]:
         lock.release()
 
 
-def _read(reader: LineReader, prompts: Prompts) -> list[Task]:
+def _read(reader: LineReader, prompts: Prompts, known: MutableMapping[LineId, int]) -> Iterator[Task]:
     """Every prompt of the input. Problems are counted, ten are shown, and nothing runs."""
     problems = Problems()
     size = 0
@@ -345,10 +411,9 @@ def _read(reader: LineReader, prompts: Prompts) -> list[Task]:
             if size:
                 on_progress(num_bytes, size)
 
-        tasks = prompts.read(reader, problems, on_read)
+        yield from prompts.read(reader, problems, known, on_read)
     if problems.count:
         _refuse(problems, reader.name)
-    return tasks
 
 
 def _refuse(problems: Problems, name: str) -> NoReturn:
@@ -363,31 +428,43 @@ def _refuse(problems: Problems, name: str) -> NoReturn:
     )
 
 
-def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) -> BatchJob:
+def _job(prompts: Prompts, file: BinaryIO, reader: LineReader, output: Path | None) -> BatchJob:
     """The job, with what the output holds already.
 
     Raises: UsageError for an output that was made with other settings, or by something else.
     """
-    settings = _settings(prompts, digest)
+    ids = DiskDict[int]()
+    tasks: Tasks
+    if prompts.options.ray is None:  # encoded before the first step, as later it would delay the steps
+        tasks = list(_read(reader, prompts, ids))
+    else:
+        tasks = TasksInFile(
+            lambda: prompts.read_again(file, reader.digest, ()), sum(1 for _ in _read(reader, prompts, ids))
+        )
+    settings = _settings(prompts, reader.digest)
     if output is None or not holds_something(output):
         record = Record(settings, prompts.run.seed, "", len(tasks))
-        return BatchJob(output, prompts, tasks, tasks, record, Written())
+        return BatchJob(output, prompts, ids, tasks, tasks, record, Written())
     record = load_record(output)
     refuse_other_settings(
         output,
         {**record.settings, "seed": record.seed},
         {**settings, "seed": record.seed if prompts.request.seed is None else prompts.request.seed},
     )
-    written = read_output(output, {task.line.id: task.line.number for task in tasks})
+    written = read_output(output, ids)
     done = written.done
-    todo = [task for task in tasks if task.line.id not in done]
+    todo: Tasks
+    if isinstance(tasks, TasksInFile):
+        todo = TasksInFile(lambda: prompts.read_again(file, reader.digest, done), len(tasks) - len(done))
+    else:
+        todo = [task for task in tasks if task.line.id not in done]
     terminal.info(f"Resumed: {len(done)} of {len(tasks)} prompts are done")
     if written.torn:
         terminal.info(f"The last line of {output} is incomplete ({written.torn} bytes); its prompt runs again")
     if written.failed:
         terminal.info(f"Retrying {len(written.failed)} failed prompts")
     prompts = replace(prompts, run=replace(prompts.run, seed=record.seed))
-    return BatchJob(output, prompts, tasks, todo, record, written)
+    return BatchJob(output, prompts, ids, tasks, todo, record, written)
 
 
 def _settings(prompts: Prompts, digest: str) -> dict[str, object]:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmcli.batch.on_ray import RayScheduler, ray_version
+    from llmcli.batch.on_ray import Work as RayWork
+    from llmcli.batch.on_ray import connect as connect_to_ray
     from llmcli.checkpoint.adapter import open_adapter
     from llmcli.checkpoint.adapter_merge import merge_adapters
     from llmcli.checkpoint.export import Exporter
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from llmcli.engine.draft_sources import DraftModel, NgramSource
     from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting
     from llmcli.engine.generation import Generation
+    from llmcli.engine.remote.asked import EngineFacts, OpenedEngine
     from llmcli.engine.request import Request
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler

@@ -462,7 +462,9 @@ def _variants() -> list[str]:
 
 
 SPEC = KernelSpec(
-    "gemv", "few rows times a tiled matrix of 4 to 16 bits, with bias and residual or SwiGLU", tuple(dict.fromkeys(_variants()))
+    "gemv",
+    "few rows times a tiled matrix of 4 to 16 bits, with bias and residual or SwiGLU",
+    tuple(dict.fromkeys(_variants())),
 )
 FLOAT_SPEC = KernelSpec(
     "gemv_float", "few rows times a tiled matrix of 32 bits, all in fp32", ("gemv_float<float>", "gemv_float<__half>")

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from llmcli.engine.events import Finished, FinishReason, PromptScored, Token
+from llmcli.engine.events import Finished, PromptScored, Token
 from llmcli.engine.request import Request
+from llmcli.openai_body import FINISH_REASONS
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.json_text import to_json
 from llmcli.tokenizer.base import Tokenizer
 
 Object = dict[str, Any]
 
-# OpenAI's words for why a text ends.
-FINISH_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 _MARK = "\0"  # stands for a text; no later part of a piece can hold it
 _LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot express
 

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmcli.engine.events import Event, Failed, Finished, Token
+from llmcli.engine.remote.link import FrontEnd
 from llmcli.engine.request import Request
-from llmcli.serve.link import FrontEnd
 from llmcli.serve.refusal import Refusal
 
 if TYPE_CHECKING:

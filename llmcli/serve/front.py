@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from llmcli.engine.remote.link import EngineState, FrontEnd
 from llmcli.serve.app import build_app
 from llmcli.serve.desk import Desk
 from llmcli.serve.http import ACCEPTED_AT_ONCE, HttpServer
-from llmcli.serve.link import EngineState, FrontEnd
 from llmcli.serve.service import ClientLimits, ServedModel, Service
 
 _LAST_WORD_SECONDS = 2.0  # to inform clients that the engine is lost

@@ -14,10 +14,10 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 
 from llmcli.child import child_program
+from llmcli.engine.remote.link import EngineEnd
+from llmcli.engine.remote.worker import Hold, ServerScheduler
 from llmcli.errors import LLMCliError
 from llmcli.serve.front import SIGNALS, FrontWork
-from llmcli.serve.link import EngineEnd, Hold
-from llmcli.serve.worker import ServerScheduler
 
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
 _FORCE_SECONDS = 4.0  # for the front, after a second signal

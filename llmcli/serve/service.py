@@ -17,13 +17,13 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
+from llmcli.engine.remote.link import EngineState
 from llmcli.engine.request import Request
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.constraint import Constraint
 from llmcli.serve.bodies import ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.body_reader import BodyReader
 from llmcli.serve.desk import Desk
-from llmcli.serve.link import EngineState
 from llmcli.serve.refusal import Refusal
 from llmcli.tokenizer.base import Tokenizer
 

@@ -163,7 +163,7 @@ def test_a_key_stands_once_in_an_object(content: bytes, key: str) -> None:
     """JSON keeps the last one; which one was meant is unknown."""
     problems = Problems()
     reader = LineReader(io.BytesIO(b'{"prompt": "a"}\n' + content), "in")
-    assert len(list(read_input(reader, (), problems, is_text=False))) == 1
+    assert len(list(read_input(reader, (), problems, {}, is_text=False))) == 1
     assert problems.first == [f"in line 2: the key '{key}' appears twice; keep one of them"]
 
 
@@ -221,7 +221,7 @@ def test_a_prompt_survives_its_way_through_json(prompt: str) -> None:
 
 def read(content: bytes, *, is_text: bool = False) -> tuple[list[Line], Problems]:
     problems = Problems()
-    return list(read_input(LineReader(io.BytesIO(content), "in"), (), problems, is_text=is_text)), problems
+    return list(read_input(LineReader(io.BytesIO(content), "in"), (), problems, {}, is_text=is_text)), problems
 
 
 def test_line_ends_marks_and_empty_lines() -> None:

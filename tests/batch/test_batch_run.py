@@ -1,8 +1,9 @@
-"""Batches: runs, their output and its record, estimates, and rows over time."""
+"""Batches: runs, their output, its record and its ids on disk, estimates, and rows over time."""
 
 import json
 import math
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from batch.fake_scheduler import FakeScheduler, length_of, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmcli.batch.on_disk import DiskDict
 from llmcli.batch.output import InOrder, Journal, Written, holds_something, read_output
 from llmcli.batch.record import (
     Record,
@@ -476,3 +478,36 @@ def test_a_long_run_keeps_few_samples() -> None:
 def test_a_run_without_steps() -> None:
     assert RowsOverTime().means(4) == [0, 0, 0, 0]
     assert after([5], 1.0).means(2) == [0, 5]
+
+
+# A dict on disk does what a dict does.
+
+KEYS = st.one_of(st.text(max_size=3), st.integers(-2, 2), st.sampled_from([1.0, 0.5, -0.0, 1e300, 10**300]))
+STEPS = st.lists(st.tuples(st.sampled_from(["set", "delete", "get", "default"]), KEYS, st.integers(0, 9)), max_size=30)
+
+
+@given(STEPS)
+def test_it_is_a_dict(steps: list[tuple[str, object, int]]) -> None:
+    mine, theirs = DiskDict[int](), {}
+    for what, key, value in steps:
+        if what == "set":
+            mine[key] = theirs[key] = value  # type: ignore[index]
+        elif what == "delete":
+            assert mine.pop(key, None) == theirs.pop(key, None)  # type: ignore[arg-type]
+        elif what == "default":
+            assert mine.setdefault(key, value) == theirs.setdefault(key, value)  # type: ignore[arg-type]
+        assert (key in mine, mine.get(key)) == (key in theirs, theirs.get(key))  # type: ignore[arg-type, call-overload]
+        assert list(mine.items()) == list(theirs.items())
+        assert len(mine) == len(theirs)
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = DiskDict[int]()
+
+    class Full:
+        def execute(self, *_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(found, "_db", Full())
+    with pytest.raises(OutputError, match="^the temporary file of the lines' ids cannot be written: database or disk "):
+        found["a"] = 1

@@ -1,21 +1,23 @@
-"""Two `quantize` into one destination, and `quantize` killed: at any moment, one whole export and nothing else.
+"""Two `quantize` into one destination: at the end one whole export, of a run that succeeded, and nothing else.
 
-Three of each by default; `--export-races 200` for more.
+Three pairs by default; `--export-races 200` for more. Kills are those of test_export_resume.py.
 """
 
 import json
+import os
 import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from exports import contents, write_model
+
+from llmcli.cli.main import run
 
 CHOICES = (
     ("--bits", "8"),
@@ -26,33 +28,36 @@ SHARDS = ("--shard-size", "0.05MB")
 BEING_WRITTEN = re.compile(r"error: .* is being written by process (\d+) on \S+ since [\d-]+ [\d:]+ UTC; wait")
 
 
-def start(source: Path, destination: Path, choices: tuple[str, ...]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "llmcli", "quantize", str(source), str(destination), *SHARDS, *choices]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+class Run:
+    """`llmcli quantize` in a fork, whose imports are done."""
 
+    def __init__(self, source: Path, destination: Path, choices: tuple[str, ...]):
+        stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(stderr.fileno(), 2)
+            sys.stdout, sys.stderr = open(os.devnull, "w"), open(2, "w", closefd=False)  # noqa: SIM115
+            code = 1
+            try:
+                code = run(["quantize", str(source), str(destination), *SHARDS, *choices])
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        self._stderr = stderr
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, stderr = process.communicate(timeout=120)
-    return process.returncode, stderr
+    def finish(self) -> tuple[int, str]:
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._stderr.seek(0)
+        return code, self._stderr.read()
 
 
 @dataclass(frozen=True)
 class Alone:
-    """The exports of undisturbed runs, by their choices.
-
-    One run took `seconds`, `seconds_of_work` of them after it began to write.
-    """
+    """The exports of undisturbed runs, by their choices, and the seconds that one took."""
 
     source: Path
     exports: dict[tuple[str, ...], dict[str, bytes]]
     seconds: float
-    seconds_of_work: float
-
-
-def wait_for_work(process: subprocess.Popen[str], parent: Path) -> None:
-    """Wait until a run begins to write, or ends."""
-    while process.poll() is None and not any(parent.glob(".export.partial-*/*")):
-        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +69,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     for index, choices in enumerate(CHOICES):
         destination = folder / str(index) / "export"
         begin = time.monotonic()
-        process = start(source, destination, choices)
-        wait_for_work(process, destination.parent)
-        work_begin = time.monotonic()
-        assert finish(process)[0] == 0
-        seconds.append((time.monotonic() - begin, time.monotonic() - work_begin))
+        assert Run(source, destination, choices).finish()[0] == 0
+        seconds.append(time.monotonic() - begin)
         exports[choices] = contents(destination)
-    return Alone(source, exports, *sorted(seconds)[1])
+    return Alone(source, exports, sorted(seconds)[1])
 
 
 def make_destination(alone: Alone, parent: Path, *, exists: bool) -> Path:
@@ -92,10 +94,10 @@ def test_two_runs_into_one_destination(alone: Alone, tmp_path: Path, num_export_
         forces = [chooser.random() < 0.5 for _ in range(2)]
         processes = []
         for choice, force in zip(choices, forces, strict=True):
-            processes.append(start(alone.source, destination, (*choice, "--force") if force else choice))
+            processes.append(Run(alone.source, destination, (*choice, "--force") if force else choice))
             if len(processes) == 1:
                 time.sleep(chooser.random() * alone.seconds)
-        results = [finish(process) for process in processes]
+        results = [process.finish() for process in processes]
         story = json.dumps([choices, forces, existed, results])
         winners = [choice for choice, (code, _) in zip(choices, results, strict=True) if code == 0]
         for process, (code, stderr) in zip(reversed(processes), results, strict=True):
@@ -111,40 +113,3 @@ def test_two_runs_into_one_destination(alone: Alone, tmp_path: Path, num_export_
         assert [path.name for path in destination.parent.iterdir()] == ["export"], story
         shutil.rmtree(destination.parent)
     print(f"\n{num_export_races} pairs: {num_refused} refused, {num_replaced} replaced the other's")
-
-
-@pytest.mark.timeout(0)
-def test_kills(alone: Alone, tmp_path: Path, num_export_races: int) -> None:
-    """By SIGKILL, once or twice, then resumed or run with other choices."""
-    chooser = random.Random(num_export_races)
-    num_begun = num_resumed = 0
-    for index in range(num_export_races):
-        existed = chooser.random() < 0.5
-        destination = make_destination(alone, tmp_path / str(index), exists=existed)
-        choices = chooser.choice(CHOICES)
-        force = ("--force",) if existed else ()
-        whole = [alone.exports[choices], *([contents(alone.source)] if existed else [])]
-        for _ in range(chooser.randint(1, 2)):
-            process = start(alone.source, destination, (*choices, *force))
-            if chooser.random() < 0.3:
-                time.sleep(chooser.random() * alone.seconds)
-            else:  # a run of such a small model is mostly its start
-                wait_for_work(process, destination.parent)
-                time.sleep(chooser.random() * alone.seconds_of_work)
-            process.send_signal(signal.SIGKILL)
-            finish(process)
-            hidden = {path.name.split("-")[0] for path in destination.parent.iterdir() if path != destination}
-            num_begun += bool(hidden)
-            if destination.exists():
-                assert contents(destination) in whole
-            else:
-                assert not existed or ".export.replaced" in hidden
-        if chooser.random() < 0.3:
-            choices = chooser.choice(CHOICES)
-        code, stderr = finish(start(alone.source, destination, (*choices, "--force")))
-        num_resumed += "resuming: " in stderr
-        assert code == 0, stderr
-        assert contents(destination) == alone.exports[choices]
-        assert [path.name for path in destination.parent.iterdir()] == ["export"]
-        shutil.rmtree(destination.parent)
-    print(f"\n{num_export_races} kills: {num_begun} left something, {num_resumed} were resumed")

@@ -1,12 +1,13 @@
 """A killed export leaves nothing that looks complete, and the next run ends as usual."""
 
 import json
+import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exports import contents, export, write_model
@@ -15,50 +16,45 @@ from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.safetensors_file import SafetensorsWriter
 from llmcli.quantization.schemes import WeightScheme
 
 INT4 = WeightScheme(4, 32, is_symmetric=False)
 SHARD_BYTES = 60_000
-TESTS = Path(__file__).parent
-
-# Dies by SIGKILL at the given one of all moments before something reaches the disk.
-KILLED_EXPORT = """
-import io, os, signal, sys
-from pathlib import Path
-from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.checkpoint.export_plan import plan_export
-from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.safetensors_file import SafetensorsWriter
-from llmcli.quantization.schemes import WeightScheme
-
-source, destination, replaces, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True", int(sys.argv[4])
-count = 0
-
-def lethal(function):
-    def wrapped(*arguments, **options):
-        global count
-        count += 1
-        if count == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return wrapped
-
-for name in ("replace", "rename", "fsync", "mkdir", "unlink"):
-    setattr(os, name, lethal(getattr(os, name)))
-for name in ("unlink", "mkdir"):
-    setattr(Path, name, lethal(getattr(Path, name)))
-SafetensorsWriter._write_all = lethal(SafetensorsWriter._write_all)
-options = ExportOptions(WeightScheme(4, 32, is_symmetric=False), shard_bytes=60_000)
-exporter = Exporter(plan_export(open_model(source), options), destination, source.name, replace=replaces)
-exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
-print(count)
-"""
 
 
-def run_killed(source: Path, destination: Path, replaces: bool, moment: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", KILLED_EXPORT, str(source), str(destination), str(replaces), str(moment)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=TESTS.parents[1])
+def run_killed(prepare: Callable[[], Exporter], moment: int, moments: Path) -> int:
+    """Export in a fork that dies by SIGKILL at one of all moments before something reaches the disk; its exit code.
+
+    Without a kill, as for moment 0, it writes their number into the file `moments`.
+    """
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        count = 0
+
+        def lethal(function: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*arguments: Any, **options: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **options)
+
+            return wrapped
+
+        for owner, name in (
+            *((os, name) for name in ("replace", "rename", "fsync", "mkdir", "unlink")),
+            *((Path, name) for name in ("unlink", "mkdir")),
+            (SafetensorsWriter, "_write_all"),
+        ):
+            setattr(owner, name, lethal(getattr(owner, name)))
+        exporter = prepare()
+        exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
+        moments.write_text(str(count))
+    finally:
+        os._exit(1)
 
 
 @pytest.fixture(scope="module")
@@ -67,33 +63,39 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_kills(source: Path, tmp_path: Path, replaces: bool) -> None:
-    """Six without and six with an older folder to replace."""
-    expected_folder = tmp_path / "undisturbed" / "export"
-    export(source, expected_folder, INT4, shard_bytes=SHARD_BYTES)
-    expected = contents(expected_folder)
-    destination = tmp_path / "killed" / "export"
-    if replaces:
-        shutil.copytree(source, destination)
-    num_moments = int(run_killed(source, destination, replaces, 0).stdout)
-    old = contents(source)
-    chooser = random.Random(replaces)
-    num_resumed = 0
-    # The last moments are those of publishing; one of them is always among the six.
-    for moment in [chooser.randint(1, num_moments) for _ in range(5)] + [num_moments - chooser.randint(0, 6)]:
-        shutil.rmtree(destination.parent)
+def test_kills(source: Path, tmp_path: Path, replaces: bool, num_export_races: int) -> None:
+    """Five or more, and those around the publishing, without and with an older folder to replace; each is resumed."""
+    export(source, tmp_path / "undisturbed" / "export", INT4, shard_bytes=SHARD_BYTES)
+    expected, old = contents(tmp_path / "undisturbed" / "export"), contents(source)
+    destination, moments = tmp_path / "killed" / "export", tmp_path / "moments"
+    plan = plan_export(open_model(source), ExportOptions(INT4, shard_bytes=SHARD_BYTES))
+
+    def exporter_of_plan() -> Exporter:
+        return Exporter(plan, destination, source.name, replace=replaces)
+
+    def end_of_a_run(moment: int) -> int:
+        shutil.rmtree(destination.parent, ignore_errors=True)
         destination.parent.mkdir()
         if replaces:
             shutil.copytree(source, destination)
-        assert run_killed(source, destination, replaces, moment).returncode == -signal.SIGKILL
+        return run_killed(exporter_of_plan, moment, moments)
+
+    end_of_a_run(0)
+    num_moments = int(moments.read_text())
+    chooser = random.Random(replaces)
+    num_resumed = 0
+    drawn = [chooser.randint(1, num_moments) for _ in range(max(5, num_export_races))]
+    for moment in [*drawn, *range(num_moments - 12, num_moments + 1, 1 if replaces else 4)]:
+        assert end_of_a_run(moment) == -signal.SIGKILL
         if destination.exists():
             assert contents(destination) in ([old, expected] if replaces else [expected])
             if contents(destination) == expected:
                 continue
+        else:
+            assert not replaces or any(destination.parent.glob(".export.replaced-*"))
         for hidden in destination.parent.glob(".export.partial-*/config.json"):
             assert contents(hidden.parent) == expected  # complete except for its name
-        plan = plan_export(open_model(source), ExportOptions(INT4, shard_bytes=SHARD_BYTES))
-        exporter = Exporter(plan, destination, source.name, replace=replaces)
+        exporter = exporter_of_plan()
         workspace = exporter.prepare()
         num_resumed += workspace.num_resumed
         exporter.run(workspace, lambda done, total: None, lambda name, quality: None)

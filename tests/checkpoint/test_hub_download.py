@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import random
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 from safetensors.torch import load_file, save
 
-from llmcli.checkpoint.hub import resolve_model
+from llmcli.checkpoint.hub import list_cached_models, resolve_model
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, LLMCliError
 
@@ -230,6 +232,35 @@ def test_a_token_opens_private_and_gated_models(
     open_model(resolve("org/tiny"))  # the host of large files refuses requests with the token
 
 
+@pytest.mark.timeout(0)
+def test_kills(hub: HubServer, tiny_llama: Path, request: pytest.FixtureRequest) -> None:
+    """Killed after any request, in the weights too, a download is complete and right at the next call, which cleans."""
+    draw = random.Random(1)
+    hub.add_model("org/tiny", tiny_llama)
+    true = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
+    command = [sys.executable, "-m", "llmcli", "pull", "org/tiny"]
+    num_kept = 0
+    for index in range(request.config.getoption("--hub-kills")):
+        shutil.rmtree(constants.HF_HUB_CACHE, ignore_errors=True)
+        hub.pause.clear()  # in the middle of the weights
+        before, wanted = len(hub.requests), 10**9 if index % 2 else draw.randint(1, 8)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            while len(hub.requests) < before + wanted and not any(Path(constants.HF_HUB_CACHE).rglob("*.incomplete")):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.kill()
+        hub.pause.set()
+        num_kept += any(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
+        list_cached_models()
+        again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert again.returncode == 0, again.stderr
+        folder = Path(again.stdout.removesuffix("\n"))
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == true
+        assert not any(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
+        assert not list_cached_models().unreadable
+    assert num_kept
+
+
 def xet(hub: HubServer, monkeypatch: pytest.MonkeyPatch, content: bytes | Exception, route: str) -> list[int]:
     """Let the hub keep weights in Xet, which sends `content` or fails; returns the sizes of what it was asked for."""
     asked: list[int] = []
@@ -328,7 +359,5 @@ def test_disk_space_is_asked_for_first(
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the number of bytes that the disk has free."""
-    import shutil
-
     usage = shutil.disk_usage("/")
     return lambda num_bytes: monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=num_bytes))

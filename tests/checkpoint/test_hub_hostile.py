@@ -4,6 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import httpx2
@@ -19,15 +20,8 @@ from llmcli.errors import CheckpointError
 from llmcli.reading import CONFIG
 
 WEIGHTS = "model.safetensors"
+PATHS = ("/api/models/org/tiny", "config.json", WEIGHTS)
 BAD_NAMES = ("{home}/.bashrc", ".", "..", "", "../../x", "a\\b", "x.incomplete", "x.lock", "a" * 5000, "a b", "é")
-
-
-@pytest.fixture
-def tiny_hub(hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
-    """A hub with one model, org/tiny; retries do not wait."""
-    hub.add_model("org/tiny", tiny_llama)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    return hub
 
 
 def pull(name: str = "org/tiny") -> Path:
@@ -63,8 +57,13 @@ def written_bytes() -> int:
     return sum(path.stat().st_size for path in Path(constants.HF_HUB_CACHE).rglob("*") if not path.is_symlink())
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-@pytest.mark.parametrize(("wanted", "header"), [("config.json", "ETag"), (WEIGHTS, "X-Linked-Etag")])
+@pytest.mark.parametrize(
+    ("name", "wanted", "header"),
+    [
+        (name, *place)
+        for name, place in zip(BAD_NAMES, cycle([("config.json", "ETag"), (WEIGHTS, "X-Linked-Etag")]), strict=False)
+    ],
+)
 def test_an_etag_is_not_a_path(tiny_hub: HubServer, tmp_path: Path, name: str, wanted: str, header: str) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -195,8 +194,10 @@ def test_a_blob_of_another_size(tiny_hub: HubServer) -> None:
     assert "arrived damaged: 374 of 4269 bytes" in refusal()
 
 
-@pytest.mark.parametrize("path", ["/api/models/org/tiny", "config.json", WEIGHTS])
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://h/x", "http://[::1", "http://h:x/", "http://\x7f/"])
+LOCATIONS = ("file:///etc/passwd", "ftp://h/x", "http://[::1", "http://h:x/", "http://\x7f/")
+
+
+@pytest.mark.parametrize(("location", "path"), [*zip(LOCATIONS, cycle(PATHS), strict=False)])
 def test_redirects_to_what_is_not_the_web(tiny_hub: HubServer, path: str, location: str) -> None:
     def change(method: str, reply: Reply) -> None:
         reply.status, reply.headers["Location"] = 302, location
@@ -234,7 +235,7 @@ def test_redirects_on_the_hub_are_followed(tiny_hub: HubServer, tiny_llama: Path
     assert (folder / WEIGHTS).read_bytes() == (tiny_llama / WEIGHTS).read_bytes()
 
 
-@pytest.mark.parametrize("path", ["/api/models/org/tiny", "config.json", WEIGHTS])
+@pytest.mark.parametrize("path", PATHS)
 def test_the_token_stays_with_its_host(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Redirected to another name of this machine, which the server answers without looking at a token."""
     monkeypatch.setenv("HF_TOKEN", "hf_right")
@@ -264,8 +265,9 @@ def test_the_token_goes_to_the_hub_only(hub: HubServer, monkeypatch: pytest.Monk
         assert ("Authorization" in request.headers) == is_sent
 
 
-@pytest.mark.parametrize("status", [100 * n + m for n in (2, 3, 4, 5, 9) for m in (4, 18)])
-@pytest.mark.parametrize("path", ["/api/models/org/tiny", "config.json", WEIGHTS])
+@pytest.mark.parametrize(
+    ("status", "path"), [*zip([100 * n + m for n in (2, 3, 4, 5, 9) for m in (4, 18)], cycle(PATHS), strict=False)]
+)
 def test_odd_statuses(tiny_hub: HubServer, status: int, path: str) -> None:
     def change(method: str, reply: Reply) -> None:
         reply.status, reply.body = status, [b'{"error": [1], "errors": 3}']

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -128,9 +129,11 @@ def pull() -> object:
 USES: list[Callable[[], object]] = [pull, list_cached_models, lambda: plan_removal(HubId("org/tiny")), hub_settings]
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("name", ["HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"])
-@pytest.mark.parametrize("value", ["abc", "", "-1", "1.5", "inf", "1" * 400, "9" * 5000, "1000001"])
+NAMES = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
+VALUES = ("abc", "", "-1", "1.5", "inf", "1" * 400, "9" * 5000, "1000001")
+
+
+@pytest.mark.parametrize(("value", "name", "use"), [*zip(VALUES, cycle(NAMES), cycle(USES), strict=False)])
 def test_timeouts(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, use: Callable[[], object], name: str, value: str
 ) -> None:
@@ -140,15 +143,14 @@ def test_timeouts(
     assert not hub.requests
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("", "huggingface.co", "ftp://huggingface.co", "file:///etc/passwd", "https://", "https:///x", "https://[::1"),
-        *("https://h:abc", "https://h:99999", "https://h:0", "https://h é", "https://h?x=1", "https://h#x", "http://é"),
-        *("https://h\n", "https://[::g]:x"),
-    ],
+ENDPOINTS = (
+    *("", "huggingface.co", "ftp://huggingface.co", "file:///etc/passwd", "https://", "https:///x", "https://[::1"),
+    *("https://h:abc", "https://h:99999", "https://h:0", "https://h é", "https://h?x=1", "https://h#x", "http://é"),
+    *("https://h\n", "https://[::g]:x"),
 )
+
+
+@pytest.mark.parametrize(("value", "use"), [*zip(ENDPOINTS, cycle(USES), strict=False)])
 def test_endpoints(hub: HubServer, monkeypatch: pytest.MonkeyPatch, use: Callable[[], object], value: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", value)
     with pytest.raises(CheckpointError, match="^HF_ENDPOINT is '.*', expected an address such as https://huggingface"):

@@ -1,12 +1,16 @@
 """Runs command lines in this process, and conversations here and in a terminal."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from chat_terminal import ChatTerminal, write_chat_llama
-from results import Result
+from cli.kept_programs import keep_programs
+from results import Llmcli, Result
 from scripted_talk import Talk, open_talk
+from tiny_models import WIDE, write_tiny_llama
 
 from llmcli.cli.main import run
 from llmcli.cli.terminal import terminal
@@ -28,8 +32,9 @@ def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Llmcli:
     """Run one command line in this process."""
+    keep_programs(monkeypatch)
     monkeypatch.delenv("LLMCLI_DEBUG", raising=False)
 
     def call(*arguments: object) -> Result:
@@ -42,13 +47,25 @@ def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return call
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in 16 bits, wide enough for groups of codes."""
+    return write_tiny_llama(tmp_path_factory.mktemp("wide") / "model", dtype=torch.bfloat16, **WIDE)
+
+
+@pytest.fixture
+def model_copy(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model to change."""
+    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a chat template."""
     return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with room for long answers and prompts."""
     sizes = {"num_hidden_layers": 6, "max_position_embeddings": 32768}
@@ -62,7 +79,7 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+def talk(llmcli: Llmcli, talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     """A conversation in this process."""
     return open_talk(llmcli, talker, home, monkeypatch)
 

@@ -1,7 +1,9 @@
-"""A strict reader of HTML: the tree of a page whose every element is closed, in order."""
+"""A strict reader of HTML: the tree of a page whose every element is closed, in order; and the contrast of colours."""
 
+import json
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from typing import Any
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path"}
 
@@ -60,3 +62,15 @@ def parse(text: str) -> Element:
     parser.close()
     assert parser.current is parser.root
     return parser.root
+
+
+def data_of(root: Element) -> Any:
+    """The data of a page's script."""
+    (script,) = (item for item in root.all("script") if item.attributes.get("type") == "application/json")
+    return json.loads(script.text)
+
+
+def luminance(red: int, green: int, blue: int) -> float:
+    """Source: WCAG 2.2, relative luminance."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red / 255, green / 255, blue / 255)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,5 +1,7 @@
-"""The result of a command line."""
+"""The result of a command line, and a stream that says that it is a terminal."""
 
+import io
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -17,3 +19,11 @@ class Result(NamedTuple):
         for part in parts:
             assert part in lines[0]
         assert self.exit_code == exit_code
+
+
+Llmcli = Callable[..., Result]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from chat_terminal import LETTERS_ONLY
-from results import Result
+from results import Llmcli, Result
 
 from llmcli.cli import chat as chat_module
 
@@ -31,7 +31,7 @@ Line = str | type[BaseException]
 Talk = Callable[..., tuple[Result, ScriptedEditor]]
 
 
-def open_talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+def open_talk(llmcli: Llmcli, talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     """Type lines; the streams stand in for a terminal as far as chat asks."""
     monkeypatch.setenv("LLMCLI_HOME", str(home))
     monkeypatch.setattr(chat_module.ConversationOptions, "is_interactive", property(lambda options: True))

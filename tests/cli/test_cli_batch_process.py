@@ -1,20 +1,17 @@
 """`llmcli batch` as a process of its own: pipes, kills, Ctrl-C, two at once."""
 
-import contextlib
-import fcntl
 import json
-import os
-import pty
+import shlex
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import threading
 from functools import cache
 from pathlib import Path
 
+import pexpect
 import pytest
+from results import Llmcli
 from tiny_models import write_tiny_llama
 
 # One thread: tiny matrices gain nothing from more, and waiting for a busy core costs far more.
@@ -62,31 +59,29 @@ def wait_for_lines(path: Path, process: subprocess.Popen[bytes], count: int) -> 
         threading.Event().wait(0.005)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_an_end_at_any_moment_is_gone_on_from(
-    slow_model: Path, source: Path, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_an_end_at_any_moment_is_gone_on_from(slow_model: Path, source: Path, tmp_path: Path) -> None:
     flags = ("--max-new-tokens", 40)
-    whole = expected(source, slow_model, *flags)
     output = tmp_path / "out"
     arguments = (source, output, "-m", slow_model, "--seed", 1, *flags)
-    for count in (1, 3):
+    for how, count in ((signal.SIGKILL, 1), (signal.SIGINT, 3)):
         process = start(*arguments)
         wait_for_lines(output, process, count)
         process.send_signal(how)
         _, stderr = process.communicate(timeout=60)
-        assert process.returncode in ((-9, 0) if how == signal.SIGKILL else (130, 0)), stderr
+        assert process.returncode in (0, -9 if how == signal.SIGKILL else 130), stderr
         if process.returncode == 130:
             assert stderr.splitlines()[-1].endswith(b" prompts are done; run the same command again to resume")
         assert output.read_bytes().count(b"\n") >= count
     process = start(*arguments)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    assert texts(output.read_bytes()) == whole
+    assert texts(output.read_bytes()) == expected(source, slow_model, *flags)
     assert {path.name for path in tmp_path.iterdir()} <= {"out", "out.run.json", ".out.lock"}
 
 
-def test_a_second_run_is_refused_while_the_first_one_is_at_work(slow_model: Path, source: Path, tmp_path: Path) -> None:
+def test_a_second_run_is_refused_while_the_first_one_is_at_work(
+    llmcli: Llmcli, slow_model: Path, source: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     arguments = (source, output, "-m", slow_model, "--seed", 1, "--max-new-tokens", 400)
     first = start(*arguments)
@@ -94,15 +89,14 @@ def test_a_second_run_is_refused_while_the_first_one_is_at_work(slow_model: Path
     first.send_signal(signal.SIGSTOP)  # or it could end before the second begins
     (tmp_path / "link").symlink_to(output)
     for name in (output, tmp_path / "link"):
-        second = start(source, name, *arguments[2:], "-q")
-        _, stderr = second.communicate(timeout=60)
-        assert second.returncode == 2
-        assert b"out is being written by process %d on " % first.pid in stderr
-        assert stderr.endswith(b"wait until that has ended, or give another output\n")
+        refused = llmcli("batch", source, name, *arguments[2:], "-q")
+        refused.expect_error(
+            2, f"out is being written by process {first.pid} on ", "wait until that has ended, or give"
+        )
     first.kill()
     first.communicate(timeout=60)
-    third = start(*arguments, "--temperature", 9)  # a lock dies with its holder: the settings are checked again
-    assert b" was made with temperature 0.8, now 9.0: " in third.communicate(timeout=60)[1]
+    # A lock dies with its holder: the settings are checked again.
+    llmcli("batch", *arguments, "--temperature", 9, "-q").expect_error(2, " was made with temperature 0.8, now 9.0: ")
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(slow_model: Path, source: Path) -> None:
@@ -139,37 +133,21 @@ def test_a_file_that_may_not_grow(slow_model: Path, source: Path, tmp_path: Path
     assert texts(output.read_bytes()) == expected(source, slow_model, "--max-new-tokens", 100)
 
 
-def test_an_input_from_a_named_pipe_is_read_whole_first(slow_model: Path, source: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    process = start(tmp_path / "pipe", tmp_path / "out", "-m", slow_model, "--max-new-tokens", 2, "--seed", 1)
-    (tmp_path / "pipe").write_bytes(source.read_bytes())
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert len(texts((tmp_path / "out").read_bytes())) == NUM_PROMPTS
-    again = start("-", tmp_path / "out", "-m", slow_model, "--max-new-tokens", 2, stdin=subprocess.PIPE)
-    _, stderr = again.communicate(source.read_bytes(), timeout=60)
-    assert again.returncode == 0
-    assert b"Nothing to do: " in stderr
-
-
 @pytest.mark.parametrize("out_is_terminal", [False, True])
-def test_on_a_terminal_results_are_whole_lines_of_stdout(source: Path, slow_model: Path, out_is_terminal: bool) -> None:
+def test_on_a_terminal_results_are_whole_lines_of_stdout(
+    source: Path, slow_model: Path, tmp_path: Path, out_is_terminal: bool
+) -> None:
     """With a bar on stderr; if both are one terminal there is no bar, which would overdraw them."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-    flags = ("-m", slow_model, "--seed", 1, "--max-new-tokens", 20)
-    process = start(source, "-", *flags, stderr=slave, stdout=slave if out_is_terminal else subprocess.PIPE)
-    os.close(slave)
-    seen = []
-    with contextlib.suppress(OSError), open(master, "rb", buffering=0) as screen:  # its end is an error on Linux
-        while piece := screen.read(100_000):
-            seen.append(piece)
-    told = b"".join(seen)
-    assert process.wait(timeout=120) == 0
-    if process.stdout is not None:
-        assert texts(process.stdout.read()) == expected(source, slow_model, "--max-new-tokens", 20)
-        assert b'"text"' not in told
-    else:
-        lines = [line for line in told.splitlines() if line.startswith(b"{")]
+    flags = (source, "-", "-m", slow_model, "--seed", 1, "--max-new-tokens", 40)
+    command = shlex.join(map(str, (*LLMCLI, *flags))) + ("" if out_is_terminal else f" > {tmp_path / 'out'}")
+    child = pexpect.spawn("/bin/sh", ["-c", f"exec {command}"], timeout=120, dimensions=(24, 40))
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    if out_is_terminal:
+        lines = [line for line in child.before.splitlines() if line.startswith(b"{")]
         assert texts(b"\n".join(lines)).keys() == set(range(1, NUM_PROMPTS + 1))
-        assert b"\x1b" not in told[told.index(b"{") :]
+        assert b"\x1b" not in child.before[child.before.index(b"{") :]
+    else:
+        assert texts((tmp_path / "out").read_bytes()) == expected(source, slow_model, "--max-new-tokens", 40)
+        assert b'"text"' not in child.before

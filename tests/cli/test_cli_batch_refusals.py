@@ -4,16 +4,13 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from results import Result
+from results import Llmcli, Result
 
 from llmcli.cli.session import Session
-
-Call = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def batch(llmcli: Call, tiny_llama: Path, source: Path, tmp_path: Path) -> Call:
+def batch(llmcli: Llmcli, tiny_llama: Path, source: Path, tmp_path: Path) -> Llmcli:
     """Run with that input and a new output; afterwards no other file may be there."""
 
     def call(*flags: object, content: bytes | None = None, output: object = tmp_path / "out") -> Result:
@@ -72,18 +69,18 @@ def batch(llmcli: Call, tiny_llama: Path, source: Path, tmp_path: Path) -> Call:
         ),
     ],
 )
-def test_one_problem_is_one_line(batch: Call, line: Any, parts: tuple[str, ...]) -> None:
+def test_one_problem_is_one_line(batch: Llmcli, line: Any, parts: tuple[str, ...]) -> None:
     batch(content=b"\n" + json.dumps(line).encode()).expect_error(2, *parts)
 
 
-def test_a_line_against_the_runs_sampler_order(batch: Call) -> None:
+def test_a_line_against_the_runs_sampler_order(batch: Llmcli) -> None:
     content = b'{"prompt": "Hi"}\n{"prompt": "Hi", "min_p": 0.5}'
     batch("--sampler-order", "temperature", content=content).expect_error(
         2, "line 2: the sampler order leaves out min_p"
     )
 
 
-def test_a_template_that_refuses_one_conversation(batch: Call, tmp_path: Path) -> None:
+def test_a_template_that_refuses_one_conversation(batch: Llmcli, tmp_path: Path) -> None:
     source = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}{{ messages[0].content }}"
     (tmp_path / "t.jinja").write_text(source)
     message = {"role": "user", "content": "Hi"}
@@ -92,7 +89,7 @@ def test_a_template_that_refuses_one_conversation(batch: Call, tmp_path: Path) -
     batch("--chat-template", tmp_path / "t.jinja", content=content).expect_error(2, "in.jsonl line 2: ", "one only")
 
 
-def test_a_template_that_leaves_a_role_out(batch: Call, tmp_path: Path) -> None:
+def test_a_template_that_leaves_a_role_out(batch: Llmcli, tmp_path: Path) -> None:
     """In either form; `developer` is `system`."""
     known = "{% for one in messages if one.role in ['system', 'user'] %}{{ one.content }}{% endfor %}"
     (tmp_path / "t.jinja").write_text(known)
@@ -108,7 +105,7 @@ def test_a_template_that_leaves_a_role_out(batch: Call, tmp_path: Path) -> None:
         told.expect_error(2, "in.jsonl line 2: ", "leaves out message 1 of ", f"whose role is '{role}'")
 
 
-def test_many_problems_are_counted_and_ten_are_shown(batch: Call) -> None:
+def test_many_problems_are_counted_and_ten_are_shown(batch: Llmcli) -> None:
     told = batch(content=b'{"prompt": "Hi"}\n' + b'{"prompt": "Hi", "x": 1}\n' * 12 + b'{"prompt": "Hi", "id": 1}')
     lines = told.stderr.splitlines()
     assert (told.exit_code, told.stdout, len(lines)) == (2, "", 11)
@@ -119,7 +116,7 @@ def test_many_problems_are_counted_and_ten_are_shown(batch: Call) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
-def test_an_input_without_prompts(batch: Call, content: bytes) -> None:
+def test_an_input_without_prompts(batch: Llmcli, content: bytes) -> None:
     batch(content=content).expect_error(2, "in.jsonl holds no prompts")
 
 
@@ -142,11 +139,11 @@ def test_an_input_without_prompts(batch: Call, content: bytes) -> None:
         (("--stats=start",), "--stats is 'start', expected no value"),
     ],
 )
-def test_flags(batch: Call, flags: tuple[str, ...], message: str) -> None:
+def test_flags(batch: Llmcli, flags: tuple[str, ...], message: str) -> None:
     batch(*flags).expect_error(2, message)
 
 
-def test_inputs_that_cannot_be_read(llmcli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_cannot_be_read(llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llmcli("batch", tmp_path / "missing", tmp_path / "out").expect_error(2, "missing' cannot be read: No such file")
     llmcli("batch", tmp_path, tmp_path / "out").expect_error(2, "cannot be read: Is a directory")
     llmcli("batch", "a\0b", tmp_path / "out").expect_error(2, "cannot be read: embedded null byte")
@@ -156,7 +153,7 @@ def test_inputs_that_cannot_be_read(llmcli: Call, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("link", ["same", "symbolic", "hard", "case"])
-def test_the_output_is_not_the_input(batch: Call, source: Path, tmp_path: Path, link: str) -> None:
+def test_the_output_is_not_the_input(batch: Llmcli, source: Path, tmp_path: Path, link: str) -> None:
     output = tmp_path / "out"
     if link == "symbolic":
         output.symlink_to(source)
@@ -169,7 +166,7 @@ def test_the_output_is_not_the_input(batch: Call, source: Path, tmp_path: Path, 
 
 
 def test_standard_input_from_the_output(
-    llmcli: Call, source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    llmcli: Llmcli, source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with source.open() as file:
         monkeypatch.setattr(sys, "stdin", file)
@@ -177,7 +174,7 @@ def test_standard_input_from_the_output(
 
 
 @pytest.mark.parametrize("name", ["out", "out.run.json", ".out.lock"])
-def test_files_of_somebody_else_stay(batch: Call, tmp_path: Path, name: str) -> None:
+def test_files_of_somebody_else_stay(batch: Llmcli, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     told = batch()
     assert told.exit_code == 2
@@ -185,7 +182,7 @@ def test_files_of_somebody_else_stay(batch: Call, tmp_path: Path, name: str) -> 
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_outputs_that_cannot_be(batch: Call, tmp_path: Path) -> None:
+def test_outputs_that_cannot_be(batch: Llmcli, tmp_path: Path) -> None:
     batch(output=tmp_path).expect_error(2, "is not a regular file; name one, or `-` for standard output")
     batch(output="/dev/null").expect_error(2, "is not a regular file")
     batch(output=tmp_path / "no" / "out").expect_error(2, "no is not a folder")
@@ -194,10 +191,10 @@ def test_outputs_that_cannot_be(batch: Call, tmp_path: Path) -> None:
     batch(output=tmp_path / ("x" * 250)).expect_error(2, "cannot be written: File name too long")
 
 
-def test_standard_input_that_ends_at_once(llmcli: Call, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+def test_standard_input_that_ends_at_once(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     llmcli("batch", "-", "-", "-m", tiny_llama, "-q").expect_error(2, "standard input holds no prompts")
 
 
-def test_check_finds_the_same_problems(batch: Call) -> None:
+def test_check_finds_the_same_problems(batch: Llmcli) -> None:
     batch("--check", content=b'{"prompt": 1}').expect_error(2, "line 1: prompt is 1, expected a string")

@@ -1,20 +1,16 @@
 """The commands of a chat, its Markdown, and the list of saved conversations."""
 
-import io
 import json
 import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from docs_schemas import check_docs_schema
-from results import Result
+from results import Llmcli, Screen
 from rich.cells import cell_len
 from scripted_talk import Talk, answers, open_talk
 
@@ -36,12 +32,6 @@ def test_regenerating_and_going_back(talk: Talk) -> None:
     assert "Removed: Two" in result.stderr
     again, _ = talk("Uno")
     assert answers(again) == [edited]
-
-
-def test_going_on_gives_what_would_have_come(talk: Talk) -> None:
-    whole, _ = talk("One", flags=("--max-new-tokens", 16))
-    parts, _ = talk("One", "/continue")
-    assert "".join(answers(parts)) == "".join(answers(whole))
 
 
 def test_system_prompts(talk: Talk) -> None:
@@ -107,12 +97,6 @@ def test_figures(talk: Talk) -> None:
     assert "turn 1  8 tokens in the answer: One\nall     30 of 512 tokens (6%)" in result.stderr
 
 
-def test_errors_do_not_end_the_conversation(talk: Talk) -> None:
-    result, _ = talk("/undo", "/regen", "/continue", "/copy-code", "/load", "/load none.json", "/what", "One")
-    assert result.stderr.count("error: ") == 7
-    assert len(answers(result)) == 1
-
-
 def test_looking_at_what_no_longer_fits(talk: Talk) -> None:
     result, _ = talk("Hello", f"/system {'x' * 3000}", "/probs", "/tokens", "/system -", "/probs 1")
     assert "error: the conversation has 3041 tokens with the answer; the context holds 512; use" in result.stderr
@@ -123,12 +107,6 @@ def test_help_names_every_command(talk: Talk) -> None:
     result, _ = talk("/help")
     for name in ("/set NAME VALUE", "/copy-code", '"""', "Alt-Enter", "Ctrl-C"):
         assert name in result.stderr
-
-
-def test_edit_brings_the_message_up(talk: Talk) -> None:
-    result, editor = talk("One", "/edit", " more", "/history")
-    assert editor.drafts == ["", "", "/edit One", "", ""]
-    assert "[1]\nOne more\n" in result.stderr
 
 
 def test_an_edited_answer_is_what_the_model_sees(talk: Talk, home: Path) -> None:
@@ -286,7 +264,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+def talk(llmcli: Llmcli, talker: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     clock = SimpleNamespace(strftime=lambda form: {"%Y-%m-%d": TODAY, "-%H%M%S": "-171819"}[form])
     monkeypatch.setattr(kept_chats, "time", clock)
     return open_talk(llmcli, talker, folder.parent, monkeypatch)
@@ -312,7 +290,7 @@ def test_a_chat_is_named_after_its_day_and_first_words(talk: Talk, folder: Path)
     ]
 
 
-def test_the_list(talk: Talk, llmcli: Callable[..., Result], talker: Path, folder: Path) -> None:
+def test_the_list(talk: Talk, llmcli: Llmcli, talker: Path, folder: Path) -> None:
     assert "no chats in " in llmcli("chat", "--list").stderr
     assert json.loads(llmcli("chat", "--list", "--json").stdout) == []
     talk("One", "Two\nand more")
@@ -342,10 +320,6 @@ def test_the_list(talk: Talk, llmcli: Callable[..., Result], talker: Path, folde
 
 @pytest.mark.parametrize("columns", [60, 80, 95, 96, 120])
 def test_the_list_on_a_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for module in ("chat_session.kept_chats", "terminal"):
         monkeypatch.setattr(f"llmcli.cli.{module}.columns_of", lambda stream: columns)
     monkeypatch.setattr("sys.stdout", Screen())
@@ -362,7 +336,7 @@ def test_the_list_on_a_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, colu
         assert lines[3:] == ["12  日本", f"    {TODAY} 09:31, 2 turns, m", "    Two"]
 
 
-def test_going_on_by_name_and_number(talk: Talk, llmcli: Callable[..., Result], folder: Path) -> None:
+def test_going_on_by_name_and_number(talk: Talk, llmcli: Llmcli, folder: Path) -> None:
     first, _ = talk("One")
     talk("Two")
     resumed, _ = talk("Three", flags=("--resume", f"{TODAY}-one"))
@@ -408,15 +382,6 @@ def test_saving_under_a_name(talk: Talk, folder: Path) -> None:
     assert messages(folder / "ours.json") == ["One", "Two"]  # the copy is this chat's
 
 
-def test_a_file_is_still_a_file(talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    talk("One", "/save talk.json", "/save ./plain", f"/save {tmp_path}/whole")
-    for name in ("talk.json", "plain", "whole"):
-        assert messages(tmp_path / name) == ["One"]
-    talk("Two", flags=("--resume", "talk.json"))
-    assert messages(tmp_path / "talk.json") == ["One"]
-
-
 def test_only_chats_without_a_name_are_removed_the_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,14 +413,3 @@ def test_only_chats_without_a_name_are_removed_the_oldest_first(
         keeper.save(saved)
         assert set(names(tmp_path)) == kept | {keeper.path.stem}
     assert [path for path in tmp_path.iterdir() if path.suffix == ".lock"] == []
-
-
-def test_the_list_needs_no_heavy_library(tmp_path: Path) -> None:
-    code = (
-        "import sys; from llmcli.cli.main import run; run(['chat', '--list'])\n"
-        "heavy = {'torch', 'tokenizers', 'sentencepiece', 'prompt_toolkit', 'jinja2'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    environment = {**os.environ, "LLMCLI_HOME": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr

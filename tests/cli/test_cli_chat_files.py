@@ -55,59 +55,18 @@ def all_kept(home: Path) -> dict[str, Said]:
     return {path.stem: Said.of(path) for path in (home / "chat").glob("*.json")}
 
 
-# Sequences that lost something, or nearly.
+# What the program says of it.
 
 
-def test_reset_leaves_a_named_chat(talk: Talk, home: Path) -> None:
-    talk("Tell me a story", "/save duck")
-    talk("/reset", "Hello", flags=("--resume", "duck"))
-    kept = kept_in(home)
-    assert kept.pop("duck") == ("Tell me a story",)
-    assert list(kept.values()) == [("Hello",)]
-
-
-def test_reset_leaves_an_unnamed_chat(talk: Talk, home: Path) -> None:
-    talk("One", "/reset", "Two", "/reset", "/reset", "/system Be kind.", "Three")
-    assert sorted(kept_in(home).values()) == [("One",), ("Three",), ("Two",)]
-    talk("More", flags=("--continue",))
-    assert ("Three", "More") in kept_in(home).values()
-
-
-def test_save_is_a_copy(talk: Talk, home: Path) -> None:
-    talk("One", "/save fox", "/save notes.txt", "Two")
-    assert kept_in(home) == {"fox": ("One",), "notes.txt": ("One", "Two")}
-    talk("Three", flags=("--resume", "fox"))
-    assert kept_in(home) == {"fox": ("One", "Three"), "notes.txt": ("One", "Two")}
-
-
-def test_load_leaves_the_conversation_before_it(talk: Talk, home: Path, tmp_path: Path) -> None:
-    talk("One", f"/save {tmp_path}/one.json", "/reset", "Two", "/save duck", f"/load {tmp_path}/one.json", "Three")
-    kept = kept_in(home)
-    assert kept.pop("duck") == ("Two",)
-    assert sorted(kept.values()) == [("One",), ("One", "Three")]
-    assert said_in(tmp_path / "one.json") == ("One",)
-
-
-def test_taking_every_turn_back_begins_a_new_conversation(talk: Talk, home: Path) -> None:
-    result, _ = talk("One", "/save duck", "/undo", "Two")
-    kept = kept_in(home)
-    assert kept.pop("duck") == ("One",)
-    assert list(kept.values()) == [("Two",)]
-    assert "Removed: One\nStarted a new conversation\n" in result.stderr
-
-
-@pytest.mark.parametrize("between", ["/reset", "/load other.json"])
-def test_a_file_is_that_of_its_conversation_only(
-    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
-) -> None:
+def test_a_file_is_that_of_its_conversation_only(talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    talk("Zero", "/save other.json")
-    result, _ = talk("One", "/save one.json", between, "Two", "/save one.json")
+    result, _ = talk(
+        "One", "/save one.json", "/undo", "Two", "/save one.json", "/save --force one.json", "Four", "/save"
+    )
+    assert "Removed: One\nStarted a new conversation\n" in result.stderr
     assert "error: one.json exists; replace it with /save --force FILE" in result.stderr
-    assert said_in(tmp_path / "one.json") == ("One",)
-    forced, _ = talk("Three", "/save --force one.json", "Four", "/save")
-    assert "Saved to one.json" in forced.stderr
-    assert said_in(tmp_path / "one.json") == ("Three", "Four")
+    assert "Saved to one.json" in result.stderr
+    assert said_in(tmp_path / "one.json") == ("Two", "Four")
 
 
 def test_a_file_that_another_chat_has_written_since(

@@ -1,13 +1,10 @@
 """Where conversations are kept: a file for each chat, the last one for `--continue`, and folders that refuse."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from chat_terminal import CTRL_D, ChatTerminal
 from prompt_toolkit.history import InMemoryHistory
 from scripted_talk import Talk, answers
 
@@ -17,19 +14,6 @@ from llmcli.engine.conversation import Conversation, SavedConversation, load_con
 from llmcli.errors import UsageError
 
 SAVED = SavedConversation("m", Conversation().ask("Hi"))
-
-
-@pytest.fixture
-def open_terminal(home: Path, talker: Path) -> Iterator[Callable[..., ChatTerminal]]:
-    terminals: list[ChatTerminal] = []
-
-    def open_one(*arguments: object) -> ChatTerminal:
-        terminals.append(ChatTerminal(home, talker, "--max-new-tokens", 8, *arguments))
-        return terminals[-1]
-
-    yield open_one
-    for terminal in terminals:
-        terminal.child.close(force=True)
 
 
 def messages(path: Path) -> list[str]:
@@ -52,27 +36,23 @@ def test_each_chat_has_a_file_of_its_own(talk: Talk, home: Path) -> None:
     assert (home / "chat").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_continued_stays_one_file(talk: Talk, home: Path) -> None:
-    talk("One")
-    talk("Two")
-    result, _ = talk("More", flags=("--continue",))
-    assert "Resumed: 1 turn\n" in result.stderr
-    talk("Even more", flags=("--continue",))
-    assert kept(home) == [["One"], ["Two", "More", "Even more"]]
-
-
 def test_a_chat_in_which_nothing_is_said_is_not_the_last(talk: Talk, home: Path) -> None:
     talk("One")
     talk("/system Be kind.", "/reset")
     talk()
     assert kept(home) == [["One"]]
+    result, _ = talk("Two", flags=("--continue",))
+    assert "Resumed: 1 turn\n" in result.stderr
+    assert kept(home) == [["One", "Two"]]
 
 
-def test_a_kept_file_of_before_is_gone_on_with(talk: Talk, home: Path) -> None:
-    (home / "chat").mkdir(parents=True)
-    save_conversation(home / "chat" / "last.json", SAVED, replace=False)
-    talk("One", flags=("--continue",))
-    assert kept(home) == [["Hi", "One"]]
+def test_a_chat_that_is_open_is_gone_on_with_in_a_new_file(talk: Talk, home: Path) -> None:
+    talk("One")
+    with closing(Keeper(home / "chat")) as other:
+        other.continue_last()
+        result, _ = talk("Two", flags=("--continue",))
+    assert "is open in another chat: this one is saved in a new file" in result.stderr
+    assert kept(home) == [["One"], ["One", "Two"]]
 
 
 def test_no_two_keepers_hold_one_file(tmp_path: Path) -> None:
@@ -88,34 +68,6 @@ def test_no_two_keepers_hold_one_file(tmp_path: Path) -> None:
     with closing(Keeper(tmp_path)) as fourth:
         assert fourth.continue_last() == fourth.path == third.path
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_two_chats_at_once_lose_nothing(open_terminal: Callable[..., ChatTerminal], talk: Talk, home: Path) -> None:
-    first = open_terminal()
-    first.prompt()
-    first.command("One", "continue resumes it")
-    second = open_terminal("--continue")
-    second.expect(r"is open in another chat: this one is saved in a new file")
-    second.prompt()
-    second.command("Two", "continue resumes it")
-    first.command("Three", "continue resumes it")
-    assert sorted(kept(home)) == [["One", "Three"], ["One", "Two"]]
-    for terminal in (second, first):
-        terminal.child.send(CTRL_D)
-        assert terminal.finish() == 0
-    talk("Four", flags=("--continue",))
-    assert sorted(kept(home)) == [["One", "Three", "Four"], ["One", "Two"]]
-
-
-def test_a_killed_chat_holds_nothing(open_terminal: Callable[..., ChatTerminal], talk: Talk, home: Path) -> None:
-    terminal = open_terminal()
-    terminal.prompt()
-    terminal.command("One", "continue resumes it")
-    terminal.child.kill(9)
-    terminal.child.wait()
-    talk("Two", flags=("--continue",))
-    assert kept(home) == [["One", "Two"]]
-    assert [path.suffix for path in (home / "chat").iterdir() if path.name != "history"] == [".json"]
 
 
 def test_a_folder_that_cannot_be_made_is_said_once(talk: Talk, home: Path) -> None:
@@ -191,18 +143,3 @@ def test_a_history_that_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.unlink()
     path.mkdir()
     history.store_string("typed after the file was lost")
-
-
-def test_bytes_that_are_not_text_in_a_terminal(open_terminal: Callable[..., ChatTerminal]) -> None:
-    terminal = open_terminal()
-    terminal.prompt()
-    for line in (b"caf\xe9", b"/system \xff", b"/save \xff\xfe.json"):
-        os.write(terminal.child.child_fd, line)
-        time.sleep(0.2)
-        os.write(terminal.child.child_fd, b"\r")
-        terminal.expect("error: bytes that are not UTF-8 became question marks")
-        terminal.prompt()
-        os.write(terminal.child.child_fd, b"\x03")  # away with the draft
-    terminal.command("And now?", "continue resumes it")
-    terminal.child.send(CTRL_D)
-    assert terminal.finish() == 0

@@ -1,17 +1,15 @@
 """Bad lines, through the real loop: each costs one line at most, and the conversation goes on."""
 
 import os
-import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from results import Result
+from results import Llmcli, Result
 from scripted_talk import ScriptedEditor, Talk, answers, open_talk
 
 from llmcli.cli.chat_session.commands import COMMANDS
-from llmcli.engine.conversation import FORMAT, Conversation, SavedConversation, load_conversation, save_conversation
+from llmcli.engine.conversation import FORMAT, Conversation, SavedConversation, save_conversation
 
 MARK = "<<next>>"
 PATHS = ("talk.json", "other.json", "notes.txt", "pipe", "folder", "link.json", "dangling", "deep.json", "none/x.json")
@@ -28,7 +26,7 @@ NAMES = ["", "nonsense", "\0", *(command.name for command in COMMANDS if command
 
 
 @pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+def talk(llmcli: Llmcli, talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     """In a folder of files that must not be read or replaced; stderr has a mark at each prompt."""
     folder = tmp_path / "work"
     (folder / "folder").mkdir(parents=True)
@@ -80,53 +78,20 @@ def test_every_command_survives_every_argument(talk: Talk, name: str) -> None:
     check(*talk(*lines, f"/{name}", "/reset", "/system -", "/set max-new-tokens 8", "/set seed 1", "And now?"))
 
 
-@pytest.mark.timeout(240)
-def test_commands_in_any_order(talk: Talk) -> None:
-    draw = random.Random(1)
-    lines = [f"/{draw.choice(NAMES)} {draw.choice(ARGUMENTS)}" for _ in range(300)]
-    lines[::9] = ["One"] * len(lines[::9])
-    check(*talk(*lines, "/reset", "/system -", "/set max-new-tokens 8", "/set overflow drop-oldest", "And now?"))
-
-
 @pytest.mark.timeout(60)
 def test_messages_of_any_kind(talk: Talk) -> None:
-    lines = [argument[:20_000] for argument in ARGUMENTS]
+    lines = [argument[:2_000] for argument in ARGUMENTS]
     lines += [*(f'"""{line}"""' for line in lines), '""""""', '"""', "And now?"]
     check(*talk(*lines, flags=("--max-new-tokens", 2)))
 
 
 def test_a_line_that_is_not_text_comes_up_again_as_text(
-    llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llmcli: Llmcli, talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, editor = open_talk(llmcli, talker, tmp_path / "home", monkeypatch)("caf\udce9 au lait", "", "/history")
     assert "error: bytes that are not UTF-8 became question marks" in result.stderr
     assert editor.drafts == ["", "caf? au lait", "", ""]
     assert "[1]\ncaf? au lait\n" in result.stderr
-
-
-def test_save_asks_before_it_replaces_another_conversation(talk: Talk) -> None:
-    expected = {
-        "/save new.json": "Saved to new.json",
-        "/save new.json ": "Saved to new.json",
-        "/save": "Saved to new.json",
-        "/save talk.json": "error: talk.json exists; replace it with /save --force FILE",
-        "/save --force talk.json": "Saved to talk.json",
-        "/save  new.json": "Saved to new.json",
-        "/save  talk.json": "Saved to talk.json",
-        "/load other.json": "Loaded 1 turn from other.json, made with m",
-        "/save other.json": "Saved to other.json",
-        "/save ": "Saved to other.json",
-    }
-    result, _ = talk("One", "Two", *expected)
-    said = result.stderr.split(MARK)[3:-1]
-    assert len(said) == len(expected)
-    for part, beginning in zip(said, expected.values(), strict=True):
-        assert part.startswith(beginning)
-    assert len(load_conversation(Path("talk.json")).conversation.turns) == 2
-    assert load_conversation(Path("other.json")).conversation.turns[0].user == "Hi"
-    resumed, _ = talk("/save", "/save talk.json", flags=("--resume", "other.json"))
-    assert "Saved to other.json" in resumed.stderr
-    assert "error: talk.json exists" in resumed.stderr
 
 
 @pytest.mark.timeout(60)

@@ -1,16 +1,15 @@
 """Every command of a chat after every other, in small contexts and odd conversations: no bug of ours ends it.
 
-`--chat-walks N` draws N sequences.
+`--chat-walks N` draws N / 3 sequences.
 """
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from results import Result
+from results import Llmcli
 from scripted_talk import Line, Talk, open_talk
 
 from llmcli.cli.chat_session.commands import COMMANDS
@@ -35,9 +34,7 @@ def draw(seed: int) -> random.Random:
 
 
 @pytest.fixture
-def talk(
-    llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.Random
-) -> Talk:
+def talk(llmcli: Llmcli, talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> Talk:
     monkeypatch.chdir(tmp_path)
     Path("odd.json").write_text(json.dumps(odd_conversation(draw)))
     return open_talk(llmcli, talker, tmp_path / "home", monkeypatch)
@@ -45,7 +42,7 @@ def talk(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", range(metafunc.config.getoption("--chat-walks")))
+        metafunc.parametrize("seed", range(metafunc.config.getoption("--chat-walks") // 3))
 
 
 def odd_conversation(draw: random.Random) -> dict[str, Any]:

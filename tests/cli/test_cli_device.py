@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from results import Result
+from results import Llmcli
 
 from llmcli.checkpoint.shapes import shape_model
 from llmcli.cli import device_choice, lazy
@@ -56,13 +56,8 @@ def test_a_card_is_chosen_by_number(machine: Callable[[Driver | None], None]) ->
         RunnerOptions("cuda:2", "auto", None)
 
 
-def test_cuda_without_a_driver_exits_4(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
-    result = llmcli("generate", "Hi", "-m", tiny_llama, "--device", "cuda")
-    result.expect_error(4, "--device cuda: there is no NVIDIA driver; use --device cpu")
-
-
 def test_a_card_that_is_too_old_is_named(
-    machine: Callable[[Driver | None], None], llmcli: Callable[..., Result], tiny_llama: Path
+    machine: Callable[[Driver | None], None], llmcli: Llmcli, tiny_llama: Path
 ) -> None:
     machine(Driver((13, 0), (OLD_CARD,)))
     arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 1, "--seed", 1)
@@ -74,9 +69,7 @@ def test_a_card_that_is_too_old_is_named(
     assert llmcli(*arguments, "--device", "cpu").stderr.count("\n") == 1
 
 
-def test_two_models_warn_once(
-    machine: Callable[[Driver | None], None], llmcli: Callable[..., Result], tiny_llama: Path
-) -> None:
+def test_two_models_warn_once(machine: Callable[[Driver | None], None], llmcli: Llmcli, tiny_llama: Path) -> None:
     machine(Driver((13, 0), ()))
     result = llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 1)
     assert result.stderr.count("warning: running on the CPU: the NVIDIA driver sees no card") == 1
@@ -88,7 +81,7 @@ def test_names_that_are_no_device(name: str) -> None:
         RunnerOptions(name, "auto", None)
 
 
-def test_the_kv_cache_is_usual_or_int8(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_the_kv_cache_is_usual_or_int8(llmcli: Llmcli, tiny_llama: Path) -> None:
     arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 2, "--seed", 1, "--stats", "--kv-cache")
     llmcli(*arguments, "int4").expect_error(2, "--kv-cache is 'int4', expected auto or int8")
     for choice, cache_type, shown in (("auto", "float32", "CPU, float32, "), ("int8", "int8", "KV cache int8")):
@@ -97,7 +90,7 @@ def test_the_kv_cache_is_usual_or_int8(llmcli: Callable[..., Result], tiny_llama
         assert any(line.split() == ["KV", "cache", cache_type] for line in stderr.splitlines())
 
 
-def test_float16_needs_a_card(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_float16_needs_a_card(llmcli: Llmcli, tiny_llama: Path) -> None:
     arguments = ("generate", "Hi", "-m", tiny_llama, "--dtype", "float16")
     llmcli(*arguments, "--device", "cpu").expect_error(2, "--dtype float16 is for CUDA", "float32 or bfloat16")
     llmcli(*arguments).expect_error(2, "--dtype float16 is for CUDA, and there is no NVIDIA driver")
@@ -142,7 +135,7 @@ def hopper(machine: Callable[[Driver | None], None], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("hopper")
-def test_more_rows_make_more_tokens_in_a_plan_for_the_card_here(llmcli: Callable[..., Result]) -> None:
+def test_more_rows_make_more_tokens_in_a_plan_for_the_card_here(llmcli: Llmcli) -> None:
     def rate(num_rows: int) -> float:
         plan = json.loads(llmcli("plan", "Llama-3.1-8B", "--rows", num_rows, "--context", 300, "--json").stdout)
         rate: float = plan["decode"][0]["tokens_per_second"]

@@ -5,19 +5,17 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from docs_schemas import check_docs_schema
 from fake_nvml import WORKING_WATTS, Nvml
-from results import Result
+from results import Llmcli
 from tiny_models import write_tiny_llama
 
 from llmcli.measure.energy import EnergyMeter
 
-Llmcli = Callable[..., Result]
 QUICK = ("--prompt", 8, "--depth", 8, "--depth", 20, "--tokens", 4, "--repeats", 1)
 
 

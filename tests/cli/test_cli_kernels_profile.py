@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from docs_schemas import check_docs_schema
 from fake_ncu import STALL, VALUES, FakeNcu
-from results import Result
+from results import Llmcli
 
 from llmcli.checkpoint.model import open_model
 from llmcli.cli import kernels_profile
@@ -27,8 +26,6 @@ from llmcli.lab.nsight import Counters, metrics_for
 from llmcli.lab.profile import RungRequest, StepRequest, read_request
 from llmcli.lab.roofline import Ceilings
 from llmcli.lab.walk import Call, KernelUse, card_of, walk_model
-
-Llmcli = Callable[..., Result]
 
 CEILINGS = Ceilings(4e12, {"float32": 50e12, "float16": 500e12})
 COUNTERS = Counters(5, 10e-6, 30e6, 2e6, 0.8, 0.3, 0.2, 0.01, 0.02, 0.24, 0.19, {"barrier": 0.4, "wait": 0.01})

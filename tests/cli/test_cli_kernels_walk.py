@@ -3,14 +3,13 @@
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from docs_schemas import check_docs_schema
-from results import Result
+from results import Llmcli
 
 from llmcli.cli import kernels_bench, lazy
 from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
@@ -30,8 +29,6 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.lab.roofline import Ceilings, Gap, TimedStep, find_gap, place_calls
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import Call, Walk
-
-Llmcli = Callable[..., Result]
 
 CEILINGS = Ceilings(1e12, {"float32": 50e12, "float16": 500e12})
 
@@ -176,20 +173,7 @@ def test_roofline_as_a_user_runs_it(llmcli: Llmcli, monkeypatch: pytest.MonkeyPa
 def test_times_and_rates_of_a_bench() -> None:
     lines = [line.split() for line in bench_text("a card", STEPS, CEILINGS, ()).splitlines()]
     # us, GB/s, GFLOP/s, share of the ceiling, share of the step: 4 * 10 of 1 + 4 * 10 + 4 * 18 us
-    assert [
-        "gemv",
-        "o_proj",
-        "4",
-        "7.6",
-        "MiB",
-        "16.0",
-        "M",
-        "10.00",
-        "800.0",
-        "1,600.0",
-        "80.0%",
-        "35.4%",
-    ] in lines
+    assert ["gemv", "o_proj", "4", "7.6", "MiB", "16.0", "M", "10.00", "800.0", "1,600.0", "80.0%", "35.4%"] in lines
     assert [
         "cublas",
         "o_proj",

@@ -3,24 +3,23 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from results import Result
+from results import Llmcli
 from tiny_models import write_tiny_llama
 
 from llmcli.kernels import environment
 
 
-def test_tokenize_shows_ids_and_pieces(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_tokenize_shows_ids_and_pieces(llmcli: Llmcli, tiny_llama: Path) -> None:
     result = llmcli("tokenize", "Hi\n", "-m", tiny_llama)
     assert result.stdout == "256  <|begin|>\n 72  H\n105  i\n 10  Ċ\n"
     assert result.stderr == "4 tokens\n"
 
 
-def test_tokenize_json_and_the_way_back(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_tokenize_json_and_the_way_back(llmcli: Llmcli, tiny_llama: Path) -> None:
     text = "Grüße 👩‍👩‍👧"
     answer = json.loads(llmcli("tokenize", text, "-m", tiny_llama, "--json").stdout)
     assert answer["token_ids"] == [256, *text.encode()]
@@ -31,18 +30,12 @@ def test_tokenize_json_and_the_way_back(llmcli: Callable[..., Result], tiny_llam
 
 
 @pytest.mark.parametrize("ids", ["1 two", "-1", "258", "1.5", "9" * 5000, "\u0661"])
-def test_decode_refuses_what_is_no_token_id(llmcli: Callable[..., Result], tiny_llama: Path, ids: str) -> None:
+def test_decode_refuses_what_is_no_token_id(llmcli: Llmcli, tiny_llama: Path, ids: str) -> None:
     result = llmcli("tokenize", "-m", tiny_llama, "--decode", "--", ids)
     result.expect_error(2, "is not a token id of this tokenizer, expected numbers from 0 to 257")
 
 
-def test_tokenize_needs_no_weights(llmcli: Callable[..., Result], tmp_path: Path) -> None:
-    folder = write_tiny_llama(tmp_path / "model")
-    (folder / "model.safetensors").unlink()
-    assert llmcli("tokenize", "a", "-m", folder).exit_code == 0
-
-
-def test_info_counts_what_a_token_reads(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+def test_info_counts_what_a_token_reads(llmcli: Llmcli, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16)
     (folder / "generation_config.json").write_text(json.dumps({"top_k": 5, "eos_token_id": [257, 3]}))
     facts = json.loads(llmcli("info", folder, "--context", 100, "--json").stdout)
@@ -58,14 +51,14 @@ def test_info_counts_what_a_token_reads(llmcli: Callable[..., Result], tmp_path:
     assert facts["sampling"]["top_k"] == [5, "generation_config.json"]
 
 
-def test_info_of_a_tied_model_reads_its_one_matrix_once(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+def test_info_of_a_tied_model_reads_its_one_matrix_once(llmcli: Llmcli, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", tie_word_embeddings=True)
     facts = json.loads(llmcli("info", folder, "--json").stdout)
     assert facts["decode_bytes_per_token"] == 4 * facts["num_parameters"] + 4 * 64
     assert facts["shape"]["tied_head"] is True
 
 
-def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_info_table(llmcli: Llmcli, tiny_llama: Path) -> None:
     lines = {line[:28].strip(): line[28:] for line in llmcli("info", tiny_llama).stdout.splitlines()}
     assert lines["attention"] == "8 heads over 2 key-value heads of 8"
     assert lines["begins with"] == "<|begin|>"
@@ -78,7 +71,7 @@ def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     assert lines["memory, float32"].endswith("KV cache 192.0 KiB")  # 2 * 3 layers * 16 * 512 tokens * 4 bytes
 
 
-def test_info_of_windows_and_layers_without_rotary(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+def test_info_of_windows_and_layers_without_rotary(llmcli: Llmcli, tmp_path: Path) -> None:
     smollm3 = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0, 1]}
     windows = {"use_sliding_window": True, "sliding_window": 16}
     folder = write_tiny_llama(tmp_path / "model", **smollm3, **windows)
@@ -87,12 +80,12 @@ def test_info_of_windows_and_layers_without_rotary(llmcli: Callable[..., Result]
     assert "sliding window              16 tokens, in 1 of 3 layers\n" in text
 
 
-def test_info_errors_like_generate(llmcli: Callable[..., Result], tmp_path: Path, tiny_llama: Path) -> None:
+def test_info_errors_like_generate(llmcli: Llmcli, tmp_path: Path, tiny_llama: Path) -> None:
     llmcli("info", tmp_path / "none").expect_error(3, "does not exist")
     llmcli("info", tiny_llama, "--context", 513).expect_error(2, "over the context limit of tiny-llama", "512 tokens")
 
 
-def test_presets(llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets(llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "mine.toml").write_text('description = "my own"\n[sampling]\ntop_k = 3\n')
@@ -136,7 +129,7 @@ CARD = environment.Card(0, "NVIDIA Test", (8, 9), 24 * 2**30)
     ],
 )
 def test_doctor(
-    llmcli: Callable[..., Result],
+    llmcli: Llmcli,
     monkeypatch: pytest.MonkeyPatch,
     driver: environment.Driver | None,
     cupy: dict[str, str],
@@ -157,7 +150,7 @@ def test_doctor(
     assert ("problem" in states) == (problem is not None)
 
 
-def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     said = " ".join(llmcli("doctor").stdout.split())
     assert "C++ compiler no-such-compiler not found; int8 and int4 on the CPU are faster with g++" in said
@@ -168,9 +161,7 @@ def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Callable[..., Result], m
         assert f"ok  C++ compiler   {shutil.which('c++')}" in llmcli("doctor").stdout
 
 
-def test_doctor_sees_a_cache_that_cannot_be_written(
-    llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_sees_a_cache_that_cannot_be_written(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMCLI_HOME", "/proc/nowhere")
     result = llmcli("doctor")
     assert result.exit_code == 4

@@ -7,7 +7,6 @@ import gc
 import inspect
 import io
 import json
-import math
 import re
 import textwrap
 import weakref
@@ -19,7 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
-from results import Result
+from results import Llmcli, Screen
 
 from llmcli import cli
 from llmcli.cli.command import OptionEach, argument, option, with_groups
@@ -54,18 +53,12 @@ def test_no_command_takes_or_does_too_much(path: Path) -> None:
             assert num_lines <= MAX_LINES, f"{node.name} has {num_lines} lines"
 
 
-def test_help_lists_every_command(llmcli) -> None:
+def test_help_lists_every_command_and_has_two_examples(llmcli) -> None:
     text = llmcli("--help").stdout
     for command in COMMANDS:
         assert f" {command.name} " in text
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_help_with_two_examples(llmcli, command: CommandEntry) -> None:
-    if command.name in ("models", "kernels"):  # their subcommands have them
-        return
-    text = llmcli(command.name, "--help").stdout
-    assert text.count("llmcli ") >= 3  # the usage line and two examples
+        if command.name not in ("models", "kernels"):  # their subcommands have them
+            assert llmcli(command.name, "--help").stdout.count("llmcli ") >= 3  # the usage line and two examples
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -159,34 +152,11 @@ EOS_ID = 257
 
 
 @pytest.fixture
-def generate(llmcli: Callable[..., Result], tiny_llama: Path) -> Callable[..., Result]:
+def generate(llmcli: Llmcli, tiny_llama: Path) -> Llmcli:
     return lambda *arguments: llmcli("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 9, "--seed", 3, *arguments)
 
 
-def test_logprobs_are_the_models_own(generate: Callable[..., Result]) -> None:
-    """Temperature and filters change the draw, not the log-probabilities."""
-    answer = json.loads(generate("--json", "--logprobs", 3, "--temperature", 2, "--top-k", 50).stdout)
-    entries = answer["logprobs"]
-    assert [entry["token_id"] for entry in entries] == answer["token_ids"]
-    for entry in entries:
-        top = [item["logprob"] for item in entry["top_logprobs"]]
-        assert len(top) == 3
-        assert top == sorted(top, reverse=True)
-        assert entry["logprob"] <= top[0] <= 0
-        assert sum(map(math.exp, top)) <= 1
-    greedy = json.loads(generate("--json", "--logprobs", 3, "--temperature", 0).stdout)["logprobs"]
-    assert [entry["token_id"] for entry in greedy] == [entry["top_logprobs"][0]["token_id"] for entry in greedy]
-    assert entries[0]["top_logprobs"] == greedy[0]["top_logprobs"]  # both after the same prompt
-
-
-def test_looking_at_choices_does_not_change_them(generate: Callable[..., Result]) -> None:
-    plain = json.loads(generate("--json", "-n", 2).stdout)
-    watched = json.loads(generate("--json", "-n", 2, "--logprobs", 2).stdout)
-    assert [sample["token_ids"] for sample in watched["samples"]] == [s["token_ids"] for s in plain["samples"]]
-    assert all(len(sample["logprobs"]) == len(sample["token_ids"]) for sample in watched["samples"])
-
-
-def test_json_lines(generate: Callable[..., Result]) -> None:
+def test_json_lines(generate: Llmcli) -> None:
     answer = json.loads(generate("--json", "-n", 2).stdout)
     lines = [json.loads(line) for line in generate("--jsonl", "-n", 2, "--logprobs", 1).stdout.splitlines()]
     run, *rest = lines
@@ -200,15 +170,7 @@ def test_json_lines(generate: Callable[..., Result]) -> None:
         assert all(len(line["top_logprobs"]) == 1 for line in mine[:-1])
 
 
-def test_logit_bias_bans_and_forces(generate: Callable[..., Result]) -> None:
-    first = json.loads(generate("--json", "--temperature", 0).stdout)["token_ids"][0]
-    banned = json.loads(generate("--json", "--temperature", 0, "--logit-bias", f"{first}=-inf").stdout)
-    assert first not in banned["token_ids"]
-    forced = json.loads(generate("--json", "--logit-bias", "65=100").stdout)
-    assert forced["text"] == "A" * 9
-
-
-def test_min_new_tokens_and_ignore_eos(generate: Callable[..., Result]) -> None:
+def test_min_new_tokens_and_ignore_eos(generate: Llmcli) -> None:
     """The bias makes the end certain unless it is banned."""
     force = ("--logit-bias", f"{EOS_ID}=1000", "--json")
     assert json.loads(generate(*force).stdout)["token_ids"] == [EOS_ID]
@@ -217,13 +179,6 @@ def test_min_new_tokens_and_ignore_eos(generate: Callable[..., Result]) -> None:
     assert EOS_ID not in later["token_ids"][:4]
     never = json.loads(generate(*force, "--ignore-eos").stdout)
     assert (never["finish_reason"], EOS_ID in never["token_ids"]) == ("length", False)
-
-
-def test_dry_breaks_up_repetitions(generate: Callable[..., Result]) -> None:
-    """A bias that makes AB AB AB likely; DRY makes the text leave it."""
-    loop = ("--json", "--temperature", 0, "--logit-bias", "65=30")
-    assert json.loads(generate(*loop).stdout)["text"] == "A" * 9
-    assert json.loads(generate(*loop, "--dry-multiplier", 8).stdout)["text"] != "A" * 9
 
 
 @pytest.mark.parametrize(
@@ -242,7 +197,7 @@ def test_dry_breaks_up_repetitions(generate: Callable[..., Result]) -> None:
         (("--color", "prob", "--json"), ("--color cannot be combined with --json or --jsonl",)),
     ],
 )
-def test_flags_that_make_no_sense(generate: Callable[..., Result], flags: tuple[str, ...], parts: tuple[str]) -> None:
+def test_flags_that_make_no_sense(generate: Llmcli, flags: tuple[str, ...], parts: tuple[str]) -> None:
     generate(*flags).expect_error(2, *parts)
 
 
@@ -268,11 +223,7 @@ def test_flags_that_make_no_sense(generate: Callable[..., Result], flags: tuple[
     ],
 )
 def test_an_empty_path(
-    llmcli: Callable[..., Any],
-    command: tuple[str, ...],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    llmcli: Callable[..., Any], command: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = llmcli(*command)
@@ -353,11 +304,6 @@ ROWS = [
     ("漢字", "embed_tokens", "1", "1.2 MiB", "blocks", "12.0"),
 ]
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, columns: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import resource
 import signal
 import subprocess
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import Llmcli
 from tiny_models import write_tiny_llama
 
+from llmcli import __version__
 from llmcli.cli import device_choice
 from llmcli.cli.device_choice import choose_waiting
 
@@ -25,41 +26,44 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, **options)  # type: ignore[call-overload]
 
 
-def test_help_imports_no_heavy_library() -> None:
+# One process after the other command: what none of them so far may have imported.
+HEAVY = {"torch", "cupy", "tokenizers", "sentencepiece", "transformers", "prompt_toolkit", "jinja2", "llguidance"}
+HEAVIER = HEAVY | {"numpy", "huggingface_hub", "safetensors"}
+STARTS = [
+    (["--help"], HEAVIER),
+    (["generate", "--help-all"], HEAVIER),
+    (["chat", "--help"], HEAVIER),
+    (["chat", "--list"], HEAVY),
+    (["generate", "a", "--max-new-tokens", "1"], {"torch", "transformers", "llguidance"}),
+]
+
+
+def test_nothing_is_imported_that_a_command_does_not_need(tmp_path: Path) -> None:
     code = (
-        "import sys; from llmcli.cli.main import run; run(['--help']); run(['generate', '--help'])\n"
-        "heavy = {'torch', 'cupy', 'numpy', 'tokenizers', 'sentencepiece', 'transformers', 'huggingface_hub'}\n"
-        "heavy |= {'safetensors'}\n"
-        "heavy &= set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "import json, sys; from llmcli.cli.main import run\n"
+        "for command, unwanted in json.loads(sys.argv[1]):\n"
+        "    assert run(command) == 0\n"
+        "    assert not {*unwanted} & {*sys.modules}, (command, {*unwanted} & {*sys.modules})\n"
+        "run(['generate', 'a', '--choice', 'b'])\n"
+        "assert 'llguidance' in sys.modules\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    starts = json.dumps([(command, sorted(unwanted)) for command, unwanted in STARTS])
+    environment = {**os.environ, "LLMCLI_HOME": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code, starts], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     assert "generate" in result.stdout
 
 
-def test_no_command_shows_the_help() -> None:
-    result = run()
-    assert (result.returncode, result.stdout) == (0, run("--help").stdout)
+def test_the_help_is_for_no_command_too_and_a_version_is_told(llmcli: Llmcli) -> None:
+    assert llmcli() == llmcli("--help")
+    assert llmcli("--version").stdout == f"llmcli {__version__}\n"
 
 
-def test_version() -> None:
-    from llmcli import __version__
-
-    assert run("--version").stdout == f"llmcli {__version__}\n"
-
-
-def test_piped_prompt(tiny_llama: Path) -> None:
-    arguments = ("generate", "-m", tiny_llama, "--temperature", 0, "--max-new-tokens", 8, "--quiet")
-    expected = run(*arguments, "Grüße, 世界").stdout
-    assert run(*arguments, input="Grüße, 世界\n").stdout == expected
-    assert run(*arguments, "-", input="Grüße, 世界").stdout == expected
-
-
-def test_output_is_utf8_whatever_the_locale(tiny_llama: Path) -> None:
+def test_pipes_have_utf8_whatever_the_locale_and_join_the_prompt(llmcli: Llmcli, tiny_llama: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    arguments = ("generate", "Hi", "-m", tiny_llama, "--seed", 2, "--max-new-tokens", 60)
-    assert run(*arguments, env=environment).stdout == run(*arguments).stdout
+    arguments = ("generate", "-m", tiny_llama, "--seed", 2, "--max-new-tokens", 60, "--quiet")
+    told = run(*arguments, "Hi,", input="世界\n", env=environment)
+    assert told.stdout == llmcli(*arguments, "Hi,\n\n世界").stdout
 
 
 def test_a_closed_pipe_ends_quietly(tiny_llama: Path) -> None:
@@ -72,9 +76,8 @@ def test_a_closed_pipe_ends_quietly(tiny_llama: Path) -> None:
     assert process.wait(60) == 141
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["generate", "--help"]])
-def test_help_into_a_closed_pipe_ends_quietly(arguments: list[str]) -> None:
-    process = subprocess.Popen([*LLMCLI, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_help_into_a_closed_pipe_ends_quietly() -> None:
+    process = subprocess.Popen([*LLMCLI, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
@@ -96,20 +99,16 @@ def test_a_full_disk_is_an_error_in_one_line(tiny_llama: Path) -> None:
     )
 
 
-def test_a_message_that_cannot_be_written_costs_no_text(tiny_llama: Path) -> None:
+def test_a_message_that_cannot_be_written_costs_no_text(llmcli: Llmcli, tiny_llama: Path) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("needs /dev/full")
-    command = [*LLMCLI, "generate", "Hi", "-m", str(tiny_llama), "--seed", "1", "--max-new-tokens", "8"]
-    told = subprocess.run([*command, "--quiet"], capture_output=True, timeout=60, check=True)
+    arguments = ["generate", "Hi", "-m", str(tiny_llama), "--seed", "1", "--max-new-tokens", "8"]
     with open("/dev/full", "wb") as full:
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60, check=False)
-    assert (result.returncode, result.stdout) == (0, told.stdout)
+        result = subprocess.run([*LLMCLI, *arguments], stdout=subprocess.PIPE, stderr=full, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (0, llmcli(*arguments).stdout.encode())
 
 
-@pytest.mark.parametrize(
-    ("redirection", "exit_code"),
-    [("<&-", 2), ("hello >&-", 5), ("--help >&-", 5), ("hello 2>&-", 0), ("hello <&-", 0)],
-)
+@pytest.mark.parametrize(("redirection", "exit_code"), [("<&-", 2), ("hello >&-", 5), ("hello <&- 2>&-", 0)])
 def test_streams_that_the_caller_closed(tiny_llama: Path, redirection: str, exit_code: int) -> None:
     """A text that cannot be written is an error."""
     script = f'"{sys.executable}" -m llmcli generate -m "{tiny_llama}" --max-new-tokens 2 {redirection}'
@@ -118,7 +117,7 @@ def test_streams_that_the_caller_closed(tiny_llama: Path, redirection: str, exit
     assert "internal error" not in result.stderr
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.3, 0.6, 1.0, 1.5])
+@pytest.mark.parametrize("delay", [0.3, 1.0, *(pytest.param(one, marks=pytest.mark.long) for one in (0.1, 0.6, 1.5))])
 def test_ctrl_c_at_any_moment_of_the_start(endless: Path, delay: float) -> None:
     """Imports, tokenizer, loading: an interrupt is handled from our first import on."""
     command = [*LLMCLI, "generate", "Hi", "-m", str(endless), "--max-new-tokens", "8000", "--quiet"]
@@ -185,34 +184,6 @@ def test_ctrl_c_during_a_long_prefill(endless: Path) -> None:
     assert stderr == b""
 
 
-@pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_shows_the_prompt_before_its_continuation(tiny_llama: Path, no_color: bool) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    if no_color:
-        environment["NO_COLOR"] = "1"
-    master, slave = pty.openpty()
-    command = [*LLMCLI, "generate", "Once upon", "-m", str(tiny_llama), "--seed", "1", "--max-new-tokens", "4"]
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    seen = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            seen += os.read(master, 4096)
-        except OSError:  # the other end is closed: the program has ended
-            break
-    os.close(master)
-    assert process.wait(60) == 0
-    assert (b"\x1b[2mOnce upon\x1b[0m" in seen) == (not no_color)
-    assert b"Once upon" in seen
-
-
-def test_a_pipe_joins_the_prompt() -> None:
-    command = [sys.executable, "-m", "llmcli", "generate", "Tell this again:", "--max-new-tokens", "1", "--show-prompt"]
-    run = subprocess.run(command, input="A fox.\n", capture_output=True, text=True, check=True, timeout=120)
-    assert "Tell this again:\n\nA fox." in run.stderr
-
-
 # Errors that can occur anywhere end in one line and a documented exit code.
 
 
@@ -234,8 +205,12 @@ GENERATE = "generate Once --max-new-tokens 3"
 @pytest.mark.parametrize(
     ("mib", "command"),
     [
-        *((280, "plan"), (400, GENERATE), (500, "plan"), (540, GENERATE)),  # torch, imported, aborts below 550
-        *((140, "plan"), (190, GENERATE), (215, "plan"), (250, GENERATE)),  # without torch
+        *((280, "plan"), (540, GENERATE)),  # torch, imported, aborts below 550
+        *((190, GENERATE), (215, "plan")),  # without torch
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in ((400, GENERATE), (500, "plan"), (140, "plan"), (250, GENERATE))
+        ),
     ],
 )
 def test_too_little_memory_is_one_line(mib, command):
@@ -367,15 +342,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Running threads count the one that asks.
 @pytest.mark.parametrize(
     ("running", "num_threads", "expected"),
-    [
-        (1, None, "10000"),
-        (2, None, "0"),
-        (9, None, "0"),
-        (3, 2, "10000"),
-        (4, 2, "0"),
-        (4, 1, "10000"),
-        (1, 6, "0"),
-    ],
+    [(1, None, "10000"), (2, None, "0"), (9, None, "0"), (3, 2, "10000"), (4, 2, "0"), (4, 1, "10000"), (1, 6, "0")],
 )
 def test_threads_sleep_at_once_if_others_need_the_cores(
     running: int, num_threads: int | None, expected: str, load: Path
@@ -402,7 +369,7 @@ def test_what_a_user_has_set_stays(name: str, load: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch has GNU's OpenMP on Linux")
-@pytest.mark.parametrize("command", [["generate", "Once", "--max-new-tokens", "2"], ["plan"]])
+@pytest.mark.parametrize("command", [GENERATE.split(), pytest.param(["plan"], marks=pytest.mark.long)])
 def test_openmp_reads_it(command: list[str]) -> None:
     """OpenMP itself reports what it has read: a late setting would leave 300000."""
     environment = {name: value for name, value in os.environ.items() if name not in device_choice._WAITING_VARIABLES}

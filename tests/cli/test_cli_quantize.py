@@ -1,31 +1,20 @@
 """`llmcli quantize`: its output, its refusals and its result."""
 
 import json
-import os
-import pty
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from results import Result
-from tiny_models import write_tiny_llama
+from results import Llmcli
+from tiny_models import WIDE, write_tiny_llama
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 320}
-
-Llmcli = Callable[..., Result]
+from llmcli.checkpoint import export
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("quantize") / "model", dtype=torch.bfloat16, **SIZES)
-
-
-def test_default_export(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    result = llmcli("quantize", model, tmp_path / "int8")
+def test_default_export(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
+    result = llmcli("quantize", wide, tmp_path / "int8")
     assert (result.exit_code, result.stdout) == (0, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"{tmp_path / 'int8'}: ")
@@ -35,9 +24,9 @@ def test_default_export(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     assert (card["num_bits"], card["group_size"], card["symmetric"], card["head_bits"]) == (8, 128, True, None)
 
 
-def test_every_choice(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+def test_every_choice(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
     flags = ("--bits", 4, "--group-size", 32, "--head", "int8", "--skip", "layers.1.self_attn", "--skip", "down")
-    result = llmcli("quantize", model, tmp_path / "int4", *flags, "--shard-size", "0.1MB")
+    result = llmcli("quantize", wide, tmp_path / "int4", *flags, "--shard-size", "0.1MB")
     assert result.exit_code == 0
     assert "kept as they are: model.layers.0.mlp.down_proj, model.layers.1.self_attn.q_proj" in result.stderr
     assert "warning: vLLM takes a quantized output head only" in result.stderr
@@ -45,27 +34,23 @@ def test_every_choice(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     assert (card["num_bits"], card["group_size"], card["head_bits"]) == (4, 32, 8)
     assert len(card["kept_layers"]) == 6
     assert len(list((tmp_path / "int4").glob("model-*.safetensors"))) > 1
-    result = llmcli("quantize", model, tmp_path / "channel", "--bits", 4, "--group-size", "channel", "--asymmetric")
+    result = llmcli("quantize", wide, tmp_path / "channel", "--bits", 4, "--group-size", "channel", "--asymmetric")
     assert result.exit_code == 0
     card = json.loads((tmp_path / "channel" / "quantization.json").read_text())
     assert (card["group_size"], card["symmetric"]) == (None, False)
 
 
-def test_verbose_shows_every_layer(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    lines = llmcli("quantize", model, tmp_path / "int8", "--verbose").stderr.splitlines()
+def test_verbose_shows_every_layer_and_quiet_leaves_warnings(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
+    lines = llmcli("quantize", wide, tmp_path / "skipped", "--skip", "q_proj", "--quiet").stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["warning"]
+    lines = llmcli("quantize", wide, tmp_path / "int8", "--verbose").stderr.splitlines()
     assert len(lines) == 15
     assert lines[0].startswith("model.layers.0.self_attn.q_proj: error 0.")
     assert "at the ends of the range" in lines[0]
 
 
-def test_quiet_leaves_warnings(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    assert llmcli("quantize", model, tmp_path / "int8", "--quiet").stderr == ""
-    lines = llmcli("quantize", model, tmp_path / "skipped", "--skip", "q_proj", "--quiet").stderr.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["warning"]
-
-
-def test_dry_run_writes_nothing(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    result = llmcli("quantize", model, tmp_path / "int8", "--dry-run", "--bits", 4)
+def test_dry_run_writes_nothing(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
+    result = llmcli("quantize", wide, tmp_path / "int8", "--dry-run", "--bits", 4)
     assert result.exit_code == 0
     rows = {line.split("  ")[0]: line.split("  ")[1:] for line in result.stdout.splitlines()}
     assert list(rows) == ["kind", "embedding", "norms and biases", "attention", "MLP", "output head", "all"]
@@ -74,8 +59,8 @@ def test_dry_run_writes_nothing(llmcli: Llmcli, model: Path, tmp_path: Path) -> 
 
 
 def test_layers_that_the_group_does_not_divide_are_listed(llmcli: Llmcli, tmp_path: Path) -> None:
-    model = write_tiny_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 250})
-    result = llmcli("quantize", model, tmp_path / "int8")
+    narrow = write_tiny_llama(tmp_path / "model", **{**WIDE, "intermediate_size": 250})
+    result = llmcli("quantize", narrow, tmp_path / "int8")
     (line,) = [line for line in result.stderr.splitlines() if "does not divide" in line]
     assert line.startswith(
         "warning: group size 128 does not divide the input size of these layers, which get one scale per row: "
@@ -84,8 +69,8 @@ def test_layers_that_the_group_does_not_divide_are_listed(llmcli: Llmcli, tmp_pa
 
 
 def test_a_head_that_leaves_the_embedding_is_announced(llmcli: Llmcli, tmp_path: Path) -> None:
-    model = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
-    result = llmcli("quantize", model, tmp_path / "int8", "--head", "int8")
+    tied = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16, tie_word_embeddings=True, **WIDE)
+    result = llmcli("quantize", tied, tmp_path / "int8", "--head", "int8")
     assert "the output head is now stored apart from the embedding: 41.6 kB more" in result.stderr
 
 
@@ -108,35 +93,35 @@ def test_a_head_that_leaves_the_embedding_is_announced(llmcli: Llmcli, tmp_path:
     ],
 )
 def test_flags_that_cannot_be(
-    llmcli: Llmcli, model: Path, tmp_path: Path, flags: tuple[object, ...], message: str
+    llmcli: Llmcli, wide: Path, tmp_path: Path, flags: tuple[object, ...], message: str
 ) -> None:
-    llmcli("quantize", model, tmp_path / "int8", *flags).expect_error(2, message)
+    llmcli("quantize", wide, tmp_path / "int8", *flags).expect_error(2, message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_refusals_have_exit_codes(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    llmcli("quantize", model, model).expect_error(2, "exists")
-    llmcli("quantize", model, model, "--force").expect_error(2, "is the source itself")
-    llmcli("quantize", model, model / "inside").expect_error(2, "is inside the source")
+def test_refusals_have_exit_codes(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
+    llmcli("quantize", wide, wide).expect_error(2, "exists")
+    llmcli("quantize", wide, wide, "--force").expect_error(2, "is the source itself")
+    llmcli("quantize", wide, wide / "inside").expect_error(2, "is inside the source")
     llmcli("quantize", tmp_path / "none", tmp_path / "int8").expect_error(3, "does not exist")
-    llmcli("quantize", model, tmp_path / "int8", "--quiet")
+    llmcli("quantize", wide, tmp_path / "int8", "--quiet")
     llmcli("quantize", tmp_path / "int8", tmp_path / "twice").expect_error(3, "quantized")
-    llmcli("quantize", model, tmp_path / "int8").expect_error(2, "exists; give another folder, or --force")
-    assert llmcli("quantize", model, tmp_path / "int8", "--force").exit_code == 0
+    llmcli("quantize", wide, tmp_path / "int8").expect_error(2, "exists; give another folder, or --force")
+    assert llmcli("quantize", wide, tmp_path / "int8", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize("inside", ["", "notes"])
 def test_the_current_folder_is_not_replaced(
-    llmcli: Llmcli, model: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
+    llmcli: Llmcli, wide: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shell would be left in a removed folder."""
-    here = shutil.copytree(model, tmp_path / "here")
+    here = shutil.copytree(wide, tmp_path / "here")
     (here / "notes").mkdir()
     monkeypatch.chdir(here / inside)
     for destination in (here, "."):
         if destination == "." and inside:
             continue
-        llmcli("quantize", model, destination, "--force").expect_error(2, "the current folder")
+        llmcli("quantize", wide, destination, "--force").expect_error(2, "the current folder")
     assert (here / "notes").is_dir()
 
 
@@ -144,77 +129,42 @@ def test_a_destination_is_refused_before_anything_is_downloaded(llmcli: Llmcli, 
     llmcli("quantize", "no-such-org/no-such-model", tmp_path).expect_error(2, "exists")
 
 
-def test_a_stopped_run_is_taken_up(
-    llmcli: Llmcli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other", [(), ("--group-size", 64)])
+def test_a_stopped_run_is_taken_up_or_begun_anew(
+    llmcli: Llmcli, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: tuple[object, ...]
 ) -> None:
-    from llmcli.checkpoint import export
-
     calls: list[object] = []
     measure_quality = export.measure_quality
 
-    def interrupted(errors: object) -> object:
+    def interrupted(errors: Any) -> object:
         calls.append(errors)
         if len(calls) == 9:
             raise KeyboardInterrupt
-        return measure_quality(errors)  # type: ignore[arg-type]
+        return measure_quality(errors)
 
-    command = ("quantize", model, tmp_path / "int8", "--shard-size", "0.05MB")
-    monkeypatch.setattr(export, "measure_quality", interrupted)
-    result = llmcli(*command)
+    command = ("quantize", wide, tmp_path / "int8", "--shard-size", "0.05MB")
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "measure_quality", interrupted)
+        result = llmcli(*command)
     assert result.exit_code == 130
     assert "Stopped: run the same command again to resume" in result.stderr
     assert not (tmp_path / "int8").exists()
-    monkeypatch.undo()
-    result = llmcli(*command, "--bits", 4, "--dry-run")  # only looks, and keeps the unfinished run
-    result = llmcli(*command)
+    llmcli(*command, "--bits", 4, "--dry-run")  # only looks, and keeps the unfinished run
+    result = llmcli(*command, *other)
     assert result.exit_code == 0
     first, _ = result.stderr.splitlines()
-    assert first.startswith("resuming: ")
-    assert first.endswith("weight files were finished by an earlier run")
+    assert first.startswith("starting over: " if other else "resuming: ")
+    assert other or first.endswith("weight files were finished by an earlier run")
     assert [path.name for path in tmp_path.iterdir()] == ["int8"]
 
 
-def test_another_run_starts_clean_and_says_so(
-    llmcli: Llmcli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from llmcli.checkpoint import export
-
-    def interrupted(errors: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(export, "measure_quality", interrupted)
-        assert llmcli("quantize", model, tmp_path / "int8").exit_code == 130
-    result = llmcli("quantize", model, tmp_path / "int8", "--group-size", 64)
-    assert result.exit_code == 0
-    assert result.stderr.startswith("starting over: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["int8"]
-
-
-def test_a_terminal_shows_a_bar(model: Path, tmp_path: Path) -> None:
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "llmcli", "quantize", str(model), str(tmp_path / "int8"), "-v"]
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
-    os.close(slave)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(master, 4096)
-        except OSError:  # the other end is closed: the program has ended
-            break
-    os.close(master)
-    assert process.wait(60) == 0
-    assert b"quantizing to" in seen
-    assert b"down_proj: error" in seen
-
-
-def test_eval_goes_into_both_cards(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+def test_eval_goes_into_both_cards(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 9)
     destination = tmp_path / "export"
-    result = llmcli("quantize", model, destination, "--eval", text)
+    result = llmcli("quantize", wide, destination, "--eval", text)
     assert result.exit_code == 0
-    arguments = ("eval", model, "--against", destination, "--file", text, "--json")
+    arguments = ("eval", wide, "--against", destination, "--file", text, "--json")
     measured = json.loads(llmcli(*arguments).stdout)
     card = json.loads((destination / "quantization.json").read_text())["evaluation"]
     assert card["text"] == "text.txt"
@@ -229,14 +179,14 @@ def test_eval_goes_into_both_cards(llmcli: Llmcli, model: Path, tmp_path: Path) 
     assert f"{card['perplexity_after']:.4f} now, on text.txt" in llmcli("info", destination).stdout
 
 
-def test_eval_of_a_missing_text_is_refused_before_any_work(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    result = llmcli("quantize", model, tmp_path / "export", "--eval", tmp_path / "none.txt")
+def test_eval_of_a_missing_text_is_refused_before_any_work(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
+    result = llmcli("quantize", wide, tmp_path / "export", "--eval", tmp_path / "none.txt")
     result.expect_error(2, "none.txt cannot be read")
     assert not (tmp_path / "export").exists()
 
 
-def test_a_device_that_is_not_there_is_refused_before_any_work(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
-    command = ("quantize", model, tmp_path / "int8", "--device")
+def test_a_device_that_is_not_there_is_refused_before_any_work(llmcli: Llmcli, wide: Path, tmp_path: Path) -> None:
+    command = ("quantize", wide, tmp_path / "int8", "--device")
     llmcli(*command, "cuda").expect_error(4, "--device cuda: there is no NVIDIA driver; use --device cpu")
     llmcli(*command, "gpu").expect_error(2, "--device is 'gpu', expected auto, cpu, cuda or cuda:N")
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +9,13 @@ from typing import Any
 
 import pytest
 from hub_server import HubServer
-from results import Result
+from results import Llmcli, Result
 from safetensors.torch import load_file, save_file
 
 from llmcli.engine.generation import Generation
 from llmcli.receipt.receipt import load_receipt, save_receipt
 
-Llmcli = Callable[..., Result]
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"
-
-
-@pytest.fixture
-def model(tiny_llama: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model to change."""
-    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
 
 
 @pytest.fixture
@@ -32,11 +24,11 @@ def receipt(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def generate(llmcli: Llmcli, model: Path, receipt: Path) -> Llmcli:
+def generate(llmcli: Llmcli, model_copy: Path, receipt: Path) -> Llmcli:
     """Generate with a receipt, quietly."""
 
     def call(*arguments: object) -> Result:
-        fixed = ("-m", model, "--max-new-tokens", 12, "--receipt", receipt, "--quiet")
+        fixed = ("-m", model_copy, "--max-new-tokens", 12, "--receipt", receipt, "--quiet")
         result = llmcli("generate", *fixed, *arguments)
         assert result.exit_code == 0, result.stderr
         return result
@@ -50,9 +42,8 @@ def differences(result: Result) -> list[str]:
     return [line.removeprefix(begin) for line in result.stderr.splitlines() if line.startswith(begin)]
 
 
-@pytest.mark.parametrize("name", [(), ("-m", "storyteller"), ("-m", "storyteller-bf16")])
-def test_the_storyteller_tells_its_story_again(llmcli: Llmcli, receipt: Path, name: tuple[str, ...]) -> None:
-    told = llmcli("generate", "Once upon a time", *name, "--seed", 1, "--max-new-tokens", 20, "--receipt", receipt)
+def test_the_storyteller_tells_its_story_again(llmcli: Llmcli, receipt: Path) -> None:
+    told = llmcli("generate", "Once upon a time", "--seed", 1, "--max-new-tokens", 20, "--receipt", receipt)
     assert told.stderr.endswith(f"receipt: {receipt}\n")
     result = llmcli("replay", receipt)
     assert (result.exit_code, result.stdout) == (0, told.stdout)
@@ -61,23 +52,25 @@ def test_the_storyteller_tells_its_story_again(llmcli: Llmcli, receipt: Path, na
     assert differences(result) == []
 
 
-def test_equal_runs_have_equal_receipts(generate: Llmcli, receipt: Path) -> None:
-    generate("Hi", "--seed", 5)
-    first = receipt.read_bytes()
-    generate("Hi", "--seed", 5, "--force")
-    assert receipt.read_bytes() == first
-
-
 @pytest.mark.parametrize(
     "flags",
     [
-        ("-n", 3),
-        ("--only", 7),
-        ("--temperature", 0),
-        ("--dtype", "bfloat16", "--kv-cache", "int8"),
+        ("-n", 3, "--dtype", "bfloat16", "--kv-cache", "int8"),
         ("--logit-bias", "104=-inf", "--logit-bias", "105=2.5", "--min-new-tokens", 5),
         ("--sampler-order", "top_k,temperature", "--top-k", 9, "--repetition-penalty", 1.3),
-        ("--dry-multiplier", 1, "--dry-breaker", "a", "--mirostat-tau", 3, "--ignore-eos", "--context", 99),
+        (
+            "--dry-multiplier",
+            1,
+            "--dry-breaker",
+            "a",
+            "--mirostat-tau",
+            3,
+            "--ignore-eos",
+            "--context",
+            99,
+            "--only",
+            7,
+        ),
         ("--stop", "e", "--stop", "\n", "--presence-penalty", 0.5, "--penalty-window", 4, "--preset", "story"),
     ],
     ids=lambda flags: str(flags[0]),
@@ -90,13 +83,13 @@ def test_settings_come_back(generate: Llmcli, llmcli: Llmcli, receipt: Path, fla
 
 
 def test_the_model_s_wishes_are_those_of_the_receipt(
-    generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path
+    generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path
 ) -> None:
     """Other settings now are named, and change nothing."""
     wishes = {"temperature": 1.5, "suppress_tokens": [101], "bad_words_ids": [[5, 6], [116]], "forced_eos_token_id": 3}
-    (model / "generation_config.json").write_text(json.dumps({**wishes, "sequence_bias": [[[110], -1.5]]}))
+    (model_copy / "generation_config.json").write_text(json.dumps({**wishes, "sequence_bias": [[[110], -1.5]]}))
     told = generate("Hello", "--seed", 2)
-    (model / "generation_config.json").write_text(json.dumps({"temperature": 0.1, "stop_strings": ["a", "e"]}))
+    (model_copy / "generation_config.json").write_text(json.dumps({"temperature": 0.1, "stop_strings": ["a", "e"]}))
     result = llmcli("replay", receipt)
     assert (result.exit_code, result.stdout) == (0, told.stdout)
     assert [text.split()[:2] for text in differences(result)] == [["file", "generation_config.json"]]
@@ -121,16 +114,15 @@ def flip(path: Path) -> None:
     [
         (lambda model: flip(model / "model.safetensors"), "file model.safetensors"),
         (lambda model: (model / "config.json").open("a").write(" "), "file config.json"),
-        (lambda model: (model / "tokenizer.json").open("a").write("\n"), "file tokenizer.json"),
         (lambda model: (model / "tokenizer_config.json").write_text("{}"), "file tokenizer_config.json"),
     ],
-    ids=["weights", "config", "tokenizer", "settings"],
+    ids=["weights", "config", "settings"],
 )
 def test_a_byte_of_a_file_is_named(
-    generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path, change: Callable[[Path], object], name: str
+    generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path, change: Callable[[Path], object], name: str
 ) -> None:
     told = generate("Hi", "--seed", 1)
-    change(model)
+    change(model_copy)
     result = llmcli("replay", receipt, "--quiet")
     assert (result.exit_code, result.stdout) == (0, told.stdout)  # the change is too small for the text
     (named,) = differences(result)
@@ -138,32 +130,17 @@ def test_a_byte_of_a_file_is_named(
 
 
 def test_other_weights_are_named_and_so_is_the_first_token(
-    generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path
+    generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path
 ) -> None:
     generate("Hi", "--seed", 1)
-    tensors = load_file(model / "model.safetensors")
-    save_file({name: tensor.flip(0) for name, tensor in tensors.items()}, model / "model.safetensors")
+    tensors = load_file(model_copy / "model.safetensors")
+    save_file({name: tensor.flip(0) for name, tensor in tensors.items()}, model_copy / "model.safetensors")
     result = llmcli("replay", receipt)
     assert result.exit_code == 6
     assert [text.split(" '")[0] for text in differences(result)] == ["file model.safetensors"]
     (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
     assert error.startswith("error: sample 1 differs from token ")
     assert error.endswith("; see above what else differs")
-
-
-def test_versions_and_variables_are_named(
-    generate: Llmcli, llmcli: Llmcli, receipt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-    generate("Hi", "--seed", 1)
-    monkeypatch.setattr("llmcli.receipt.describe.__version__", "9.9.9")
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    result = llmcli("replay", receipt)
-    assert result.exit_code == 0
-    version, variable = differences(result)
-    assert version.startswith("llmcli '0.")
-    assert version.endswith("', now '9.9.9'")
-    assert variable == "variable ATEN_CPU_CAPABILITY unset, now 'default'"
 
 
 def test_another_text_though_nothing_differs(generate: Llmcli, llmcli: Llmcli, receipt: Path) -> None:
@@ -203,9 +180,9 @@ def test_a_prompt_that_is_not_that_of_the_ids_is_named(generate: Llmcli, llmcli:
 
 @pytest.mark.parametrize("choice", ["model's", "plain", "file"])
 def test_a_message_and_its_template(
-    generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path, tmp_path: Path, choice: str
+    generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path, tmp_path: Path, choice: str
 ) -> None:
-    file = model / "chat_template.jinja" if choice == "model's" else tmp_path / "own.jinja"
+    file = model_copy / "chat_template.jinja" if choice == "model's" else tmp_path / "own.jinja"
     file.write_text(TEMPLATE)
     flags: dict[str, tuple[object, ...]] = {"plain": ("--chat-template", "plain"), "file": ("--chat-template", file)}
     told = generate("Hi", "--seed", 1, "--chat", "--system", "Be kind.", *flags.get(choice, ()))
@@ -226,17 +203,6 @@ def test_a_message_and_its_template(
     assert ("the prompt cannot be encoded again" in result.stderr) == (choice != "plain")
 
 
-def test_a_template_that_no_file_can_be(generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path) -> None:
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    told = generate("Hi", "--seed", 1, "--chat")
-    held = load_receipt(receipt).receipt
-    for name in ("x" * 5000, "/dev/zero", str(model)):
-        save_receipt(receipt, replace(held, prompt=replace(held.prompt, chat_template=name)), replace=True)
-        result = llmcli("replay", receipt)
-        assert (result.exit_code, result.stdout) == (0, told.stdout)
-        assert "the prompt cannot be encoded again" in result.stderr
-
-
 def test_only_and_json(generate: Llmcli, llmcli: Llmcli, receipt: Path) -> None:
     told = generate("Hi", "--seed", 1, "-n", 3, "--json")
     samples = json.loads(told.stdout)["samples"]
@@ -251,9 +217,9 @@ def test_only_and_json(generate: Llmcli, llmcli: Llmcli, receipt: Path) -> None:
     llmcli("replay", receipt, "--only", 4).expect_error(2, "--only is 4", "holds sample 1, 2, 3")
 
 
-def test_json_of_another_text(generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path) -> None:
+def test_json_of_another_text(generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path) -> None:
     generate("Hi", "--seed", 1)
-    flip(model / "model.safetensors")
+    flip(model_copy / "model.safetensors")
     held = load_receipt(receipt).receipt
     (sample,) = held.samples
     short = replace(sample, token_ids=sample.token_ids[:3])  # as if the text had ended there
@@ -269,15 +235,19 @@ def test_json_of_another_text(generate: Llmcli, llmcli: Llmcli, receipt: Path, m
     assert difference["then"] != difference["now"]
 
 
-def test_a_model_that_lies_elsewhere_now(generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path) -> None:
+def test_a_model_that_lies_elsewhere_now(generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path) -> None:
     told = generate("Hi", "--seed", 1)
-    moved = model.rename(model.with_name("moved"))
-    llmcli("replay", receipt).expect_error(3, f"was made with the model '{model}', which is not here; give its folder")
+    moved = model_copy.rename(model_copy.with_name("moved"))
+    llmcli("replay", receipt).expect_error(
+        3, f"was made with the model '{model_copy}', which is not here; give its folder"
+    )
     result = llmcli("replay", receipt, "--model", moved)
     assert (result.exit_code, result.stdout, differences(result)) == (0, told.stdout, [])
 
 
-def test_a_model_that_cannot_be_the_receipt_s(generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path) -> None:
+def test_a_model_that_cannot_be_the_receipt_s(
+    generate: Llmcli, llmcli: Llmcli, receipt: Path, model_copy: Path
+) -> None:
     generate("Hi", "--seed", 1)
     held = load_receipt(receipt).receipt
     for part, values, message in (
@@ -336,7 +306,7 @@ def test_a_receipt_is_refused_before_anything_is_done(llmcli: Llmcli, tmp_path: 
 
 
 def test_an_interrupted_run_has_no_receipt(
-    llmcli: Llmcli, model: Path, receipt: Path, monkeypatch: pytest.MonkeyPatch
+    llmcli: Llmcli, model_copy: Path, receipt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Generation.events
 
@@ -347,10 +317,10 @@ def test_an_interrupted_run_has_no_receipt(
                 raise KeyboardInterrupt
 
     flags = ("--seed", 1, "--max-new-tokens", 9)
-    assert llmcli("generate", "Hi", "-m", model, "--receipt", receipt, *flags).exit_code == 0
+    assert llmcli("generate", "Hi", "-m", model_copy, "--receipt", receipt, *flags).exit_code == 0
     before = receipt.read_bytes()
     monkeypatch.setattr(Generation, "events", interrupted)
-    result = llmcli("generate", "Ho", "-m", model, "--receipt", receipt, "--force", *flags)
+    result = llmcli("generate", "Ho", "-m", model_copy, "--receipt", receipt, "--force", *flags)
     assert result.exit_code == 130
     assert result.stderr.endswith("no receipt: the run was interrupted\n")
     assert receipt.read_bytes() == before
@@ -358,16 +328,16 @@ def test_an_interrupted_run_has_no_receipt(
 
 
 def test_a_file_that_changes_meanwhile_leaves_no_receipt(
-    llmcli: Llmcli, model: Path, receipt: Path, monkeypatch: pytest.MonkeyPatch
+    llmcli: Llmcli, model_copy: Path, receipt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Generation.events
 
     def changing(self: Generation) -> Any:
-        os.utime(model / "config.json", ns=(1, 1))
+        os.utime(model_copy / "config.json", ns=(1, 1))
         yield from events(self)
 
     monkeypatch.setattr(Generation, "events", changing)
-    result = llmcli("generate", "Hi", "-m", model, "--max-new-tokens", 3, "--receipt", receipt)
+    result = llmcli("generate", "Hi", "-m", model_copy, "--max-new-tokens", 3, "--receipt", receipt)
     assert result.exit_code == 3
     assert "config.json changed while the model ran" in result.stderr
     assert not receipt.exists()

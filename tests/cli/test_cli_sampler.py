@@ -1,27 +1,19 @@
 """The sampler's settings as a user gives them: flags, and a model's generation_config.json as transformers has it."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from results import Result
+from results import Llmcli, Result
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from llmcli.sampling.params import DEFAULT_ORDER, SPECS
 
 
 @pytest.fixture
-def model(tiny_llama: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model with a generation_config.json of its own."""
-    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
-
-
-@pytest.fixture
-def generate(llmcli: Callable[..., Result], tiny_llama: Path) -> Callable[..., Result]:
+def generate(llmcli: Llmcli, tiny_llama: Path) -> Llmcli:
     return lambda *arguments: llmcli("generate", "Hi there", "-m", tiny_llama, "--max-new-tokens", 12, *arguments)
 
 
@@ -30,28 +22,26 @@ def token_ids(result: Result) -> list[int]:
     return list(json.loads(result.stdout)["token_ids"])
 
 
-def transformers_text(model: Path, prompt: list[int], **settings: Any) -> list[int]:
+def transformers_text(model_copy: Path, prompt: list[int], **settings: Any) -> list[int]:
     """The greedy text of the model by transformers."""
-    llama = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    llama = LlamaForCausalLM.from_pretrained(model_copy, dtype=torch.float32)
     config = GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=[257], **settings)
     with torch.inference_mode():
         return llama.generate(torch.tensor([prompt]), config)[0, len(prompt) :].tolist()
 
 
-def test_a_generation_config_gives_the_text_that_it_gives_with_transformers(
-    llmcli: Callable[..., Result], model: Path
-) -> None:
-    arguments = ("generate", "Hi there", "-m", model, "--temperature", 0, "--max-new-tokens", 14, "--json")
+def test_a_generation_config_gives_the_text_that_it_gives_with_transformers(llmcli: Llmcli, model_copy: Path) -> None:
+    arguments = ("generate", "Hi there", "-m", model_copy, "--temperature", 0, "--max-new-tokens", 14, "--json")
     prompt = [256, *b"Hi there"]
     plain = token_ids(llmcli(*arguments))
-    assert plain == transformers_text(model, prompt, max_new_tokens=14)
+    assert plain == transformers_text(model_copy, prompt, max_new_tokens=14)
     settings: dict[str, Any] = {}
 
     def text_with(**more: Any) -> list[int]:
         """Each setting comes on top of the last, and changes the text where it should."""
         settings.update(more)
-        (model / "generation_config.json").write_text(json.dumps(settings))
-        expected = transformers_text(model, prompt, max_new_tokens=14, **settings)
+        (model_copy / "generation_config.json").write_text(json.dumps(settings))
+        expected = transformers_text(model_copy, prompt, max_new_tokens=14, **settings)
         assert token_ids(llmcli(*arguments)) == expected
         return expected
 
@@ -67,30 +57,32 @@ def test_a_generation_config_gives_the_text_that_it_gives_with_transformers(
     assert text_with(forced_eos_token_id=120)[-1] == 120
 
 
-def test_forced_end_and_suppressed_tokens_give_way_to_flags(llmcli: Callable[..., Result], model: Path) -> None:
-    arguments = ("generate", "Hi there", "-m", model, "--temperature", 0, "--max-new-tokens", 5, "--json")
+def test_forced_end_and_suppressed_tokens_give_way_to_flags(llmcli: Llmcli, model_copy: Path) -> None:
+    arguments = ("generate", "Hi there", "-m", model_copy, "--temperature", 0, "--max-new-tokens", 5, "--json")
     plain = token_ids(llmcli(*arguments, "--ignore-eos"))
     settings = {"forced_eos_token_id": 257, "suppress_tokens": [plain[0]]}
-    (model / "generation_config.json").write_text(json.dumps(settings))
+    (model_copy / "generation_config.json").write_text(json.dumps(settings))
     assert token_ids(llmcli(*arguments))[-1] == 257
     # A bias replaces the ban, and a text that ignores the end gets none.
     assert token_ids(llmcli(*arguments, "--ignore-eos", f"--logit-bias={plain[0]}=0")) == plain
 
 
-def test_stop_strings_of_the_model_stop_unless_others_are_given(llmcli: Callable[..., Result], model: Path) -> None:
-    arguments = ("generate", "Hi there", "-m", model, "--temperature", 0, "--max-new-tokens", 12)
+def test_stop_strings_of_the_model_stop_unless_others_are_given(llmcli: Llmcli, model_copy: Path) -> None:
+    arguments = ("generate", "Hi there", "-m", model_copy, "--temperature", 0, "--max-new-tokens", 12)
     plain = llmcli(*arguments).stdout
-    (model / "generation_config.json").write_text(json.dumps({"stop_strings": [plain[4:6]]}))
+    (model_copy / "generation_config.json").write_text(json.dumps({"stop_strings": [plain[4:6]]}))
     assert llmcli(*arguments).stdout == plain[: plain.index(plain[4:6])] + "\n"
     result = llmcli(*arguments, "--stop", plain[6:8], "--stats")
     assert result.stdout == plain[: plain.index(plain[6:8])] + "\n"
     assert f"{plain[6:8]!r} (flag)" in result.stderr
 
 
-def test_settings_that_are_not_numbers_are_shown_with_their_source(llmcli: Callable[..., Result], model: Path) -> None:
-    (model / "generation_config.json").write_text(json.dumps({"suppress_tokens": [65, 66], "bad_words_ids": [[67]]}))
+def test_settings_that_are_not_numbers_are_shown_with_their_source(llmcli: Llmcli, model_copy: Path) -> None:
+    (model_copy / "generation_config.json").write_text(
+        json.dumps({"suppress_tokens": [65, 66], "bad_words_ids": [[67]]})
+    )
     arguments = ("--dry-breaker", "a", "--sampler-order", "top_p,temperature")
-    stderr = llmcli("generate", "Hi", "-m", model, "--max-new-tokens", 2, *arguments, "--stats").stderr
+    stderr = llmcli("generate", "Hi", "-m", model_copy, "--max-new-tokens", 2, *arguments, "--stats").stderr
     rows = dict(line.split("  ", 1) for line in stderr.splitlines() if "  " in line)
     assert {name: text.strip() for name, text in rows.items() if name in ("suppress_tokens", "bad_words_ids",
             "dry_breakers", "sampler_order")} == {
@@ -99,42 +91,24 @@ def test_settings_that_are_not_numbers_are_shown_with_their_source(llmcli: Calla
         "dry_breakers": "'a' (flag)",
         "sampler_order": "top_p, temperature (flag)",
     }  # fmt: skip
-    assert "65, 66 (generation_config.json)" in llmcli("info", model).stdout
+    assert "65, 66 (generation_config.json)" in llmcli("info", model_copy).stdout
 
 
-def test_keys_that_are_not_applied_are_named_on_one_line(llmcli: Callable[..., Result], model: Path) -> None:
-    (model / "generation_config.json").write_text(json.dumps({"num_beams": 4, "max_time": 2.5, "top_h": None}))
-    stderr = llmcli("generate", "Hi", "-m", model, "--max-new-tokens", 2).stderr
+def test_keys_that_are_not_applied_are_named_on_one_line(llmcli: Llmcli, model_copy: Path) -> None:
+    (model_copy / "generation_config.json").write_text(json.dumps({"num_beams": 4, "max_time": 2.5, "top_h": None}))
+    stderr = llmcli("generate", "Hi", "-m", model_copy, "--max-new-tokens", 2).stderr
     assert stderr.splitlines()[0] == "warning: model: generation_config.json sets num_beams, max_time; not applied here"
-    (model / "generation_config.json").write_text(json.dumps({"num_beams": 1, "guidance_scale": 1.0}))
-    assert "not applied" not in llmcli("generate", "Hi", "-m", model, "--max-new-tokens", 2).stderr
+    (model_copy / "generation_config.json").write_text(json.dumps({"num_beams": 1, "guidance_scale": 1.0}))
+    assert "not applied" not in llmcli("generate", "Hi", "-m", model_copy, "--max-new-tokens", 2).stderr
 
 
-def test_a_malformed_value_of_the_model_is_an_error_of_the_checkpoint(
-    llmcli: Callable[..., Result], model: Path
-) -> None:
-    (model / "generation_config.json").write_text('{"sequence_bias": [[[5], NaN]]}')
-    result = llmcli("generate", "Hi", "-m", model, "--max-new-tokens", 2)
-    result.expect_error(3, f"{model}/generation_config.json: sequence_bias is [[[5], nan]], expected pairs of")
+def test_a_malformed_value_of_the_model_is_an_error_of_the_checkpoint(llmcli: Llmcli, model_copy: Path) -> None:
+    (model_copy / "generation_config.json").write_text('{"sequence_bias": [[[5], NaN]]}')
+    result = llmcli("generate", "Hi", "-m", model_copy, "--max-new-tokens", 2)
+    result.expect_error(3, f"{model_copy}/generation_config.json: sequence_bias is [[[5], nan]], expected pairs of")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--mirostat-tau", 3, "--mirostat-eta", 0.4, "--top-p", 1),
-        ("--top-n-sigma", 1.5, "--dynatemp-range", 0.5),
-        ("--sampler-order", "top_k;min_p;temperature", "--top-k", 40, "--min-p", 0.05),
-    ],
-)
-def test_one_sample_alone_is_the_same_as_among_all(generate: Callable[..., Result], flags: tuple[object, ...]) -> None:
-    together = json.loads(generate("--seed", 3, "-n", 3, "--json", *flags).stdout)["samples"]
-    assert len({tuple(sample["token_ids"]) for sample in together}) == 3
-    for number in (1, 2, 3):
-        alone = json.loads(generate("--seed", 3, "--only", number, "--json", *flags).stdout)
-        assert alone["token_ids"] == together[number - 1]["token_ids"]
-
-
-def test_looking_inside_shows_the_new_steps_and_the_same_text(generate: Callable[..., Result], tmp_path: Path) -> None:
+def test_looking_inside_shows_the_new_steps_and_the_same_text(generate: Llmcli, tmp_path: Path) -> None:
     flags = ("--seed", 2, "--mirostat-tau", 2, "--top-n-sigma", 2, "--dynatemp-range", 0.3, "--top-p", 1)
     page = tmp_path / "page.html"
     result = generate(*flags, "--why", "--html", page)
@@ -147,40 +121,12 @@ def test_looking_inside_shows_the_new_steps_and_the_same_text(generate: Callable
     assert "dynatemp_range" in settings
 
 
-def test_looking_inside_shows_a_forced_end(llmcli: Callable[..., Result], model: Path, tmp_path: Path) -> None:
-    (model / "generation_config.json").write_text(json.dumps({"forced_eos_token_id": 257}))
-    page = tmp_path / "page.html"
-    arguments = ("generate", "Hi", "-m", model, "--max-new-tokens", 3, "--seed", 1)
-    result = llmcli(*arguments, "--why", "--html", page)
-    assert result.exit_code == 0, result.stderr
-    assert "forced_eos" in result.stderr
-    assert '"name":"forced_eos"' in page.read_text()
-    lines = [json.loads(line) for line in llmcli(*arguments, "--jsonl", "--logprobs", 2).stdout.splitlines()]
-    assert [line["token_id"] for line in lines if line["type"] == "token"][-1] == 257
-
-
-def test_an_order_leaves_out_our_defaults_but_nothing_that_was_set(generate: Callable[..., Result]) -> None:
+def test_an_order_leaves_out_our_defaults_but_nothing_that_was_set(generate: Llmcli) -> None:
     result = generate("--sampler-order", "temperature", "--stats")
     assert "top_p                       1.0 (not in the sampler order)" in result.stderr
     result = generate("--sampler-order", "top-k,temperature", "--top-p", 0.9)
     result.expect_error(2, "the sampler order leaves out top_p, but top_p is 0.9; name it too, or set top_p to 1.0")
     assert generate("--sampler-order", ",".join(DEFAULT_ORDER), "--seed", 5).stdout == generate("--seed", 5).stdout
-
-
-def test_breakers_of_ones_own(generate: Callable[..., Result]) -> None:
-    """DRY at a forbidding strength: without breakers no pair of bytes repeats."""
-    strong = ("--dry-multiplier", 1000, "--dry-allowed-length", 1, "--seed", 4, "--logit-bias", "257=-inf", "--json")
-    strong = (*strong, "--max-new-tokens", 60, *(f"--logit-bias={token_id}=9" for token_id in b"abc"))
-
-    def repeated_pairs(*flags: str) -> set[tuple[int, int]]:
-        ids = token_ids(generate(*strong, *flags))
-        pairs = list(zip(ids, ids[1:], strict=False))
-        return {pair for pair in pairs if pairs.count(pair) > 1}
-
-    assert repeated_pairs("--dry-breaker", "none") == set()
-    pairs = repeated_pairs("--dry-breaker", "none", "--dry-breaker", "a")
-    assert pairs
-    assert all(ord("a") in pair for pair in pairs)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +146,7 @@ def test_breakers_of_ones_own(generate: Callable[..., Result]) -> None:
         (("--mirostat-tau", "-1"), "mirostat_tau is -1.0 (flag), expected a number >= 0"),
     ],
 )
-def test_bad_flags(generate: Callable[..., Result], arguments: tuple[object, ...], part: str) -> None:
+def test_bad_flags(generate: Llmcli, arguments: tuple[object, ...], part: str) -> None:
     generate(*arguments).expect_error(2, part)
 
 
@@ -212,7 +158,7 @@ HUGE = ("9" * 5000, "1" + "0" * 400, "-" + "9" * 5000, "1e-320", "1e400", "nan",
     [f"--{name.replace('_', '-')}" for name in SPECS]
     + ["--seed", "--max-new-tokens", "--num-samples", "--only", "--context", "--threads", "--logprobs"],
 )
-def test_absurd_numbers_never_look_like_a_bug_of_ours(generate: Callable[..., Result], flag: str) -> None:
+def test_absurd_numbers_never_look_like_a_bug_of_ours(generate: Llmcli, flag: str) -> None:
     for value in HUGE:
         others = ("--dry-multiplier", 1) if flag.startswith("--dry") else ("--repetition-penalty", 1.1)
         result = generate(*others, f"{flag}={value}", "--logprobs=1", "--json", f"{flag}={value}")
@@ -223,11 +169,11 @@ def test_absurd_numbers_never_look_like_a_bug_of_ours(generate: Callable[..., Re
 @pytest.mark.parametrize(
     "value", [f"{HUGE[0]}=1", f"{HUGE[1]}=1", f"1={HUGE[0]}", "1=nan", "1=inf", "nan=1", "1=1e400"]
 )
-def test_absurd_biases_neither(generate: Callable[..., Result], value: str) -> None:
+def test_absurd_biases_neither(generate: Llmcli, value: str) -> None:
     generate(f"--logit-bias={value}").expect_error(2, "")
 
 
-def test_help_lists_every_step(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_step(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # in 80 the longest name is cut
     text = llmcli("generate", "--help-all").stdout
     assert "Sampling:" in text

@@ -5,11 +5,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from results import Result
+from results import Llmcli
 
 from llmcli.cli.command import with_values
 from llmcli.cli.generate import process_age
@@ -18,7 +17,7 @@ from llmcli.timeline import Timeline
 
 
 @pytest.fixture
-def generate(llmcli: Callable[..., Result], tiny_llama: Path) -> Callable[..., Result]:
+def generate(llmcli: Llmcli, tiny_llama: Path) -> Llmcli:
     return lambda *arguments: llmcli("generate", "-m", tiny_llama, "--max-new-tokens", 3, "--seed", 1, *arguments)
 
 
@@ -26,7 +25,7 @@ def seconds(cell: str) -> float:
     return float(re.search(r"([\d.]+) s", cell)[1])
 
 
-def test_the_parts_add_up_to_the_time_from_the_process_start(generate: Callable[..., Result]) -> None:
+def test_the_parts_add_up_to_the_time_from_the_process_start(generate: Llmcli) -> None:
     result = generate("Hi", "--stats", "start")
     assert result.stdout == generate("Hi").stdout
     _, header, *rows, last = result.stderr.splitlines()
@@ -42,7 +41,7 @@ def test_the_parts_add_up_to_the_time_from_the_process_start(generate: Callable[
     assert f"{max(counted):.3f} s of {total:.3f} s" in last
 
 
-def test_json_has_the_same(generate: Callable[..., Result]) -> None:
+def test_json_has_the_same(generate: Llmcli) -> None:
     start = json.loads(generate("Hi", "--json", "--stats", "start", "--dtype", "float32").stdout)["start"]
     names = [part["name"] for part in start["parts"] if not part["beside"]]
     assert names[0] == "interpreter and imports"
@@ -57,7 +56,7 @@ def test_json_has_the_same(generate: Callable[..., Result]) -> None:
     assert "start" not in json.loads(generate("Hi", "--json", "--stats").stdout)
 
 
-def test_stats_alone_is_what_it_was(generate: Callable[..., Result]) -> None:
+def test_stats_alone_is_what_it_was(generate: Llmcli) -> None:
     stderr = generate("--stats", "Hi").stderr
     assert "time to first token" in stderr
     assert "interpreter" not in stderr
@@ -124,11 +123,6 @@ def test_the_table_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     (kernels,) = [part for part in start_json(timeline)["parts"] if part["name"] == "kernels"]
     assert kernels["note"] == "20, from the cache"
     assert kernels["seconds"] == pytest.approx(0.0004)
-
-
-def test_no_table_without_a_token() -> None:
-    assert start_table(Timeline()) == []
-    assert start_json(Timeline()) is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux knows when a process was started")

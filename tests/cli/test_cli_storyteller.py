@@ -5,15 +5,13 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from results import Result
+from results import Llmcli
 
 from llmcli.config.presets import load_preset
-from llmcli.engine.conversation import Conversation, SavedConversation, save_conversation
-from llmcli.resources import STORYTELLER, STORYTELLER_BF16, resource_folder
+from llmcli.resources import STORYTELLER, STORYTELLER_BF16
 
 SAID = "Using the built-in storyteller, a small demonstration (choose another model with --model)\n"
 
@@ -26,7 +24,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def test_it_tells_a_story_to_its_end(llmcli: Callable[..., Result]) -> None:
+def test_it_tells_a_story_to_its_end(llmcli: Llmcli) -> None:
     answer = json.loads(llmcli("generate", "Once upon a time", "--seed", 1, "--json").stdout)
     assert answer["finish_reason"] == "eos"
     assert answer["model"] == STORYTELLER
@@ -35,7 +33,7 @@ def test_it_tells_a_story_to_its_end(llmcli: Callable[..., Result]) -> None:
     assert answer["text"].count("\n\n") >= 2
 
 
-def test_one_line_says_so(llmcli: Callable[..., Result]) -> None:
+def test_one_line_says_so(llmcli: Llmcli) -> None:
     arguments = ("generate", "Once", "--seed", 1, "--max-new-tokens", 4)
     first = llmcli(*arguments)
     assert first.stderr.startswith(SAID)
@@ -46,9 +44,7 @@ def test_one_line_says_so(llmcli: Callable[..., Result]) -> None:
     assert named.stderr == first.stderr.removeprefix(SAID)
 
 
-def test_a_folder_of_its_name_is_a_folder(
-    llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_its_name_is_a_folder(llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / STORYTELLER).mkdir()
     monkeypatch.chdir(tmp_path)
     llmcli("tokenize", "Hi", "-m", STORYTELLER).expect_error(3, STORYTELLER, "tokenizer")
@@ -56,7 +52,7 @@ def test_a_folder_of_its_name_is_a_folder(
 
 
 def test_the_model_in_16_bits_has_a_name(
-    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llmcli: Llmcli, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resources = tmp_path / "package" / "resources"
     resources.mkdir(parents=True)
@@ -75,7 +71,7 @@ def test_the_model_in_16_bits_has_a_name(
     assert llmcli("tokenize", "Hi", "-m", STORYTELLER_BF16).exit_code != 0  # a folder here wins
 
 
-def test_its_defaults_are_the_story_preset(llmcli: Callable[..., Result]) -> None:
+def test_its_defaults_are_the_story_preset(llmcli: Llmcli) -> None:
     stderr = llmcli("generate", "Once", "--seed", 1, "--max-new-tokens", 2, "--stats").stderr
     for name, value in load_preset("story").sampling.items():
         assert re.search(rf"^{name} +{value} \(generation_config.json\)$", stderr, re.MULTILINE)
@@ -106,34 +102,13 @@ def test_answers_are_in_the_story_that_it_told(device: str) -> None:
     assert feeling.partition(" felt ")[2]
 
 
-def test_a_saved_conversation_names_it(llmcli: Callable[..., Result], tmp_path: Path) -> None:
-    saved = tmp_path / "saved.json"
-    save_conversation(saved, SavedConversation(STORYTELLER, Conversation()), replace=False)
-    result = llmcli("chat", "--resume", saved, "--seed", 1, "--message", "Hello!", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["model"] == STORYTELLER
-    assert SAID not in result.stderr
-
-
-def test_info_tokenize_and_eval(llmcli: Callable[..., Result], tmp_path: Path) -> None:
-    information = llmcli("info", "--json")
-    assert information.stderr == SAID
-    assert json.loads(information.stdout)["folder"] == str(resource_folder(STORYTELLER))
-    tokens = llmcli("tokenize", "Once upon a time", "--json")
-    assert tokens.stderr == SAID
-    assert json.loads(tokens.stdout)["text"] == "Once upon a time"
-    text = tmp_path / "text.txt"
-    text.write_text("Once upon a time there was a mouse whose name was Pip.")
-    assert llmcli("eval", "--file", text).stdout.startswith("storyteller: perplexity ")
-
-
 @pytest.mark.parametrize("command", ["chat", "info", "eval"])
-def test_a_model_is_named_once(llmcli: Callable[..., Result], command: str) -> None:
+def test_a_model_is_named_once(llmcli: Llmcli, command: str) -> None:
     llmcli(command, "one", "--model", "two").expect_error(2, "the argument MODEL and --model cannot be combined")
 
 
 @pytest.mark.parametrize("command", ["info", "eval"])
-def test_the_model_may_be_a_flag(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, command: str) -> None:
+def test_the_model_may_be_a_flag(llmcli: Llmcli, tiny_llama: Path, tmp_path: Path, command: str) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a mouse.")
     flags = ("--file", text) if command == "eval" else ()

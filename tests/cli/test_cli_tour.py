@@ -12,7 +12,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from results import Result
+from results import Llmcli
 
 from llmcli.cli import tour
 from llmcli.cli.main import run as run_here
@@ -140,7 +140,7 @@ def test_colors_mean_what_the_step_says(read: Callable[..., Reader]) -> None:
     assert reader.finish() == (0, f"q\n\n{LAST_LINE}\n")
 
 
-@pytest.mark.parametrize(("arguments", "no_color"), [((), "1"), (("--plain",), "")])
+@pytest.mark.parametrize(("arguments", "no_color"), [pytest.param((), "1", marks=pytest.mark.long), (("--plain",), "")])
 def test_no_color_where_none_is_wanted(read: Callable[..., Reader], arguments: tuple[str, ...], no_color: str) -> None:
     reader = read(*arguments, NO_COLOR=no_color)
     text = ""
@@ -156,7 +156,9 @@ def test_no_color_where_none_is_wanted(read: Callable[..., Reader], arguments: t
     assert reader.finish()[0] == 130
 
 
-@pytest.mark.parametrize(("key", "exit_code"), [("q\n", 0), ("\x04", 0), ("\x03", 130)])
+@pytest.mark.parametrize(
+    ("key", "exit_code"), [("q\n", 0), pytest.param("\x04", 0, marks=pytest.mark.long), ("\x03", 130)]
+)
 def test_a_reader_may_leave(read: Callable[..., Reader], key: str, exit_code: int) -> None:
     reader = read()
     reader.answer("S", "what?")  # neither runs anything
@@ -235,6 +237,7 @@ def test_a_folder_that_cannot_be_written_is_not_offered(
     assert list((tmp_path / "here").iterdir()) == []
 
 
+@pytest.mark.long
 def test_without_the_model_in_16_bits_two_steps_are_left_out(read: Callable[..., Reader], tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     shutil.copytree(
@@ -282,7 +285,7 @@ def test_a_step_that_fails_ends_the_tour(monkeypatch: pytest.MonkeyPatch, capfd:
     assert told.out.endswith(f"\n\n{LAST_LINE}\n")
 
 
-@pytest.mark.parametrize(("closed", "exit_code"), [("<&-", 0), (">&-", 5), ("2>&-", 0)])
+@pytest.mark.parametrize(("closed", "exit_code"), [("<&- 2>&-", 0), (">&-", 5)])
 def test_a_stream_may_be_closed(tmp_path: Path, closed: str, exit_code: int) -> None:
     code = (
         "import sys; from llmcli.cli import main, tour\n"
@@ -298,7 +301,7 @@ def test_a_stream_may_be_closed(tmp_path: Path, closed: str, exit_code: int) -> 
     assert result.stdout.endswith(f"\n\n{LAST_LINE}\n") == (exit_code == 0)
 
 
-def test_no_room_for_a_temporary_folder(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_temporary_folder(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -312,15 +315,14 @@ def test_no_room_for_a_temporary_folder(llmcli: Callable[..., Result], monkeypat
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 120])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_can_be_copied_at_any_width(monkeypatch: pytest.MonkeyPatch, command: str, columns: int) -> None:
+def test_a_command_can_be_copied_at_any_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    shown = tour._wrapped_command(command)
-    assert shown.startswith("  $ llmcli ")
-    typed = shown.replace("  $ llmcli", "printf '%s\\n'", 1)
+    shown = [tour._wrapped_command(command) for command in COMMANDS]
+    assert all(one.startswith("  $ llmcli ") for one in shown)
+    typed = "\n".join(one.replace("  $ llmcli", "printf '%s\\n'", 1) for one in shown)
     words = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert words == shlex.split(command)[1:]
-    too_long = [line for line in shown.split("\n") if len(line) > columns]
+    assert words == [word for command in COMMANDS for word in shlex.split(command)[1:]]
+    too_long = [line for one in shown for line in one.split("\n") if len(line) > columns]
     assert all(re.fullmatch(r'    (--\S+ )?("[^"]*"|\S+)( \\)?', line) for line in too_long)  # nowhere to break
     assert not too_long or columns < 60  # a line that the terminal breaks cannot be pasted
 

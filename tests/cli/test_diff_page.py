@@ -3,16 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from html_tree import Element, parse
+from html_tree import Element, data_of, parse
 from inspected_runs import END, PieceTokenizer
-from results import Result
+from results import Llmcli
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
@@ -37,11 +35,6 @@ def token(token_id: int, first: float, second: float, choice: int | None = None,
 def render(tokens: list[DiffToken], prompt: str = "Once", ids: tuple[int, ...] = (0,), names: str = "ab") -> Element:
     facts = DiffFacts(names[0], names[1:], "CPU", prompt, ids, TOKENIZER)
     return parse(render_diff_page(facts, tokens, verdict(tokens)))
-
-
-def data_of(root: Element) -> Any:
-    (script,) = (item for item in root.all("script") if item.attributes.get("type") == "application/json")
-    return json.loads(script.text)
 
 
 def test_marks_stand_where_b_differs() -> None:
@@ -140,7 +133,7 @@ def test_alternatives_are_the_likeliest_of_both_models(tiny_llama: Path, tmp_pat
 
 
 def test_a_second_model_whose_logits_are_not_numbers_gets_no_verdict(
-    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path
+    llmcli: Llmcli, tiny_llama: Path, tmp_path: Path
 ) -> None:
     """A divergence summed over NaN would be 0: the best there is."""
     broken = write_tiny_llama(tmp_path / "broken")
@@ -153,9 +146,7 @@ def test_a_second_model_whose_logits_are_not_numbers_gets_no_verdict(
     assert re.search("error: the model produced (infinite|NaN) logits", result.stderr)
 
 
-def test_the_command_writes_the_page_of_its_json(
-    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_the_command_writes_the_page_of_its_json(llmcli: Llmcli, tiny_llama: Path, tmp_path: Path) -> None:
     coarse = write_tiny_llama(tmp_path / "coarse", dtype=torch.bfloat16)
     path = tmp_path / "diff.html"
     arguments = ("diff", tiny_llama, coarse, "The quick", "--max-new-tokens", 60, "--html", path)
@@ -175,7 +166,7 @@ def test_the_command_writes_the_page_of_its_json(
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_models_are_looked_at(
-    llmcli: Callable[..., Result], tmp_path: Path
+    llmcli: Llmcli, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes.html"
     path.write_text("mine")

@@ -1,6 +1,5 @@
 """Help texts, names of options elsewhere, and the completion of the shell."""
 
-import importlib
 import os
 import random
 import re
@@ -10,12 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 from huggingface_hub import constants
-from results import Result
+from results import Llmcli
 from test_docs import options_of, table_rows
 
-from llmcli.cli.command import add_command
 from llmcli.cli.commands import COMMANDS
 from llmcli.cli.main import main
 from llmcli.cli.option_names import ALIASES, COMMAND_ALIASES, refuse_unknown_option
@@ -42,12 +39,8 @@ EVERYDAY = {"--model", "--max-new-tokens", "--temperature", "--top-p", "--seed",
 
 
 def declared(name: str) -> set[str]:
-    """Every option of a command, by its declaration."""
-    entry = next(entry for entry in COMMANDS if entry.name == name)
-    app = typer.Typer()
-    add_command(app, name, getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute))
-    found = (option for parameter in typer.main.get_command(app).params for option in parameter.opts)
-    return {option for option in found if option.startswith("--") and "completion" not in option}
+    """Every long option of a command, by its declaration."""
+    return {option for option in options_of(name) if option.startswith("--") and "completion" not in option}
 
 
 def listed(text: str) -> set[str]:
@@ -55,21 +48,18 @@ def listed(text: str) -> set[str]:
     return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("width", [60, 120])
-@pytest.mark.parametrize("flag", ["--help", "--help-all"])
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
-def test_help_is_plain_and_fits(
-    llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...], flag: str, width: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    result = llmcli(*call, flag)
-    assert result.exit_code == 0
-    assert max(map(len, result.stdout.splitlines())) <= width
-    assert not re.search(r"<\w+>|<=|\x1b|2\^|\[/?bold", result.stdout)
+def test_help_is_plain_and_fits(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...]) -> None:
+    for flag, width in (("--help", 60), ("--help-all", 60), ("--help", 120)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        result = llmcli(*call, flag)
+        assert result.exit_code == 0
+        assert max(map(len, result.stdout.splitlines())) <= width
+        assert not re.search(r"<\w+>|<=|\x1b|2\^|\[/?bold", result.stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_options_are_listed_somewhere(llmcli: Callable[..., Result], name: str) -> None:
+def test_all_options_are_listed_somewhere(llmcli: Llmcli, name: str) -> None:
     short, full = llmcli(name, "--help").stdout, llmcli(name, "--help-all").stdout
     assert listed(full) - {"--help"} == declared(name)
     assert listed(short) < listed(full) | {"--help-all"}
@@ -78,7 +68,7 @@ def test_all_options_are_listed_somewhere(llmcli: Callable[..., Result], name: s
 
 
 @pytest.mark.parametrize("name", ["generate", "chat", "batch"])
-def test_everyday_options_come_first(llmcli: Callable[..., Result], name: str) -> None:
+def test_everyday_options_come_first(llmcli: Llmcli, name: str) -> None:
     short, full = llmcli(name, "--help").stdout, llmcli(name, "--help-all").stdout
     assert listed(short) >= EVERYDAY
     assert not listed(short) & EXPERT
@@ -86,7 +76,7 @@ def test_everyday_options_come_first(llmcli: Callable[..., Result], name: str) -
     assert short.index("--model") < short.index("--max-new-tokens") < short.index("--temperature")
 
 
-def test_arguments_and_defaults(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_and_defaults(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     text = llmcli("batch", "--help").stdout
     assert text.startswith("Usage: llmcli batch [OPTIONS] IN OUT\n")
@@ -96,20 +86,10 @@ def test_arguments_and_defaults(llmcli: Callable[..., Result], monkeypatch: pyte
     assert llmcli("generate", "--help").stdout.startswith("Usage: llmcli generate [OPTIONS] [PROMPT]\n")
 
 
-def test_help_all_behind_the_end_of_options_is_an_argument(llmcli: Callable[..., Result], tiny_llama: object) -> None:
+def test_help_all_behind_the_end_of_options_is_an_argument(llmcli: Llmcli, tiny_llama: object) -> None:
     result = llmcli("tokenize", "-m", tiny_llama, "--", "--help-all")
     assert result.exit_code == 0
     assert "Usage" not in result.stdout
-
-
-@pytest.mark.parametrize("call", [("--help",), ("generate", "--help-all")], ids=" ".join)
-def test_help_does_not_import_torch(call: tuple[str, ...]) -> None:
-    import subprocess
-    import sys
-
-    code = f"import sys; from llmcli.cli.main import run; run({list(call)}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
 
 
 # Options of other programs and misspelt ones: the error names ours, where there is one.
@@ -146,7 +126,7 @@ TAKEN = {"-m", "-f", "-n"}
         ("generate", "-z", "see llmcli generate --help-all"),
     ],
 )
-def test_an_unknown_option(llmcli: Callable[..., Result], command: str, option: str, meant: str) -> None:
+def test_an_unknown_option(llmcli: Llmcli, command: str, option: str, meant: str) -> None:
     name = option.partition("=")[0]
     assert llmcli(command, "Hi", option, "1") == (2, "", f"error: no such option: {name}; {meant}\n")
 
@@ -165,7 +145,7 @@ def test_an_unknown_option(llmcli: Callable[..., Result], command: str, option: 
         ("tour", "--pooling"),
     ],
 )
-def test_what_is_not_near_is_not_proposed(llmcli: Callable[..., Result], command: str, options: str) -> None:
+def test_what_is_not_near_is_not_proposed(llmcli: Llmcli, command: str, options: str) -> None:
     for option in options.split():
         refusal = llmcli(command, option)
         assert refusal == (2, "", f"error: no such option: {option}; see llmcli {command} --help-all\n")
@@ -193,17 +173,17 @@ def test_a_slip_of_the_fingers_is_understood(command: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["--stop --temp Hi", "-- --temp", "--seed 1 -- -ngl"])
-def test_values_and_arguments_are_not_options(llmcli: Callable[..., Result], tiny_llama: Path, arguments: str) -> None:
+def test_values_and_arguments_are_not_options(llmcli: Llmcli, tiny_llama: Path, arguments: str) -> None:
     result = llmcli("generate", "-m", tiny_llama, "--max-new-tokens", "1", "--quiet", *arguments.split())
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_one_letter_options_still_stand_together(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+def test_one_letter_options_still_stand_together(llmcli: Llmcli, tiny_llama: Path) -> None:
     assert llmcli("generate", "Hi", f"-qm{tiny_llama}", "--max-new-tokens", "1").exit_code == 0
     llmcli("generate", "-qz").expect_error(2, "no such option: -z (see llmcli generate --help)")
 
 
-def test_options_before_the_command(llmcli: Callable[..., Result]) -> None:
+def test_options_before_the_command(llmcli: Llmcli) -> None:
     message = "error: no such option: --seed; options come after the command: llmcli COMMAND --seed\n"
     assert llmcli("--seed", "1", "generate") == (2, "", message)
 
@@ -226,7 +206,7 @@ def test_options_before_the_command(llmcli: Callable[..., Result]) -> None:
         ("diff a", "missing argument: B (see llmcli diff --help)"),
     ],
 )
-def test_usage_errors_in_plain_words(llmcli: Callable[..., Result], call: str, message: str) -> None:
+def test_usage_errors_in_plain_words(llmcli: Llmcli, call: str, message: str) -> None:
     llmcli(*call.split()).expect_error(2, f"error: {message}")
 
 
@@ -353,12 +333,9 @@ def test_values(offered: Offered, folder: Path, words: str, expected: list[str])
 
 
 def test_paths_are_offered_as_they_are_typed(offered: Offered, folder: Path) -> None:
+    assert offered(folder, "llmcli ") == [command.name for command in COMMANDS]
     assert offered(folder, f"llmcli chat {folder}/m") == [f"{folder}/mine"]
     assert offered(folder / "other", "llmcli chat ../m") == ["../mine"]
-
-
-def test_commands(offered: Offered, folder: Path) -> None:
-    assert offered(folder, "llmcli ") == [command.name for command in COMMANDS]
 
 
 def test_other_shells(folder: Path) -> None:
@@ -386,7 +363,13 @@ def test_nothing_is_ever_printed_but_words(folder: Path, environment: dict[str, 
 
 
 def test_nothing_slow_is_imported(folder: Path) -> None:
-    code = f"import atexit; atexit.register(lambda: print(sorted(slow & set(sys.modules)))); {ASK}"
-    code = f"slow = {{'torch', 'numpy', 'tokenizers', 'transformers', 'prompt_toolkit', 'rich.markdown'}}; {code}"
-    for words in ("llmcli plan ", "llmcli generate --preset ", "llmcli models rm "):
-        assert ask(folder, words, code=code.replace("import atexit", "import atexit, sys")).stdout.endswith("[]\n")
+    code = (
+        "import os, sys; from llmcli.cli.main import main\n"
+        "for words in ('llmcli plan ', 'llmcli generate --preset ', 'llmcli models rm '):\n"
+        "    os.environ |= {'COMP_WORDS': words, 'COMP_CWORD': str(words.count(' '))}\n"
+        "    sys.argv[1:] = []\n"
+        "    assert main() == 0\n"
+        "slow = {'torch', 'numpy', 'tokenizers', 'transformers', 'prompt_toolkit', 'rich.markdown'}\n"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    assert ask(folder, "llmcli ", code=code).stdout.endswith("[]\n")

@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from html_tree import luminance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
@@ -63,10 +64,6 @@ def test_text_held_back_keeps_the_tint_of_the_token_that_wrote_it(capsys):
     # "S" waits for what follows it: first a stop string does not come, then it does.
     choices = [(0, 0.3), (4, 0.1), (0, 0.03), (4, 0.1), (5, 0.001)]
     assert written(capsys, choices, stop_strings=("STOP",)) == tint(1, "Once") + tint(2, "S") + tint(3, "Once") + "\n"
-
-
-def test_text_held_back_until_the_end(capsys):
-    assert written(capsys, [(0, 0.3), (4, 0.1)], stop_strings=("STOP",)) == tint(1, "Once") + tint(2, "S") + "\n"
 
 
 def test_a_part_of_a_token_held_back_keeps_its_tint(capsys):
@@ -184,12 +181,6 @@ def test_as_many_colors_as_the_terminal_has(monkeypatch, color_term, term, tints
     monkeypatch.setenv("COLORTERM", color_term)
     monkeypatch.setenv("TERM", term)
     assert terminal_tints() == tints
-
-
-def luminance(red: int, green: int, blue: int) -> float:
-    """Source: WCAG 2.2, relative luminance."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red / 255, green / 255, blue / 255)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_tints_are_legible_on_black_and_on_white():

@@ -1,6 +1,5 @@
 """`--html`: a well-formed page in which nothing of prompt or model runs or loads, and whose data are the events'."""
 
-import json
 import math
 import re
 from base64 import b64encode
@@ -9,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_tree import Element, parse
+from html_tree import Element, data_of, luminance, parse
 from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
 
 from llmcli.cli.output import page
 from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.tokens import LEVEL_LIMITS
-from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Token
 from llmcli.sampling.params import SamplingParams
 
@@ -38,11 +36,6 @@ def write_page(folder: Path, choices: list[tuple[int, float]], facts=None, **opt
     path = folder / "page.html"
     play(HtmlOutput(facts or make_facts(TOKENIZER), path, replace=True), make_events(TOKENIZER, choices, **options))
     return parse(path.read_text(encoding="utf-8"))
-
-
-def data_of(root: Element) -> Any:
-    (script,) = (item for item in root.all("script") if item.attributes.get("type") == "application/json")
-    return json.loads(script.text)
 
 
 def spans(root: Element) -> list[tuple[str, str]]:
@@ -172,20 +165,6 @@ def test_a_stop_string_shows_its_tokens_outside_the_text(tmp_path):
     assert "3 tokens, ended at a stop string" in root.all("about")[0].text
 
 
-def test_text_held_back_until_the_end_is_shown(tmp_path):
-    root = write_page(tmp_path, [(0, 0.9), (1, 0.9)], stop_strings=(" upon!",))
-    assert [(element.text, "unseen" in element.classes) for element in root.all("t")] == [
-        ("Once", False),
-        ("upon", False),
-    ]
-
-
-def test_a_token_that_no_list_names_has_its_piece(tmp_path):
-    data = data_of(write_page(tmp_path, [(1, 0.01)], num_alternatives=0))
-    assert data["samples"][0]["tokens"][0]["alternatives"] == []
-    assert data["pieces"]["1"] == "·upon"
-
-
 def test_several_samples_are_numbered_from_one(tmp_path):
     facts = make_facts(TOKENIZER, samples=3)
     output = HtmlOutput(facts, tmp_path / "page.html", replace=False)
@@ -239,23 +218,6 @@ def test_nothing_generated_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_thousand_tokens_and_ten_alternatives_stay_small(tmp_path):
-    tokenizer = PieceTokenizer([f" word{number}" for number in range(500)])
-    params = SamplingParams(
-        temperature=1.3, top_k=100, top_p=0.9, min_p=0.03, typical_p=0.9, repetition_penalty=1.1, presence_penalty=0.1
-    )
-    choices = [(index, 0.02) for index in range(200)]
-    *events, end = make_events(tokenizer, choices, params=params, num_alternatives=10)
-    play(HtmlOutput(make_facts(tokenizer), tmp_path / "page.html", replace=False), [*events * 10, end])
-    assert (tmp_path / "page.html").stat().st_size < 3_000_000
-
-
-def test_a_line_says_where_the_page_is(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(terminal, "is_quiet", False)
-    write_page(tmp_path, [(0, 0.5)])
-    assert capsys.readouterr() == ("", f"page: {tmp_path / 'page.html'}\n")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_contrasts_with_everything_it_stands_on(scheme):
     style = (Path(page.__file__).parent / "report.css").read_text()
@@ -264,12 +226,5 @@ def test_text_contrasts_with_everything_it_stands_on(scheme):
     pairs = [("ink", "paper"), ("ink", "raised"), ("ink", "funnel"), ("quiet", "paper"), ("quiet", "raised")]
     pairs += [("ink", f"mark-{level}") for level in range(1, 5)]
     for text, ground in pairs:
-        light, dark = sorted((luminance(colors[text]), luminance(colors[ground])), reverse=True)
+        light, dark = sorted((luminance(*bytes.fromhex(colors[name][1:])) for name in (text, ground)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
-
-
-def luminance(color: str) -> float:
-    """Source: WCAG 2.2, relative luminance."""
-    parts = (int(color[index : index + 2], 16) / 255 for index in (1, 3, 5))
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -2,12 +2,11 @@
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
-from results import Result
+from results import Llmcli
 
 from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.page_kit import PAGE_MARK
@@ -92,14 +91,7 @@ def test_what_is_not_a_page_is_refused_at_once_and_stays(tmp_path: Path, replace
     assert after == before
 
 
-def test_a_good_path_is_checked_without_a_trace(tmp_path: Path) -> None:
-    (tmp_path / "old.html").write_bytes(OLD)
-    HtmlOutput(make_facts(TOKENIZER), tmp_path / "old.html", replace=True)
-    HtmlOutput(make_facts(TOKENIZER), tmp_path / "new.html", replace=False)
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("old.html", OLD)]
-
-
-def test_refused_before_the_model_is_looked_at(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+def test_refused_before_the_model_is_looked_at(llmcli: Llmcli, tmp_path: Path) -> None:
     path = tmp_path / "notes.html"
     path.write_text("mine")
     flags = ("-m", tmp_path / "none", "--html", path)

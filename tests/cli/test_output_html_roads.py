@@ -1,15 +1,14 @@
 """The roads of a page: a list and data with what the engine found, and nothing in them runs."""
 
-import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from html_tree import Element, parse
+from html_tree import Element, data_of, parse
 from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
-from results import Result
+from results import Llmcli, Result
 
 from llmcli.cli.output.page import HtmlOutput
 from llmcli.engine import roads as engine_roads
@@ -47,11 +46,6 @@ def write_page(folder: Path, roads: list[Road], samples: int = 1, **options: Any
             sample: [0, 1] for sample in range(samples)
         }
     return parse(path.read_text(encoding="utf-8"))
-
-
-def data_of(root: Element) -> Any:
-    (script,) = (item for item in root.all("script") if item.attributes.get("type") == "application/json")
-    return json.loads(script.text)
 
 
 def test_a_road_is_listed_marked_and_in_the_data(tmp_path: Path) -> None:
@@ -108,7 +102,7 @@ def test_hostile_roads_are_inert_and_complete(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def generate(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> Callable[..., tuple[Result, Element]]:
+def generate(llmcli: Llmcli, tiny_llama: Path, tmp_path: Path) -> Callable[..., tuple[Result, Element]]:
     def call(*flags: object) -> tuple[Result, Element]:
         path = tmp_path / "page.html"
         result = llmcli("generate", "ab", "-m", tiny_llama, "--seed", 3, "--html", path, "--force", *flags)
@@ -172,6 +166,6 @@ def test_ctrl_c_during_roads_writes_the_page_with_those_so_far(
     assert bool(found) == bool(num_steps)
 
 
-def test_roads_need_a_page(llmcli: Callable[..., Result]) -> None:
+def test_roads_need_a_page(llmcli: Llmcli) -> None:
     llmcli("generate", "a", "--roads", 3).expect_error(2, "--roads needs --html FILE")
     llmcli("generate", "a", "--html", "x.html", "--roads", 0).expect_error(2, "--roads")

@@ -95,15 +95,6 @@ def test_columns_line_up_also_under_wide_characters(capsys):
     assert third.startswith(" 3  ·a word far too…  ")
 
 
-def test_a_column_is_as_wide_as_its_widest_piece(capsys):
-    tokenizer = PieceTokenizer(["時間時間", "b"])
-    facts = make_facts(tokenizer)
-    lines = table(capsys, facts, [token_of([1.0, 0.0, 0.0], token_id, facts) for token_id in (0, 1)]).splitlines()
-    assert lines[2].startswith("#  token     model  ")
-    assert lines[3].startswith("1  時間時間  57.6%  ")
-    assert lines[4].startswith("2  b         21.2%  ")
-
-
 def test_few_of_the_removed_are_listed_and_those_that_fit(capsys, monkeypatch):
     facts = make_facts(TOKENIZER, top_k=1)
     likely = np.log([0.9, 0.02, 0.02, 0.02, 0.02, 0.02]).tolist()

@@ -137,11 +137,7 @@ def test_keys_walk_the_text_and_its_roads(roads_page: Path) -> None:
         return { none, shown, moved };
         """,
     )
-    assert found == {
-        "none": 0,
-        "shown": [", then a …", f"{HOSTILE}{HOSTILE} …", None],
-        "moved": [0, "#token-3"],
-    }
+    assert found == {"none": 0, "shown": [", then a …", f"{HOSTILE}{HOSTILE} …", None], "moved": [0, "#token-3"]}
 
 
 def test_the_list_takes_roads_and_the_page_is_as_wide_as_the_window(roads_page: Path) -> None:

@@ -6,12 +6,12 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from results import Result
+from results import Llmcli
 
 from llmcli.cli import prompt
 from llmcli.cli.prompt import parse_template_variables
@@ -67,27 +67,24 @@ def fill(writer: int, content: bytes) -> None:
     os.close(writer)
 
 
-def test_what_is_piped_in_joins_the_argument(pipe: int) -> None:
-    fill(pipe, b"first line\nsecond\n")
-    assert prompt.read_prompt("Summarize this:", None) == "Summarize this:\n\nfirst line\nsecond"
-
-
-def test_what_is_piped_in_joins_a_file(pipe: int, tmp_path: Path) -> None:
-    path = tmp_path / "prompt"
-    path.write_text("Summarize this:\n")
-    fill(pipe, b"a text")
-    assert prompt.read_prompt(None, path) == "Summarize this:\n\na text"
-
-
-@pytest.mark.parametrize("content", [b"", b"\n"])
-def test_an_empty_pipe_adds_nothing(content: bytes, pipe: int) -> None:
-    fill(pipe, content)
-    assert prompt.read_prompt("Once", None) == "Once"
-
-
-def test_a_pipe_alone_is_the_prompt(pipe: int) -> None:
-    fill(pipe, b"Once\n")
-    assert prompt.read_prompt("-", None) == "Once"
+@pytest.mark.parametrize(
+    ("argument", "in_file", "piped", "expected"),
+    [
+        ("Summarize this:", None, b"first line\nsecond\n", "Summarize this:\n\nfirst line\nsecond"),
+        (None, "Summarize this:\n", b"a text", "Summarize this:\n\na text"),
+        ("Once", None, b"", "Once"),
+        ("Once", None, b"\n", "Once"),
+        ("-", None, b"Once\n", "Once"),
+    ],
+)
+def test_what_is_piped_in_joins_the_prompt(
+    pipe: int, tmp_path: Path, argument: str | None, in_file: str | None, piped: bytes, expected: str
+) -> None:
+    path = None if in_file is None else tmp_path / "prompt"
+    if path is not None:
+        path.write_text(str(in_file))
+    fill(pipe, piped)
+    assert prompt.read_prompt(argument, path) == expected
 
 
 def test_a_redirected_file_joins_and_a_device_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +151,7 @@ def prompt_of(token_ids: list[int]) -> str:
     return bytes(token_ids).decode()
 
 
-def test_the_template_sees_the_values(llmcli: Callable[..., Result], model: Path, tmp_path: Path) -> None:
+def test_the_template_sees_the_values(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     flags = ("--template-var", "enable_thinking=false", "--template-var", "effort=high")
     generated = llmcli("generate", "--chat", "Hi", "-m", model, "--max-new-tokens", 1, "--json", *flags)
     assert prompt_of(json.loads(generated.stdout)["prompt_token_ids"]) == 'Hi<no>"high">'
@@ -171,21 +168,19 @@ def test_the_template_sees_the_values(llmcli: Callable[..., Result], model: Path
     again.expect_error(2, "template_var")
 
 
-def test_a_special_token_in_a_value_is_text(llmcli: Callable[..., Result], model: Path) -> None:
+def test_a_special_token_in_a_value_is_text(llmcli: Llmcli, model: Path) -> None:
     flags = ("--template-var", "effort=<|end|>", "--max-new-tokens", 1, "--json")
     generated = llmcli("generate", "--chat", "Hi", "-m", model, *flags)
     assert prompt_of(json.loads(generated.stdout)["prompt_token_ids"]) == 'Hi"<|end|>">'
 
 
 @pytest.mark.parametrize("name", ["nonsense", "own", "messages", "add_generation_prompt", "raise_exception"])
-def test_a_name_that_the_template_does_not_look_up(llmcli: Callable[..., Result], model: Path, name: str) -> None:
+def test_a_name_that_the_template_does_not_look_up(llmcli: Llmcli, model: Path, name: str) -> None:
     result = llmcli("generate", "--chat", "Hi", "-m", model, "--quiet", "--template-var", f"{name}=1")
     result.expect_error(2, f"--template-var {name}: the chat template", "it has effort, enable_thinking")
 
 
-def test_a_template_without_variables(
-    llmcli: Callable[..., Result], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_without_variables(llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     flags = ("--quiet", "--chat-template", "plain", "--template-var", "a=1")
     llmcli("chat", model, *flags).expect_error(2, "`plain` has no such variable; it has none")
@@ -221,5 +216,5 @@ def test_values_that_are_refused(flags: list[str], part: str) -> None:
         parse_template_variables(flags)
 
 
-def test_it_belongs_to_chat(llmcli: Callable[..., Result], model: Path) -> None:
+def test_it_belongs_to_chat(llmcli: Llmcli, model: Path) -> None:
     llmcli("generate", "Hi", "-m", model, "--template-var", "a=1").expect_error(2, "--template-var need --chat")

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import textwrap
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
 from chat_terminal import write_chat_llama
+from results import Llmcli
 from tiny_models import write_tiny_llama
 
 from llmcli.cli.terminal import Terminal, WordWrap, visible
@@ -29,6 +31,14 @@ EIGHT_TOKENS = ("--max-new-tokens", "8", "--temperature", "0", "--threads", "1",
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_llama(tmp_path_factory.mktemp("gate") / "model")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("gate") / "other", seed=5)
+
+
+Shown = Callable[..., str]
 
 
 def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,61 +103,59 @@ def test_the_prompt_is_shown_escaped(monkeypatch, capsys):
     assert "Once\\x1b]52" in capsys.readouterr().err
 
 
-class PseudoTerminal:
-    """A command in a real pseudo-terminal, and all that it wrote there."""
-
-    def __init__(self, *arguments: object, **environment: str):
-        settings = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1", **environment}
-        command = ["-m", "llmcli", *map(str, arguments)]
-        child = pexpect.spawn(sys.executable, command, env=settings, encoding="utf-8", timeout=120)
-        child.expect(pexpect.EOF)
-        child.close()
-        self.text = child.before
-        self.exit_code = child.exitstatus
-
-
 def test_a_model_cannot_command_the_terminal(model):
-    run = PseudoTerminal("generate", "ab", "-m", model, *ESC_ONLY, *EIGHT_TOKENS)
-    assert run.exit_code == 0
-    assert "\\x1b" * 8 in run.text
-    assert "\x1b" not in run.text
+    command = ["-m", "llmcli", "generate", "ab", "-m", str(model), *ESC_ONLY, *EIGHT_TOKENS]
+    settings = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
+    child = pexpect.spawn(sys.executable, command, env=settings, encoding="utf-8", timeout=120)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert "\\x1b" * 8 in child.before
+    assert "\x1b" not in child.before
 
 
 def test_a_pipe_gets_the_model_s_bytes(model, llmcli):
     assert llmcli("generate", "ab", "-m", model, *ESC_ONLY, *EIGHT_TOKENS).stdout == "\x1b" * 8 + "\n"
 
 
-def test_tinted_text_has_only_our_own_escapes(model):
-    run = PseudoTerminal(
-        "generate", "ab", "-m", model, *ESC_ONLY, *EIGHT_TOKENS, "--color", "prob", NO_COLOR="", COLORTERM="truecolor"
-    )
-    assert run.exit_code == 0
-    assert run.text.count("\\x1b") == 8
-    assert run.text.replace("\x1b[", "").count("\x1b") == 0
+@pytest.fixture
+def shown(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """Run a command that takes both streams for terminals, without colours unless they are asked for; what it wrote."""
+    for name, value in {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
+
+    def call(*arguments: object, exit_code: int = 0, no_color: str = "1") -> str:
+        pretend_terminal(monkeypatch)
+        monkeypatch.setenv("NO_COLOR", no_color)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", sys.stdout)  # both go to the terminal
+            result = llmcli(*arguments)
+        assert result.exit_code == exit_code, result.stdout
+        return result.stdout
+
+    return call
 
 
-@pytest.mark.parametrize("flag", ["--why", "--show-prompt", "--jsonl", "--json"])
-def test_other_forms_of_output_are_behind_the_gate_too(model, flag):
-    run = PseudoTerminal("generate", f"a{OSC_52}", "-m", model, *ESC_ONLY, *EIGHT_TOKENS, flag)
-    assert run.exit_code == 0
-    assert "\x1b" not in run.text
+@pytest.mark.parametrize(
+    "flags",
+    [("--why",), ("--show-prompt",), ("--jsonl",), ("--json",), ("--chat", "--markdown"), ("--chat",)],
+    ids=lambda flags: flags[-1],
+)
+def test_every_form_of_output_is_behind_the_gate(shown: Shown, model: Path, flags: tuple[str, ...]) -> None:
+    if flags[0] == "--chat":
+        text = shown("chat", model, "--message", "hi", *ESC_ONLY, *EIGHT_TOKENS, *flags[1:])
+        assert "\\x1b" in text
+        assert "\x1b\x1b" not in text
+    else:
+        assert "\x1b" not in shown("generate", f"a{OSC_52}", "-m", model, *ESC_ONLY, *EIGHT_TOKENS, *flags)
 
 
-@pytest.mark.parametrize("flags", [(), ("--markdown",)])
-def test_answers_of_a_chat_are_behind_the_gate(model, flags):
-    run = PseudoTerminal("chat", model, "--message", "hi", *ESC_ONLY, *EIGHT_TOKENS, *flags)
-    assert run.exit_code == 0
-    assert "\\x1b" in run.text
-    assert "\x1b\x1b" not in run.text
-
-
-def test_diff_marks_on_a_terminal_are_our_own(tmp_path, model):
-    other = write_tiny_llama(tmp_path / "other", seed=5)
-    run = PseudoTerminal(
-        "diff", model, other, f"a{OSC_52}", "--max-new-tokens", "24", "--threads", "1", "-q", NO_COLOR=""
-    )
-    assert run.exit_code == 0
-    assert not [part for part in run.text.split("\x1b")[1:] if not part.startswith(("[38;5;", "[7m", "[0m"))]
+def test_escapes_on_a_terminal_are_our_own(shown: Shown, model: Path, other: Path) -> None:
+    tinted = shown("generate", "ab", "-m", model, *ESC_ONLY, *EIGHT_TOKENS, "--color", "prob", no_color="")
+    assert tinted.count("\\x1b") == 8
+    assert tinted.replace("\x1b[", "").count("\x1b") == 0
+    marked = shown("diff", model, other, f"a{OSC_52}", "--max-new-tokens", 24, "-q", no_color="")
+    assert not [part for part in marked.split("\x1b")[1:] if not part.startswith(("[38;5;", "[7m", "[0m"))]
 
 
 @pytest.mark.parametrize("write", [Terminal.info, Terminal.warn, Terminal.error])
@@ -162,44 +170,36 @@ def test_messages_break_between_words(write, monkeypatch, capsys):
     assert max(map(len, rows)) <= 30
 
 
-def test_the_prompt_stands_before_each_sample(model):
-    flags = ("-m", model, "-n", "3", "--max-new-tokens", "8", "--seed", "1", "--threads", "1")
-    _, *samples = re.split(r"--- sample \d ---\r\n", PseudoTerminal("generate", "Hello there", *flags).text)
+def test_the_prompt_stands_before_each_sample(shown: Shown, model: Path) -> None:
+    flags = ("-m", model, "--max-new-tokens", 8, "--seed", 1)
+    _, *samples = re.split(r"--- sample \d ---\n", shown("generate", "Hello there", *flags, "-n", 3))
     assert len(samples) == 3
-    assert [sample.count("Hello there") for sample in samples] == [1, 1, 1]
-    assert all(sample.startswith("Hello there") for sample in samples)
-    assert "Hello there" not in PseudoTerminal("generate", "Hello there", *flags, "-q").text
+    for sample in samples:
+        assert sample.startswith("Hello there")
+        assert sample.count("Hello there") == 1
+    assert "Hello there" not in shown("generate", "Hello there", *flags, "-q")
+    assert "\x1b[2mHello there\x1b[0m" in shown("generate", "Hello there", *flags, no_color="")
 
 
-def test_diff_says_what_its_marks_mean_and_shows_the_prompt(tmp_path, model):
-    other = write_tiny_llama(tmp_path / "other", seed=5)
-    flags = ("--max-new-tokens", "4", "--threads", "1")
-    told = PseudoTerminal("diff", model, other, "Hello there", *flags).text
+def test_diff_says_what_its_marks_mean_and_shows_the_prompt(shown: Shown, model: Path, other: Path) -> None:
+    flags = ("--max-new-tokens", 4)
+    told = shown("diff", model, other, "Hello there", *flags)
     assert "[token>other] where B would choose another token" in told
     assert "tinted" not in told  # without colours
-    assert told.rpartition("\r\n\r\n")[2].startswith(("the ", "they ", "B "))  # the verdict, apart from the text
+    assert told.rpartition("\n\n")[2].startswith(("the ", "they ", "B "))  # the verdict, apart from the text
     assert "Hello there" in told
-    assert "where B finds A's token \x1b[" in PseudoTerminal("diff", model, other, "Hi", *flags, NO_COLOR="").text
-    assert "where B would" not in PseudoTerminal("diff", model, other, "Hi", *flags, "-q").text
+    assert "where B finds A's token \x1b[" in shown("diff", model, other, "Hi", *flags, no_color="")
+    assert "where B would" not in shown("diff", model, other, "Hi", *flags, "-q")
 
 
-def test_names_in_errors_and_in_info_are_escaped(tmp_path, model):
-    run = PseudoTerminal("info", f"{tmp_path}/{OSC_52}")
-    assert run.exit_code == 3
-    assert "\\x1b]52" in run.text
-    assert "\x1b" not in run.text
-    config = model.parent / "named" / "tokenizer_config.json"
-    write_tiny_llama(config.parent)
+def test_names_and_tracebacks_are_escaped(shown: Shown, tmp_path: Path) -> None:
+    for flags, word in (((), "\\x1b]52"), (("--debug",), "Traceback")):
+        text = shown("info", f"{tmp_path}/{OSC_52}", *flags, exit_code=3)
+        assert word in text
+        assert "\x1b" not in text
+    config = write_tiny_llama(tmp_path / "named") / "tokenizer_config.json"
     config.write_text(json.dumps({"bos_token": "<|begin|>", "additional_special_tokens": [OSC_52]}))
-    run = PseudoTerminal("info", config.parent)
-    assert run.exit_code == 0
-    assert "\x1b" not in run.text
-
-
-def test_a_traceback_of_debug_is_behind_the_gate(tmp_path):
-    run = PseudoTerminal("info", f"{tmp_path}/{OSC_52}", "--debug")
-    assert "Traceback" in run.text
-    assert "\x1b" not in run.text
+    assert "\x1b" not in shown("info", config.parent)
 
 
 # Streamed text breaks between words at the edge of a terminal; seen through a small terminal of the test's own.

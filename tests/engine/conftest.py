@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from chat_templates import LLAMA2_TEMPLATE
 from scripted_chat import ChatModel
 from tiny_models import write_byte_tokenizer
 
@@ -17,18 +18,6 @@ from llmcli.tokenizer.chat_template import PLAIN, PLAIN_SOURCE, load_chat_templa
 from llmcli.tokenizer.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
-LLAMA2_TEMPLATE = (
-    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
-    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
 TINY_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -50,6 +39,12 @@ REAL = {
     "qwen2.5": ("qwen2/tokenizer.json", "Qwen-Qwen2.5-7B-Instruct.jinja", {"eos_token": "<|im_end|>"}),
     "qwen3": ("qwen2/tokenizer.json", "Qwen-Qwen3-0.6B.jinja", {"eos_token": "<|im_end|>"}),
 }
+
+
+def same_tokenizer(name: str) -> str:
+    """Models with one file and one choice of tokens share a tokenizer: it takes seconds to load."""
+    file, _, tokens = REAL.get(name, (name, None, {}))
+    return f"{file} {tokens}"
 
 
 @pytest.fixture(params=["numpy", "simulated card", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -78,10 +73,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ChatModel]]:
     """Load a tokenizer with a template by name: one of REAL, or `tiny` with one token a byte."""
     loaded: dict[str, ChatModel] = {}
+    tokenizers: dict[str, Tokenizer] = {}
 
     def load(name: str) -> ChatModel:
         if name not in loaded:
-            folder = tmp_path_factory.mktemp(name)
+            folder, same = tmp_path_factory.mktemp(name), name
             if name == "tiny":
                 write_byte_tokenizer(folder)
                 (folder / "chat_template.jinja").write_text(TINY_TEMPLATE)
@@ -96,7 +92,8 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
                 text = template_source.read_text() if template_source else text
                 (folder / "chat_template.jinja").write_text(text)
                 (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
-            tokenizer = load_tokenizer(folder)
+                same = same_tokenizer(name)
+            tokenizer = tokenizers.setdefault(same, tokenizers.get(same) or load_tokenizer(folder))
             choice = PLAIN if name.startswith(PLAIN) else None
             loaded[name] = ChatModel(folder, tokenizer, load_chat_template(folder, tokenizer, choice))
         return loaded[name]
@@ -113,16 +110,17 @@ def reference_ids(chat_model: Callable[[str], ChatModel]) -> Callable[..., list[
 
     def encode(name: str, messages: list[dict]) -> list[int]:
         folder = chat_model(name).folder
-        if name not in loaded:
+        same = same_tokenizer(name)
+        if same not in loaded:
             if (folder / "tokenizer.json").exists():
                 config = json.loads((folder / "tokenizer_config.json").read_text())
                 file = str(folder / "tokenizer.json")
-                loaded[name] = transformers.PreTrainedTokenizerFast(tokenizer_file=file, **config)
+                loaded[same] = transformers.PreTrainedTokenizerFast(tokenizer_file=file, **config)
             else:
-                loaded[name] = transformers.LlamaTokenizer.from_pretrained(folder, legacy=False)
+                loaded[same] = transformers.LlamaTokenizer.from_pretrained(folder, legacy=False)
         template = (folder / "chat_template.jinja").read_text()
         return list(
-            loaded[name].apply_chat_template(
+            loaded[same].apply_chat_template(
                 messages, chat_template=template, add_generation_prompt=True, return_dict=False
             )
         )

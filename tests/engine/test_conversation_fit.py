@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import stat
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from llmcli.engine.conversation import (
     load_conversation,
     save_conversation,
 )
-from llmcli.errors import OutputError, UsageError
+from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.chat_template import ChatTemplate, load_chat_template
@@ -190,8 +189,7 @@ def load_long(chat_model: Load, name: str) -> ChatModel:
     return ChatModel(folder, tokenizer, load_chat_template(folder, tokenizer))
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
-@pytest.mark.parametrize("name", [STORYTELLER, "llama3.1"])
+@pytest.mark.parametrize(("name", "with_ids"), [(STORYTELLER, True), ("llama3.1", False)])
 def test_a_thousand_turns(chat_model: Load, monkeypatch: pytest.MonkeyPatch, name: str, with_ids: bool) -> None:
     """Counts the slow work, equal on every machine: renderings, and encoded characters."""
     model = load_long(chat_model, name)
@@ -218,7 +216,8 @@ def test_a_thousand_turns(chat_model: Load, monkeypatch: pytest.MonkeyPatch, nam
     assert counts["characters"] < 5 * num_characters  # not each answer's end anew
 
 
-# Saving and loading: nothing is lost, the file is readable, and anything else is refused with a message.
+# Saving and loading: nothing is lost, the file is readable, and anything else is refused with a message. How files are
+# read and written is tested in test_files.py; damaged ones in tests/fuzz.
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -260,19 +259,6 @@ def test_only_the_owner_can_read_it_and_nothing_else_is_left(path: Path) -> None
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_a_write_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = path.read_bytes()
-
-    def fail(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OutputError, match="No space left on device"):
-        save_conversation(path, SavedConversation("m", Conversation()), replace=True)
-    assert path.read_bytes() == before
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -306,16 +292,9 @@ def test_what_is_no_conversation_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not valid JSON"),
-        (b"{", "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON"),
         (b"[]", "holds a JSON list, expected an object"),
-        (b"null", "holds a JSON null, expected an object"),
         (b"{}", 'lacks the line "format"'),
         (b"[" * 100_000, "nested more than 64 levels deep"),
-        (b'{"format": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 levels deep"),
-        (b'{"version": 1' + b"0" * 5000 + b"}", "an integer has more than 100 digits"),
-        (b'{"system": "\\ud800"}', "system has the lone surrogate U\\+D800"),
     ],
 )
 def test_what_is_no_such_json_is_refused(path: Path, content: bytes, message: str) -> None:
@@ -324,51 +303,6 @@ def test_what_is_no_such_json_is_refused(path: Path, content: bytes, message: st
         load_conversation(path)
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def loaded(path: Path) -> tuple[SavedConversation | None, str]:
-    """A conversation, or the reason of its refusal."""
-    try:
-        return load_conversation(path), ""
-    except UsageError as error:
-        return None, str(error)
-
-
-@pytest.mark.parametrize("value", [None, True, 1.5, float("nan"), -1, 10**99, "x", [], {}, [[]], "y" * 10_000])
-@pytest.mark.parametrize("key", ["format", "version", "model", "system", "turns", "num_dropped"])
-def test_a_value_of_any_kind_is_taken_or_refused_in_words(path: Path, key: str, value: object) -> None:
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {key: value}))
-    assert len(loaded(path)[1]) < 300
-
-
-@pytest.mark.parametrize("value", [None, True, 1.5, -1, 2**31, 10**99, "x", [], {}, [[]], [10**99], [2**31], [1.0]])
-@pytest.mark.parametrize("key", ["content", "reasoning", "text", "finish_reason", "sample", "token_ids"])
-def test_an_answer_of_any_kind_is_taken_or_refused_in_words(path: Path, key: str, value: object) -> None:
-    content = json.loads(path.read_text())
-    content["turns"][1]["answer"][key] = value
-    path.write_text(json.dumps(content))
-    saved, reason = loaded(path)
-    assert ("turn 2: " in reason) == (saved is None)
-    if saved is not None:
-        answer = saved.conversation.turns[1].answer
-        assert answer is not None
-        assert all(0 <= token_id < 2**31 for token_id in answer.token_ids)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
-        load_conversation(tmp_path / "none.json")
-
-
-@pytest.mark.timeout(20)
-def test_what_is_not_a_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(UsageError, match="is not a regular file, expected a saved conversation"):
-            load_conversation(path)
-    with pytest.raises(UsageError, match="is not a valid path"):
-        load_conversation(tmp_path / "a\0b")
 
 
 def test_what_exists_is_replaced_only_when_asked_for_and_only_a_conversation(path: Path) -> None:
@@ -380,30 +314,13 @@ def test_what_exists_is_replaced_only_when_asked_for_and_only_a_conversation(pat
     assert load_conversation(path) == saved
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_what_is_not_a_conversation_is_never_replaced(path: Path, tmp_path: Path, replace: bool) -> None:
-    link, pipe, other, empty = (tmp_path / name for name in ("link", "pipe", "other", "empty"))
-    link.symlink_to(path)
-    os.mkfifo(pipe)
-    other.write_text("mine")
-    empty.touch()
-    before = path.read_bytes()
-    for target, message in [
-        (link, "is a link, not a regular file"),
-        (pipe, "is a device or pipe"),
-        (tmp_path, "is a folder"),
-        (Path("/dev/null"), "is a device or pipe"),
-        (other, "exists and is not a saved conversation"),
-        (empty, "exists and is not a saved conversation"),
-        (tmp_path / "none" / "x.json", "is not a folder"),
-        (tmp_path / "a\0b", "cannot be written: embedded null"),
-        (tmp_path / "a\ud800b", "surrogates not allowed"),
-    ]:
-        with pytest.raises(UsageError, match=message):
-            save_conversation(target, SavedConversation("m", Conversation()), replace=replace)
-    assert (path.read_bytes(), other.read_text(), empty.read_text()) == (before, "mine", "")
-    assert link.is_symlink()
-    assert pipe.is_fifo()
+def test_what_is_not_a_conversation_is_never_replaced(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    for content in ("mine", ""):
+        other.write_text(content)
+        with pytest.raises(UsageError, match="exists and is not a saved conversation"):
+            save_conversation(other, SavedConversation("m", Conversation()), replace=True)
+        assert other.read_text() == content
 
 
 def test_the_path_of_a_model_need_not_be_text(path: Path) -> None:

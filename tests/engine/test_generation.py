@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from page_device import PageDevice
-from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
+from tiny_models import BOS_ID, EOS_ID
 
 from llmcli.engine import texts as sample_module
 from llmcli.engine.events import Finished, PrefillProgress, Token
@@ -43,13 +43,6 @@ class ScriptedRunner(SteppingRunner):
         self.samplers.append(sampler)
         script = self.scripts[sampler.sample_index]
         return script[num_drawn] if num_drawn < len(script) else EOS_ID  # a device that works ahead continues
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return load_tokenizer(folder)
 
 
 def sampler(eos_token_ids: frozenset[int]) -> Sampler:

@@ -13,6 +13,7 @@ from simulated_card import simulate
 from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
+from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.generation import Generation
@@ -81,13 +82,27 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_finished_texts_are_valid(model: Model) -> None:
-    for finished in model.texts(model.load(4), model.request(samples=tuple(range(12)))).values():
+    for finished in model.texts(model.load(4), model.request(samples=tuple(range(6)))).values():
         assert (finished.finish_reason, finished.is_complete) == ("eos", True)
         jsonschema.validate(json.loads(finished.text), SCHEMA)
 
 
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_text_stands_alone_for_its_schema_too(model: Model, monkeypatch: pytest.MonkeyPatch, at_start: bool) -> None:
+    begun: list[bool] = []
+    begin = Schema.begin
+
+    def noted(schema: Schema, *, at_start: bool) -> ConstrainedText:
+        begun.append(at_start)
+        return begin(schema, at_start=at_start)
+
+    monkeypatch.setattr(Schema, "begin", noted)
+    model.texts(model.load(), model.request(at_start=at_start, max_new_tokens=1))
+    assert begun == [at_start]
+
+
 def test_a_sample_is_the_same_alone(model: Model) -> None:
-    together, alone = model.texts(model.load(4), model.request(samples=tuple(range(6)))), model.load()
+    together, alone = model.texts(model.load(4), model.request(samples=tuple(range(3)))), model.load()
     for index, finished in together.items():
         assert model.texts(alone, model.request(samples=(index,)))[index].token_ids == finished.token_ids
 
@@ -100,20 +115,22 @@ def test_a_text_that_gave_its_pages_back_goes_on_in_its_schema(model: Model) -> 
     while not scheduler.is_idle:
         texts |= {event.sample: event for event in scheduler.step() if isinstance(event, Finished)}
     assert scheduler.usage.preemptions > 0
+    alone = model.load()
     for index, request in enumerate(requests):
-        assert texts[index].token_ids == model.texts(model.load(), request)[index].token_ids
+        assert texts[index].token_ids == model.texts(alone, request)[index].token_ids
 
 
 def test_a_cut_text_says_so(model: Model) -> None:
     whole = model.texts(model.load(), model.request())[0]
     assert len(whole.token_ids) > 30
-    for length in range(1, 30):
-        cut = model.texts(model.load(), model.request(max_new_tokens=length))[0]
+    runner = model.load()
+    for length in range(1, 30, 4):
+        cut = model.texts(runner, model.request(max_new_tokens=length))[0]
         assert (cut.finish_reason, cut.is_complete) == ("length", False)
         assert whole.text.startswith(cut.text)  # never half a character
-    last = model.texts(model.load(), model.request(max_new_tokens=len(whole.token_ids) - 1))[0]
+    last = model.texts(runner, model.request(max_new_tokens=len(whole.token_ids) - 1))[0]
     assert (last.text, last.finish_reason, last.is_complete) == (whole.text, "length", True)
-    stopped = model.texts(model.load(), model.request(stop_strings=('"hero"',)))[0]
+    stopped = model.texts(runner, model.request(stop_strings=('"hero"',)))[0]
     assert (stopped.finish_reason, stopped.is_complete) == ("stop", False)
 
 
@@ -209,7 +226,7 @@ def test_drafts_change_no_text(model: Model) -> None:
     """Most of them are right, all after the first wrong one are not; some are not allowed by the schema."""
     if not model.load().limits.max_drafts:
         pytest.skip("this runner verifies no drafts")
-    for index in range(4):
+    for index in range(2):
         wanted = model.request(samples=(index,))
         expected = model.texts(model.load(), wanted)[index]
         tokens = (*expected.token_ids, *[EOS_ID] * 8)
@@ -219,6 +236,30 @@ def test_drafts_change_no_text(model: Model) -> None:
         (found,) = (event for event in events if isinstance(event, Finished))
         assert (found.token_ids, found.is_complete) == (expected.token_ids, True)
         assert drafting.usage.num_kept > 10
+
+
+@pytest.mark.parametrize("num_held_tokens", [3, 31])
+def test_a_free_text_beside_a_held_one_has_drafts(model: Model, num_held_tokens: int) -> None:
+    """For its mask the text with the schema reads the latest step, before the free text has read its earlier ones."""
+    held = Schema(regex_grammar("--regex", "[a-z ]{60}"), model.vocabulary)
+    requests = []
+    for schema, prompt in ((held, (BOS_ID, *range(97, 96 + num_held_tokens))), (None, (BOS_ID, *(97, 98, 99) * 4))):
+        greedy = Sampler(
+            SamplingParams(temperature=0.0), 1, num_prompt_tokens=len(prompt), eos_token_ids=WARM.eos_token_ids
+        )
+        requests.append(model.request(prompt_token_ids=prompt, sampler=greedy, max_new_tokens=50, schema=schema))
+
+    def texts(drafting: Drafting | None) -> dict[int, tuple[int, ...]]:
+        scheduler, found = Scheduler(model.load(2), model.tokenizer, drafting=drafting), {}
+        for request in requests:
+            scheduler.submit(request)
+        while not scheduler.is_idle:
+            found |= {event.request: event.token_ids for event in scheduler.step() if isinstance(event, Finished)}
+        return found
+
+    expected = texts(None)
+    for least in (0, 1, 7):  # as --draft auto and --draft ngram have it, and with drafts at every place
+        assert texts(Drafting(NgramSource(), least=least)) == expected, least
 
 
 def test_what_must_come_next_is_drafted(model: Model) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from page_device import PageDevice
-from tiny_models import EOS_ID, write_byte_tokenizer
+from tiny_models import EOS_ID
 
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.events import Finished, Token
@@ -24,18 +24,10 @@ from llmcli.sampling.filters import next_mu
 from llmcli.sampling.inspect import Inspection, StepEffect, TokenLogprob, TokenProbability
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.load import load_tokenizer
 
 PROMPT = tuple(range(60, 81))
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.4, "top_k": 40}
 Texts = Mapping[int, Sequence[Inspection]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return load_tokenizer(folder)
 
 
 def make_request(params: SamplingParams, samples: tuple[int, ...] = (0,), **changes: Any) -> Request:
@@ -91,7 +83,6 @@ def said_by_hand(runner: Runner, sampler: Sampler, beginning: Sequence[int], for
         (SamplingParams(temperature=0.0), 4),
         (SamplingParams(temperature=1.0, top_p=0.9), 1),
         (SamplingParams(temperature=1.2, **PENALTIES), 4),
-        (SamplingParams(temperature=1.0, mirostat_tau=4.0, mirostat_eta=0.3), 1),
         (SamplingParams(temperature=1.0, mirostat_tau=4.0, mirostat_eta=0.3), 4),
         (SamplingParams(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.1), 4),
     ],
@@ -102,8 +93,8 @@ def test_a_road_is_what_the_text_would_have_said(
     request = make_request(params, (0, 2))
     runner = load(open_model(tiny_llama), max_seq_len=128, num_rows=num_rows)
     texts = texts_of(runner, tokenizer, request)
-    forks = find_forks(texts, 6)
-    assert len(forks) == 6
+    forks = find_forks(texts, 3)
+    assert len(forks) == 3
     for road in follow(runner, tokenizer, request, texts, forks):
         fork = road.fork
         said = [choice.chosen.token_id for choice in texts[fork.sample][: fork.place]]
@@ -126,7 +117,7 @@ def test_the_road_of_the_token_that_was_drawn_is_the_text(
         Fork(sample, place, inspection.chosen.token_id, inspection.steps[-1].chosen_probability)
         for sample, choices in texts.items()
         for place, inspection in enumerate(choices)
-        if place in (0, 3, 17, 40)
+        if place in (0, 17, 40)
     ]
     for road in follow(runner, tokenizer, request, texts, forks):
         text = [inspection.chosen.token_id for inspection in texts[road.fork.sample]][road.fork.place :]

@@ -5,12 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from page_device import PageDevice
 from scripted_drafts import ScriptedSource
-from tiny_models import EOS_ID, write_byte_tokenizer
+from tiny_models import EOS_ID
 
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, PromptScored, Scored, Token
@@ -20,17 +19,9 @@ from llmcli.errors import CheckpointError
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.load import load_tokenizer
 
 EOS = frozenset({EOS_ID, 7})
 BROKEN = 99  # a seed whose rows fail at some length
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return load_tokenizer(folder)
 
 
 def next_token(history: Sequence[int], sampler: Sampler) -> int:
@@ -106,7 +97,7 @@ def check(events: Sequence[Event], requests: dict[int, Request], max_seq_len: in
     assert {key: said[key] for key in expected} == chosen
 
 
-BLOCKS = [*range(4), *(pytest.param(block, marks=pytest.mark.long) for block in range(4, 10))]
+BLOCKS = [*range(2), *(pytest.param(block, marks=pytest.mark.long) for block in range(2, 10))]
 
 
 @pytest.mark.parametrize("block", BLOCKS)

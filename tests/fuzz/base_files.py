@@ -1,11 +1,14 @@
 """Writes the undamaged files that the fuzzer starts from: models in three forms, a conversation, a preset."""
 
+import copy
 import json
 from pathlib import Path
 
 import sentencepiece
+import tokenizers
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from llmcli.cli.main import run
 from llmcli.engine.conversation import Answer, Conversation, SavedConversation, Turn, save_conversation
@@ -40,6 +43,11 @@ def write_base(folder: Path) -> Path:
     (model / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG))
     (model / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
     (model / "chat_template.jinja").write_text(TEMPLATE)
+    for kind, content in _small_tokenizers().items():
+        (folder / kind).mkdir()
+        (folder / kind / "config.json").write_bytes((model / "config.json").read_bytes())
+        (folder / kind / "model.safetensors").symlink_to(model / "model.safetensors")
+        (folder / kind / "tokenizer.json").write_text(content)
     _split(write_tiny_llama(folder / "sharded", **SHAPE))
     _write_spm(write_tiny_llama(folder / "spm", with_tokenizer=False, **{**SHAPE, "vocab_size": 320}))
     assert run(["quantize", str(model), str(folder / "quantized"), "--group-size", "32", "--quiet"]) == 0
@@ -70,6 +78,53 @@ def _split(folder: Path) -> None:
         save_file({name: tensors[name] for name in tensors if weight_map[name] == shard}, folder / shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     whole.unlink()
+
+
+def _small_tokenizers() -> dict[str, str]:
+    """One tokenizer.json of each kind, small, so that a mutation often hits something that matters."""
+    special = ["<unk>", "<s>", "</s>", "<pad>"]
+    corpus = [
+        "Once upon a time there was a little girl named Lily.",
+        "def main():\n    return 12\n",
+        "你好，世界 мир",
+    ] * 4
+    made = {}
+
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=120, special_tokens=special, show_progress=False)
+    )
+    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made["byte_level"] = library
+
+    pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehlorw", "he", "ll"]
+    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
+    bpe = models.BPE(vocab, [("h", "e"), ("l", "l")], byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    library = tokenizers.Tokenizer(bpe)
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(steps)
+    made["byte_fallback"] = library
+
+    library = tokenizers.Tokenizer(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token="<unk>", show_progress=False)
+    library.train_from_iterator(corpus, trainer)
+    made["unigram"] = library
+
+    made["split"] = copy.deepcopy(made["byte_level"])
+    made["split"].pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    for library in made.values():
+        library.add_special_tokens(special)
+        library.add_tokens(
+            [tokenizers.AddedToken("<mask>", lstrip=True), tokenizers.AddedToken("<x>", single_word=True)]
+        )
+    return {name: library.to_str() for name, library in made.items()}
 
 
 def _write_spm(folder: Path) -> None:

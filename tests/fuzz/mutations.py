@@ -3,7 +3,7 @@
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -37,6 +37,9 @@ VALUES: list[Any] = [
     "default", "linear", "llama3", "yarn", "LlamaForCausalLM", "model.safetensors", "<0x00>", "▁",
     [], [[]], {}, [None], [1, "a", None], [0] * 100, {"": ""}, {"a": {"b": {"c": []}}}, [True], [-1], [1.5],
 ]  # fmt: skip
+
+
+ODD_PIECES = ["", " ", "\ud800", "\x00", "▁", "<s>", "<unk>", "a" * 3000, "é"]
 
 
 def damage_bytes(random: Random, content: bytes) -> bytes:
@@ -113,6 +116,86 @@ def damage_json(random: Random, content: bytes, extra: list[Any]) -> bytes:
     if random.random() < 0.2:
         return damage_bytes(random, content)
     return as_json(damage_value(random, json.loads(content), extra))
+
+
+def damage_model(random: Random, content: bytes) -> bytes:
+    """A SentencePiece model with a field changed: of a piece, of the trainer's settings, of the normalizer's."""
+    if random.random() < 0.2:
+        return damage_bytes(random, content)
+    fields = list(_fields(content))
+    if not fields:
+        return damage_bytes(random, content)
+    index = random.randrange(len(fields)) if random.random() < 0.6 else random.choice([0, 1, 2, -1, -2])
+    index %= len(fields)
+    number, wire, payload = fields[index]
+    action = random.randrange(5)
+    if action == 0:
+        del fields[index]
+    elif action == 1:
+        fields.insert(random.randrange(len(fields)), fields[index])
+    elif action == 2:
+        fields[index] = (number, wire, damage_bytes(random, bytes(payload)))
+    else:
+        inner = list(_fields(payload)) if wire == 2 else []
+        if inner:
+            at = random.randrange(len(inner))
+            inner[at] = (inner[at][0], inner[at][1], _odd_payload(random, inner[at][1]))
+            fields[index] = (number, wire, b"".join(_field(*item) for item in inner))
+        else:
+            fields[index] = (number, wire, _odd_payload(random, wire))
+    return b"".join(_field(*item) for item in fields)
+
+
+def _odd_payload(random: Random, wire: int) -> bytes:
+    if wire == 0:
+        return _varint(random.choice([0, 1, 2, 3, 4, 5, 6, 7, 300, 2**31, 2**32 - 1, 2**63, 2**64 - 1]))
+    if wire == 2:
+        texts = [text.encode(errors="surrogatepass") for text in ODD_PIECES]
+        return random.choice(
+            [b"\xff", b"\xe2\x96", b"<0x41>", b"<0xZZ>", random.randbytes(random.randrange(200)), *texts]
+        )
+    return random.randbytes(8 if wire == 1 else 4)
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Number, wire type and payload of each field of a protobuf message, as far as it can be read."""
+    position = 0
+    while position < len(content):
+        tag, position = _read_varint(content, position)
+        start = position
+        if tag & 7 == 0:
+            _, position = _read_varint(content, position)
+        elif tag & 7 == 2:
+            length, start = _read_varint(content, position)
+            position = start + length
+        else:
+            position += 8 if tag & 7 == 1 else 4
+        if tag & 7 not in (0, 1, 2, 5) or position > len(content):
+            return
+        yield tag >> 3, tag & 7, content[start:position]
+
+
+def _field(number: int, wire: int, payload: bytes) -> bytes:
+    return _varint(number << 3 | wire) + (_varint(len(payload)) if wire == 2 else b"") + payload
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _read_varint(content: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < len(content):
+        value |= (content[position] & 127) << shift
+        position += 1
+        if content[position - 1] < 128:
+            break
+        shift += 7
+    return value, position
 
 
 def damage_lines(pieces: list[str]) -> Callable[[Random, bytes], bytes]:

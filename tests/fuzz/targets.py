@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz.mutations import RAW_TEXTS, damage_bytes, damage_json, damage_lines
+from fuzz.mutations import RAW_TEXTS, damage_bytes, damage_json, damage_lines, damage_model
 
 TEXT = "Once <|end|> upon\n\n  a ä😀 time " + "a" * 40
 JINJA = [
@@ -134,11 +134,15 @@ TARGETS = (
     Target("config", 20, "model", "config.json", _json(CONFIG_VALUES), [INFO, ("info", "MODEL")]),
     Target("quantized config", 8, "quantized", "config.json", _json(CONFIG_VALUES), [INFO]),
     Target("generation_config", 10, "model", "generation_config.json", _json([]), [INFO]),
-    Target("tokenizer.json", 12, "model", "tokenizer.json", _json(TOKENIZER_VALUES), [TOKENIZE]),
+    Target("tokenizer.json", 4, "model", "tokenizer.json", _json(TOKENIZER_VALUES), [TOKENIZE]),
+    *(
+        Target(f"tokenizer.json, {kind}", share, kind, "tokenizer.json", _json(TOKENIZER_VALUES), [TOKENIZE])
+        for kind, share in (("byte_fallback", 4), ("unigram", 3), ("split", 1))
+    ),
     Target("tokenizer_config.json", 8, "model", "tokenizer_config.json", _json(TOKENIZER_VALUES), [TOKENIZE, INFO]),
     Target("special_tokens_map.json", 4, "spm", "special_tokens_map.json", _json(TOKENIZER_VALUES), [TOKENIZE]),
     Target("added_tokens.json", 4, "spm", "added_tokens.json", _json([]), [TOKENIZE]),
-    Target("tokenizer.model", 8, "spm", "tokenizer.model", damage_bytes, [TOKENIZE]),
+    Target("tokenizer.model", 8, "spm", "tokenizer.model", damage_model, [TOKENIZE]),
     Target("chat template", 1, "model", "chat_template.jinja", damage_lines(JINJA), door=_render),
     Target("conversation", 12, "files", "conversation.json", _json(CONVERSATION_VALUES), door=_load_conversation),
     Target("receipt", 12, "files", "receipt.json", _json(RECEIPT_VALUES), door=_read_receipt),

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from llmcli.cli.main import EXIT_BUG, run
 from llmcli.errors import LLMCliError
 
 ALLOWED_EXITS = (0, 2, 3)
+LIMIT_SECONDS = 5  # of the processor for a case
 
 
 def run_case(base: Path, case: int, seed: int) -> str | None:
@@ -75,7 +77,10 @@ def main() -> None:
         os.environ["LLMCLI_HOME"] = str(base / "home")
         for case in range(first, first + count):
             print(json.dumps({"begins": case}), flush=True)
-            if problem := run_case(base, case, seed):
+            start = time.process_time()
+            problem, seconds = run_case(base, case, seed), time.process_time() - start
+            if problem or seconds > LIMIT_SECONDS:
+                problem = problem or f"takes {seconds:.1f} s"
                 print(json.dumps({"case": case, "target": target_of(case).name, "problem": problem}), flush=True)
         print(json.dumps({"peak_bytes": peak_bytes()}), flush=True)
 

@@ -9,10 +9,12 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -25,6 +27,7 @@ from llmcli.cli.command import add_command
 from llmcli.cli.commands import COMMANDS
 from llmcli.resources import STORYTELLER, resource_folder
 
+MOST_TOKENS = "90"
 NO_COMMANDS = {"COMMAND", "receipt"}  # a placeholder, and the name of a file's format
 IS_THERE = {"the network": False, "jq": shutil.which("jq") is not None}
 
@@ -35,16 +38,18 @@ def lines_to_run(text: str) -> list[str]:
     return [line for line, need in needs if need is None or IS_THERE[need[0].removeprefix("# needs ")]]
 
 
-def run_lines(lines: list[str], folder: Path, module: str = "short_texts") -> str:
+def run_lines(lines: list[str], folder: Path, **environment: str) -> str:
     """Run lines as one script of bash in a folder, with a home of its own, and return what they print."""
     programs = folder.parent / "programs"
     programs.mkdir()
     program = programs / "llmcli"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+    words = [str(ROOT / "tests" / "preloaded_program.py"), str(folder.parent / "socket")]
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S {shlex.join(words)} "$@"\n')
     program.chmod(0o755)
     home = folder.parent / "home"
     home.mkdir()
-    environment = os.environ | {
+    environment |= {
+        **os.environ,
         "PATH": f"{programs}:{os.environ['PATH']}",
         "HOME": str(home),
         "LLMCLI_HOME": str(home),
@@ -52,15 +57,14 @@ def run_lines(lines: list[str], folder: Path, module: str = "short_texts") -> st
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
-    done = subprocess.run(
-        ["bash", "-exo", "pipefail", "-c", "\n".join(lines)],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options: dict[str, Any] = {"cwd": folder, "env": environment, "text": True, "stdin": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, **options) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        script = ["bash", "-exo", "pipefail", "-c", "\n".join(lines)]
+        done = subprocess.run(script, capture_output=True, check=False, **options)
+        with socket.socket(socket.AF_UNIX) as last_call:
+            last_call.connect(words[-1])
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -94,7 +98,7 @@ def write_in_16_bits(source: Path, destination: Path) -> None:
 def test_the_tutorial_runs_as_written(folder: Path) -> None:
     lines = lines_to_run((GUIDE / "tutorial.md").read_text(encoding="utf-8"))
     assert len(lines) > 15
-    run_lines(lines, folder)
+    run_lines(lines, folder, MOST_TOKENS=MOST_TOKENS)
     assert (folder / "story.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert len((folder / "story.txt").read_text(encoding="utf-8").split()) > 50
     assert len((folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()) == 3
@@ -106,7 +110,7 @@ def test_the_recipes_run_as_written(folder: Path) -> None:
     (crontab,) = fenced(text, "cron")
     at_six = re.sub(r"^(\S+ ){5}", "", crontab).replace("\\%", "%")
     repository = ["git init --quiet", "echo 'One line.' > notes.txt", "git add notes.txt"]
-    run_lines([*repository, *lines_to_run(text), at_six], folder)
+    run_lines([*repository, *lines_to_run(text), at_six], folder, MOST_TOKENS=MOST_TOKENS)
     assert len((folder.parent / "home" / "story.txt").read_text(encoding="utf-8").split()) > 50
     assert len((folder / "texts.jsonl").read_text(encoding="utf-8").splitlines()) == 3
     assert not (folder / "more.jsonl").exists()
@@ -116,7 +120,7 @@ def test_the_recipes_run_as_written(folder: Path) -> None:
 def test_the_schemas_run_as_written(folder: Path) -> None:
     lines = lines_to_run((GUIDE / "schema.md").read_text(encoding="utf-8"))
     assert len(lines) == 9
-    run_lines(lines, folder, "llmcli")
+    run_lines(lines, folder)
     schema = json.loads((folder / "story.json").read_text())
     jsonschema.validate(json.loads((folder / "story-1.json").read_text()), schema)
     samples = json.loads((folder / "stories.json").read_text())["samples"]

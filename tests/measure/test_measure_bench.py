@@ -178,7 +178,7 @@ def test_other_tokens_than_generates_are_refused(row: int, step: int, tiny_llama
 
 
 class Beside:
-    """A runner whose rows choose other tokens with others than alone, as with --speed-first."""
+    """A runner whose rows choose other tokens with others than alone."""
 
     def __init__(self, runner: Any):
         self._runner = runner

@@ -184,6 +184,7 @@ EXCLUSIVE = {
     "starlette": {"llmcli.serve"},
     "uvicorn": {"llmcli.serve"},
     "pydantic": {"llmcli.serve"},
+    "ray": {"llmcli.batch"},
 }
 FORBIDDEN = {"transformers"}  # at run time; the tests use it
 

@@ -317,7 +317,7 @@ def test_mu_moves_by_the_surprise_of_what_was_drawn():
         assert next_mu == pytest.approx(mu, rel=1e-12)
 
 
-@pytest.mark.parametrize("tau", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("tau", [1.0, 3.0])
 def test_the_surprise_comes_to_tau(tau):
     """mu_n - mu_0 = -eta * sum(surprise - tau), so a mu that stays bounded means a mean surprise of tau."""
     tokens, mus = generate(make_sampler(mirostat_tau=tau, mirostat_eta=0.1, seed=1), 1500)
@@ -337,10 +337,10 @@ def test_draws_follow_the_kept_tokens_law():
     weights = {token: math.exp(score) for token, score in scores_of(logits).items()}
     kept = sorted(mirostat_kept(scores_of(logits), 3.5))
     law = np.asarray([weights[token] for token in kept]) / math.fsum(weights[token] for token in kept)
-    drawn = [choose(logits, [0] * position, sampler).token_id for position in range(6_000)]
+    drawn = [choose(logits, [0] * position, sampler).token_id for position in range(3_000)]
     counts = np.asarray([drawn.count(token) for token in kept])
-    assert counts.sum() == 6_000
-    assert (np.abs(counts - 6_000 * law) < 4.5 * np.sqrt(6_000 * law * (1 - law))).all()
+    assert counts.sum() == 3_000
+    assert (np.abs(counts - 3_000 * law) < 4.5 * np.sqrt(3_000 * law * (1 - law))).all()
 
 
 def test_the_same_mu_gives_the_same_choice_and_a_text_goes_on_from_its_mu():

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import llguidance
 import numpy as np
 
 from llmcli.sampling.candidates import unpack_mask
+from llmcli.schema.grammar import Grammar
 from llmcli.schema.schema import ConstrainedText, Schema, Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 
@@ -205,6 +207,12 @@ def parse_exactly(text: str) -> Any:
             return float(digits)
 
     return json.loads(text, parse_float=number)
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether it is a whole text of the grammar, byte by byte."""
+    matcher, content = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0), text.encode()
+    return matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting()
 
 
 def shared(name: str) -> Path:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 Schema = dict[str, Any]
-USUAL_SCHEMAS = 64  # of a run without --schemas
+USUAL_SCHEMAS = 48  # of a run without --schemas
 KEYS = ("name", "id", "größe", "日本", "a b", 'quo"te', "tags", "x-y", "ключ", "e\u0301", "back\\slash", "emoji 🎈")
 WORDS = ("red", "green", "blue", "ja", "nein", "été", "ü", 'a"b', "line\nbreak", "🎈", "")
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")

@@ -114,7 +114,10 @@ def test_what_is_not_read_alike_is_refused(num_schemas: int) -> None:
     assert num_read > num_schemas
 
 
-@pytest.mark.parametrize("name", ["storyteller", "llama2", "llama3", "qwen2", "stories260K"])
+USUAL, OTHERS = ("storyteller", "llama2", "qwen2"), ("llama3", "stories260K")
+
+
+@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_real_tokenizers(name: str, num_schemas: int) -> None:
     """Byte-fallback and byte-level ones; the first space of a text is dropped if the tokenizer adds one."""
     folder = resource_folder(STORYTELLER) if name == "storyteller" else find(name)

@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import llguidance
 import pytest
 from gbnf_grammars import GBNF
-from held_walks import awkward_tokenizer, awkward_vocabulary, extend, walk
+from held_walks import accepts, awkward_tokenizer, awkward_vocabulary, extend, walk
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
 from llmcli.schema import grammar as grammar_process
@@ -131,12 +130,6 @@ ws ::= [ \\t]*
 """
 
 
-def is_whole(grammar: Grammar, text: str) -> bool:
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0)
-    content = list(text.encode())
-    return matcher.try_consume_tokens(content) == len(content) and matcher.is_accepting()
-
-
 @pytest.mark.parametrize(
     ("grammar", "whole", "others"),
     [
@@ -150,9 +143,9 @@ def is_whole(grammar: Grammar, text: str) -> bool:
 def test_what_a_grammar_allows(grammar: str, whole: list[str], others: list[str]) -> None:
     read = lark_grammar("g.gbnf", grammar)
     for text in whole:
-        assert is_whole(read, text), text
+        assert accepts(read, text), text
     for text in others:
-        assert not is_whole(read, text), text
+        assert not accepts(read, text), text
 
 
 @pytest.mark.parametrize("name", GBNF)
@@ -160,14 +153,14 @@ def test_what_people_write_is_held_to_its_end(name: str) -> None:
     """Whole texts are allowed, with each of their beginnings, and others are not; an unfinished text can end."""
     grammar, whole, others = GBNF[name]
     read = lark_grammar("g.gbnf", grammar)
-    assert [is_whole(read, text) for text in whole] == [True] * len(whole)
-    assert [is_whole(read, text) for text in others] == [False] * len(others)
+    assert [accepts(read, text) for text in whole] == [True] * len(whole)
+    assert [accepts(read, text) for text in others] == [False] * len(others)
     schema, tokenizer = Schema(read, awkward_vocabulary()), awkward_tokenizer()
     for seed in range(8):
         drawn = walk(schema, tokenizer, seed, 25)
         rest = b"" if drawn.ended else extend(schema, tokenizer, drawn)
         assert rest is not None, drawn.text
-        assert is_whole(read, (drawn.text + rest).decode())
+        assert accepts(read, (drawn.text + rest).decode())
 
 
 @pytest.mark.parametrize(

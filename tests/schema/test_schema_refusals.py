@@ -6,11 +6,11 @@ import json
 import re
 
 import jsonschema
-import llguidance
 import pytest
+from held_walks import accepts
 
 from llmcli.errors import UsageError
-from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 
 OLD = {"$schema": "http://json-schema.org/draft-07/schema#"}
 ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
@@ -199,11 +199,6 @@ def test_control_characters_of_patterns_are_never_written() -> None:
 def test_an_empty_choice() -> None:
     with pytest.raises(UsageError, match="--choice is empty"):
         choice_grammar("--choice", ["a", ""])
-
-
-def accepts(grammar: Grammar, text: str) -> bool:
-    matcher, content = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0), text.encode()
-    return matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("bound", [2**53 - 1, 2**53, 2**53 + 1, 2**62, 591064915700530116, 2**63 - 1, 2**64, 1e30])

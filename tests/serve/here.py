@@ -6,6 +6,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from cli.kept_programs import keep_programs
 
 from llmcli.cli.main import run
 from llmcli.cli.terminal import terminal
@@ -17,6 +18,7 @@ def run_here(*arguments: object, **environment: str | Path | None) -> subprocess
     with pytest.MonkeyPatch.context() as patch, io.StringIO() as stdout, io.StringIO() as stderr:
         patch.setattr(terminal, "is_quiet", False)
         patch.setattr(terminal, "is_debug", False)
+        keep_programs(patch)
         for name, value in environment.items():
             if value is None:
                 patch.delenv(name, raising=False)

@@ -11,6 +11,8 @@ from multiprocessing import Pipe
 from page_device import PageDevice
 from tiny_models import EOS_ID
 
+from llmcli.engine.remote.link import EngineEnd, FrontEnd
+from llmcli.engine.remote.worker import Hold
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import UsageError
@@ -18,7 +20,6 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar
 from llmcli.serve.desk import Desk
-from llmcli.serve.link import EngineEnd, FrontEnd, Hold
 from llmcli.tokenizer.base import Tokenizer
 
 ENDLESS = 1_000_000  # a seed

@@ -1,6 +1,6 @@
 """A server under attack: it answers with the right texts, and is unchanged afterwards. See attackers.py.
 
-pytest tests/serve/test_attack.py --serve-attack 3600        for an hour
+pytest tests/serve/test_attack.py --all --serve-attack 3600        for an hour
 """
 
 import http.client
@@ -60,6 +60,7 @@ def check_texts(port: int, until: threading.Event, asked: list[Asked], wrong: li
                 wrong.append(one)
 
 
+@pytest.mark.long
 def test_under_attack(server: ServerProcess, pytestconfig: pytest.Config) -> None:
     seconds = pytestconfig.getoption("--serve-attack")
     asked = texts_alone(50)

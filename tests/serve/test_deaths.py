@@ -88,10 +88,9 @@ def test_the_engine_ends_without_its_front(server: ServerProcess) -> None:
         open_socket(server.port)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_end_leaves_nothing_behind(server: ServerProcess, number: int) -> None:
+def test_an_end_leaves_nothing_behind(server: ServerProcess) -> None:
     front, started = processes_of(server)
-    assert server.end(number) == (0 if number == signal.SIGTERM else 130)
+    assert server.end(signal.SIGINT) == 130
     assert_gone([front, *started])
 
 

@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -111,12 +112,12 @@ def test_malformed_bodies_are_refused(server: ServerProcess, pytestconfig: pytes
     assert {200, 400} <= statuses
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", CHAT, COMPLETE])
 @pytest.mark.usefixtures("unharmed")
-def test_other_contents_are_refused(server: ServerProcess, path: str) -> None:
-    assert post(server.port, path, STORY, kind="text/plain")[0] == 415
-    assert post(server.port, path, b" " * 2_000_000)[0] == 413
-    assert post(server.port, path, b"[" + b"1," * 100 + b"1]")[0] == 400
+def test_other_contents_are_refused(server: ServerProcess) -> None:
+    for path in ("/tokenize", "/detokenize", CHAT, COMPLETE):
+        assert post(server.port, path, STORY, kind="text/plain")[0] == 415
+        assert post(server.port, path, b" " * 2_000_000)[0] == 413
+        assert post(server.port, path, b"[" + b"1," * 100 + b"1]")[0] == 400
 
 
 @pytest.mark.usefixtures("unharmed")
@@ -149,41 +150,23 @@ def test_a_body_without_end_is_refused_at_its_limit(server: ServerProcess) -> No
         raise AssertionError("the server took 64 MiB")
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 1_000_000 + b"\r\n\r\n",
-        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET /health\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
-        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-    ],
-    ids=["header", "path", "TLS", "no version", "no host", "negative length", "two lengths"],
-)
+NOT_HTTP = [
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 1_000_000 + b"\r\n\r\n",
+    b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET /health\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+]
+
+
 @pytest.mark.usefixtures("unharmed")
-def test_what_is_not_http_is_refused(server: ServerProcess, head: bytes) -> None:
-    with open_socket(server.port) as connection:
-        try:
+def test_what_is_not_http_is_refused(server: ServerProcess) -> None:
+    for head in NOT_HTTP:
+        with open_socket(server.port) as connection, suppress(OSError):  # closed while we still sent
             connection.sendall(head)
-            status, _ = read_answer(connection)
-        except OSError:  # closed while we still sent
-            return
-    assert 400 <= status < 500
-
-
-@pytest.mark.usefixtures("unharmed")
-def test_others_are_served_beside_clients_that_send_nothing(server: ServerProcess) -> None:
-    dawdlers = [open_socket(server.port) for _ in range(100)]
-    for index, connection in enumerate(dawdlers):
-        if index % 2:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: local")
-    start_time = time.monotonic()
-    assert post(server.port, COMPLETE, STORY)[0] == 200
-    assert time.monotonic() - start_time < 10
-    for connection in dawdlers:
-        connection.close()
+            assert 400 <= read_answer(connection)[0] < 500, head[:60]
 
 
 @pytest.mark.usefixtures("unharmed")

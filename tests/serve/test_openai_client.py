@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from here import run_here
-from server import ServerProcess, running_server
+from server import ServerProcess
 
 from llmcli.serve.bodies import Body, ChatBody, CompletionBody, TokenizeBody, parse_body
 from llmcli.serve.json_text import to_json
@@ -40,42 +40,16 @@ def test_a_seed_tells_what_generate_tells(client: Any) -> None:
     assert answer.usage.completion_tokens == sum(len(one["token_ids"]) for one in samples_of(told))
 
 
-def test_a_completion_is_that_of_generate(client: Any) -> None:
-    (told,) = generate("Once upon a time", "--seed", 2, "--max-new-tokens", 30)
-    answer = client.completions.create(model=MODEL, prompt="Once upon a time", seed=2, max_tokens=30)
-    assert answer.choices[0].text == told["text"]
-    assert answer.usage.prompt_tokens == len(told["prompt_token_ids"])
-    ids = client.completions.create(model=MODEL, prompt=told["prompt_token_ids"], seed=2, max_tokens=30)
-    assert ids.choices[0].text == told["text"]
-
-
 def test_sampling_parameters_reach_the_sampler(client: Any) -> None:
-    flags = ("--temperature", 1.3, "--top-k", 20, "--min-p", 0.02, "--presence-penalty", 0.5, "--logit-bias", "263=-4")
-    (told,) = generate("The cloud", "--seed", 9, "--max-new-tokens", 30, *flags)
-    answer = client.completions.create(
-        model=MODEL,
-        prompt="The cloud",
-        seed=9,
-        max_tokens=30,
-        temperature=1.3,
-        presence_penalty=0.5,
-        logit_bias={"263": -4},
-        extra_body={"top_k": 20, "min_p": 0.02},
-    )
-    assert answer.choices[0].text == told["text"]
-    (plain,) = generate("The cloud", "--seed", 9, "--max-new-tokens", 30)
-    assert plain["text"] != told["text"]
-
-
-def test_several_prompts_are_numbered_through(client: Any) -> None:
-    answer = client.completions.create(model=MODEL, prompt=["Once", "The dog"], n=2, seed=4, max_tokens=12)
-    alone = [
-        choice.text
-        for prompt in ("Once", "The dog")
-        for choice in client.completions.create(model=MODEL, prompt=prompt, n=2, seed=4, max_tokens=12).choices
-    ]
-    assert [choice.text for choice in answer.choices] == alone
-    assert len(set(alone)) == 4
+    """A prompt may be given by its ids."""
+    flags = ("--temperature=1.3", "--top-k=20", "--min-p=0.02", "--presence-penalty=0.5", "--logit-bias=263=-4")
+    (told,) = generate("The cloud", "--seed", 9, "--max-new-tokens", 30, "--ignore-eos", *flags)
+    asked: dict[str, Any] = {"temperature": 1.3, "presence_penalty": 0.5, "logit_bias": {"263": -4}}
+    asked["extra_body"] = {"top_k": 20, "min_p": 0.02, "ignore_eos": True}
+    for prompt in ("The cloud", told["prompt_token_ids"]):
+        answer = client.completions.create(model=MODEL, prompt=prompt, seed=9, max_tokens=30, **asked)
+        assert answer.choices[0].text == told["text"]
+        assert answer.usage.prompt_tokens == len(told["prompt_token_ids"])
 
 
 @pytest.mark.parametrize("with_logprobs", [False, True])
@@ -105,17 +79,6 @@ def test_the_pieces_of_a_stream_are_the_whole(client: Any, with_logprobs: bool) 
     assert len(pieces) > 3
 
 
-def test_a_completion_streams_too(client: Any) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once", "seed": 3, "max_tokens": 25, "logprobs": 2}
-    whole = client.completions.create(**asked).choices[0]
-    pieces = [piece.choices[0] for piece in client.completions.create(**asked, stream=True)]
-    assert "".join(piece.text for piece in pieces) == whole.text
-    assert sum((piece.logprobs.tokens for piece in pieces), []) == whole.logprobs.tokens
-    assert sum((piece.logprobs.text_offset for piece in pieces), []) == whole.logprobs.text_offset
-    for token, offset in zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True):
-        assert whole.text[offset:].startswith(token)
-
-
 def test_log_probabilities_are_the_models(client: Any) -> None:
     """They are those of `generate --logprobs`; the chosen token is the likeliest, as nothing is sampled."""
     question = MESSAGES[0]["content"]
@@ -143,15 +106,6 @@ def test_a_stop_string_is_not_part_of_the_text(client: Any) -> None:
     assert (stopped.choices[0].finish_reason, whole.choices[0].finish_reason) == ("stop", "length")
 
 
-def test_a_text_can_be_kept_from_its_end(client: Any) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once", "seed": 1, "max_tokens": 20, "logit_bias": {"2": 30}}
-    (told,) = generate("Once", "--seed", 1, "--max-new-tokens", 20, "--ignore-eos", "--logit-bias", "2=30")
-    ended = client.completions.create(**asked).choices[0]
-    endless = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0]
-    assert (ended.finish_reason, endless.finish_reason) == ("stop", "length")
-    assert endless.text == told["text"] != ended.text
-
-
 def test_a_text_can_be_told_again_by_its_seed(client: Any) -> None:
     first = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20)
     again = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20, seed=first.seed)
@@ -161,44 +115,17 @@ def test_a_text_can_be_told_again_by_its_seed(client: Any) -> None:
 
 
 def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
-    """And its text is that of a fresh server."""
-    talk: list[Any] = [{"role": "user", "content": "Tell me of an owl and a lamp on a long evening. " * 7}]
+    """And its text is that of a chat without a server."""
+    question = "Tell me of an owl and a lamp on a long evening. " * 7
+    talk: list[Any] = [{"role": "user", "content": question}]
     answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
     talk += [answer.choices[0].message.to_dict(), {"role": "user", "content": "And then?"}]
     turn = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)
     assert turn.usage.prompt_tokens_details.cached_tokens >= 64
-    with running_server() as fresh:
-        alone = openai.OpenAI(base_url=f"{fresh.url}/v1", api_key="none").chat.completions.create(
-            model=MODEL, messages=talk, max_tokens=20, seed=1
-        )
-    assert alone.usage.prompt_tokens_details.cached_tokens == 0
-    assert alone.choices[0].message.content == turn.choices[0].message.content
-
-
-@pytest.mark.parametrize(
-    ("asked", "param", "words"),
-    [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "expected an empty list, as no tools"),
-        ({"temperature": -1}, "temperature", "expected a number >= 0"),
-        ({"n": 0}, "n", "expected >= 1"),
-        ({"n": 1000}, "n", "expected <= 128"),
-        ({"logit_bias": {"one": 1}}, "logit_bias", "expected token ids and numbers"),
-        ({"logit_bias": {"999999": 1}}, "logit_bias", "logit_bias names token 999999"),
-        ({"max_tokens": 5000}, "max_tokens", "request at most"),
-        ({"max_completion_tokens": 5000}, "max_completion_tokens", "request at most"),
-        ({"messages": [{"role": "user", "content": "snail " * 3000}]}, "messages", "shorten the prompt"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "give one of them"),
-        ({"response_format": {"type": "xml"}}, "response_format", "expected an object of type text, json_object or"),
-        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
-        ({"extra_body": {"top_k": 1.5}}, "top_k", "expected an integer"),
-        ({"extra_body": {"sprinkles": 1}}, "sprinkles", "'sprinkles' is not supported"),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(client: Any, asked: dict[str, Any], param: str, words: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **asked})
-    assert caught.value.param == param
-    assert words in str(caught.value)
+    said = ("--message", question, "--message", "And then?")
+    here = run_here("chat", "--device", "cpu", "--json", "--seed", 1, "--max-new-tokens", 20, *said)
+    assert json.loads(here.stdout)["turns"][1]["answer"] == turn.choices[0].message.content
 
 
 @pytest.mark.parametrize(

@@ -126,18 +126,6 @@ def test_an_echo_in_a_stream_is_the_whole(client: Any, prompts: list[list[int]])
     ]
 
 
-def test_a_generation_until(client: Any, model: Any, prompts: list[list[int]]) -> None:
-    body: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "stop": [".", "</s>"], "seed": 1234}
-    answer = client.completions.create(model=MODEL, prompt=prompts[:2], **body)
-    for choice, token_ids in zip(answer.choices, prompts, strict=False):
-        ids = model.generate(torch.tensor([token_ids]), do_sample=False, max_new_tokens=24)[
-            0, len(token_ids) :
-        ].tolist()
-        text = client.post("/../detokenize", body={"tokens": [*token_ids, *ids]}, cast_to=object)["prompt"]
-        start = client.post("/../detokenize", body={"tokens": token_ids}, cast_to=object)["prompt"]
-        assert choice.text == text.removeprefix(start).partition(".")[0]
-
-
 def test_the_chosen_token_is_among_the_likeliest(client: Any) -> None:
     """OpenAI's reference: there may be up to logprobs + 1 of them."""
     num_unlikely = 0

@@ -21,63 +21,59 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from loop import in_loop
 from paged import ENDLESS, make_request, open_desk, open_scheduler
 from raw_client import post
 from server import ROOT, running_server
 from starlette.types import Message, Receive, Scope, Send
 
 from llmcli.engine.events import Finished, Timings, Token
+from llmcli.engine.remote.link import EngineState, Sender
 from llmcli.engine.texts import Usage
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from llmcli.serve.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from llmcli.serve.body_reader import BodyReader
 from llmcli.serve.gate import Gate
-from llmcli.serve.link import EngineState, Sender
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.server import LogWriter
 from llmcli.serve.service import FairThread, Metrics, unless_gone
 from llmcli.tokenizer.base import Tokenizer
 
 
-def test_clients_have_their_turns() -> None:
+@in_loop
+async def test_clients_have_their_turns() -> None:
     """A large request delays another by one piece of work, not by all."""
+    thread, may_begin = FairThread("test"), threading.Event()
+    done: list[str] = []
 
-    async def test() -> None:
-        thread, may_begin = FairThread("test"), threading.Event()
-        done: list[str] = []
+    def work(name: str) -> Callable[[], None]:
+        def begin() -> None:
+            may_begin.wait(10)
+            done.append(name)
 
-        def work(name: str) -> Callable[[], None]:
-            def begin() -> None:
-                may_begin.wait(10)
-                done.append(name)
+        return begin
 
-            return begin
-
-        asked = [asyncio.create_task(thread.run("a", work(f"a{index}"))) for index in range(5)]
-        await asyncio.sleep(0)
-        asked += [asyncio.create_task(thread.run(client, work(client + "0"))) for client in "bc"]
-        asked.append(asyncio.create_task(thread.run("b", work("b1"))))
-        await asyncio.sleep(0)
-        asked[2].cancel()
-        may_begin.set()
-        await asyncio.gather(*asked, return_exceptions=True)
-        assert done == ["a0", "a1", "b0", "c0", "a3", "b1", "a4"]
-        thread.close()
-
-    asyncio.run(asyncio.wait_for(test(), 30))
+    asked = [asyncio.create_task(thread.run("a", work(f"a{index}"))) for index in range(5)]
+    await asyncio.sleep(0)
+    asked += [asyncio.create_task(thread.run(client, work(client + "0"))) for client in "bc"]
+    asked.append(asyncio.create_task(thread.run("b", work("b1"))))
+    await asyncio.sleep(0)
+    asked[2].cancel()
+    may_begin.set()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert done == ["a0", "a1", "b0", "c0", "a3", "b1", "a4"]
+    thread.close()
 
 
-def test_a_fault_is_its_own_clients() -> None:
-    async def test() -> None:
-        thread = FairThread("test")
-        fails, works = thread.run("a", lambda: 1 // 0), thread.run("b", lambda: 7)
-        with pytest.raises(ZeroDivisionError):
-            await fails
-        assert await works == 7
-        thread.close()
-
-    asyncio.run(asyncio.wait_for(test(), 30))
+@in_loop
+async def test_a_fault_is_its_own_clients() -> None:
+    thread = FairThread("test")
+    fails, works = thread.run("a", lambda: 1 // 0), thread.run("b", lambda: 7)
+    with pytest.raises(ZeroDivisionError):
+        await fails
+    assert await works == 7
+    thread.close()
 
 
 def test_a_refused_request_leaves_nothing_for_the_collector() -> None:
@@ -140,10 +136,7 @@ def reader() -> Iterator[BodyReader]:
     ("kind", "value"),
     [
         (ChatBody, {"messages": MESSAGES, "n": 2, "temperature": 0.5, "response_format": FORMAT, "seed": 2**64 - 1}),
-        (
-            CompletionBody,
-            {"prompt": ["x" * 100_000, "\U0001f600"], "stop": ["a"], "logit_bias": {"3": 1}},
-        ),
+        (CompletionBody, {"prompt": ["x" * 100_000, "\U0001f600"], "stop": ["a"], "logit_bias": {"3": 1}}),
         (CompletionBody, {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 1, "stream_options": None}),
         (TokenizeBody, {"messages": MESSAGES}),
         (DetokenizeBody, {"tokens": list(range(100_000))}),
@@ -385,35 +378,32 @@ def test_who_makes_many_messages_waits_and_is_let_go() -> None:
     assert has_ended.wait(SECONDS)
 
 
-def test_large_requests_states_and_events_pass_each_other(tokenizer: Tokenizer) -> None:
+@in_loop
+async def test_large_requests_states_and_events_pass_each_other(tokenizer: Tokenizer) -> None:
     """The engine's answers fill the link while the front sends large requests and asks for states in a loop."""
+    async with open_desk(open_scheduler(tokenizer, num_rows=4), max_waiting=100) as desk:
+        num_states = 0
 
-    async def test() -> None:
-        async with open_desk(open_scheduler(tokenizer, num_rows=4), max_waiting=100) as desk:
-            num_states = 0
+        async def ask() -> None:
+            nonlocal num_states
+            while True:
+                await desk.engine.state()
+                num_states += 1
 
-            async def ask() -> None:
-                nonlocal num_states
-                while True:
-                    await desk.engine.state()
-                    num_states += 1
+        async def send_large(seed: int) -> None:
+            for _ in range(2):
+                request = make_request([97], seed, most=1)
+                object.__setattr__(request, "stop_strings", (LARGE,) * 4)
+                with desk.submit([request]) as texts:
+                    async for _ in texts.batches():
+                        pass
 
-            async def send_large(seed: int) -> None:
-                for _ in range(2):
-                    request = make_request([97], seed, most=1)
-                    object.__setattr__(request, "stop_strings", (LARGE,) * 4)
-                    with desk.submit([request]) as texts:
-                        async for _ in texts.batches():
-                            pass
-
-            askers = [asyncio.create_task(ask()) for _ in range(4)]
-            with desk.submit([make_request([97], ENDLESS, num_samples=32, most=900)]) as stream:
-                reading = asyncio.create_task(anext(aiter(stream.batches())))  # then it reads no more
-                await asyncio.gather(*(send_large(seed) for seed in range(4)))
-                await reading
-            assert num_states > 10
-            for asker in askers:
-                asker.cancel()
-            await asyncio.gather(*askers, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(test(), 2 * SECONDS))
+        askers = [asyncio.create_task(ask()) for _ in range(4)]
+        with desk.submit([make_request([97], ENDLESS, num_samples=32, most=900)]) as stream:
+            reading = asyncio.create_task(anext(aiter(stream.batches())))  # then it reads no more
+            await asyncio.gather(*(send_large(seed) for seed in range(4)))
+            await reading
+        assert num_states > 10
+        for asker in askers:
+            asker.cancel()
+        await asyncio.gather(*askers, return_exceptions=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from loop import in_loop
 from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
 from tiny_models import EOS_ID, write_tiny_llama
 
@@ -226,7 +227,8 @@ def test_a_fault_is_told_with_what_follows(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_grammar_that_gives_up_within_a_text_is_told(
+@in_loop
+async def test_a_grammar_that_gives_up_within_a_text_is_told(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
     """A stream ends with an error, a whole answer becomes one; the next request is served."""
@@ -239,23 +241,20 @@ def test_a_grammar_that_gives_up_within_a_text_is_told(
     def hold(request: Request, grammar: Grammar) -> Request:
         return replace(request, schema=Schema(grammar, vocabulary))
 
-    async def test() -> None:
-        client, after = Client(), Client()
-        client.reads.set()
-        after.reads.set()
-        async with open_desk(scheduler, max_waiting=9, hold=hold) as desk:
-            server = Server(desk, scheduler, tokenizer)
-            await server.serve(client, [make_request([97], 1, most=60)], is_stream=is_stream, grammar=grammar)
-            await server.serve(after, [make_request([97], 1, most=3)], is_stream=False)
-        error = (client.pieces()[-1] if is_stream else json.loads(client.body))["error"]
-        assert error["message"].startswith("grammar is too complex for the rest of this text (")
-        assert "\n" not in error["message"]
-        assert (error["type"], error["param"]) == ("invalid_request_error", "grammar")
-        assert client.status == (200 if is_stream else 400)
-        assert client.text() == ("x" * len(client.text()) if is_stream else "")
-        assert bool(client.text()) == is_stream
-        assert b"[DONE]" not in client.body
-        assert " 400 " in server.lines[0]
-        assert after.status == 200
-
-    asyncio.run(test())
+    client, after = Client(), Client()
+    client.reads.set()
+    after.reads.set()
+    async with open_desk(scheduler, max_waiting=9, hold=hold) as desk:
+        server = Server(desk, scheduler, tokenizer)
+        await server.serve(client, [make_request([97], 1, most=60)], is_stream=is_stream, grammar=grammar)
+        await server.serve(after, [make_request([97], 1, most=3)], is_stream=False)
+    error = (client.pieces()[-1] if is_stream else json.loads(client.body))["error"]
+    assert error["message"].startswith("grammar is too complex for the rest of this text (")
+    assert "\n" not in error["message"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "grammar")
+    assert client.status == (200 if is_stream else 400)
+    assert client.text() == ("x" * len(client.text()) if is_stream else "")
+    assert bool(client.text()) == is_stream
+    assert b"[DONE]" not in client.body
+    assert " 400 " in server.lines[0]
+    assert after.status == 200

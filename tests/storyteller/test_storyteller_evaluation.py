@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -33,6 +32,7 @@ from storyteller.tellers import PooledTeller, Reply, Voice, _groups
 from storyteller.train import narrowed
 
 from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.main import run
 from llmcli.cli.run import open_draft
 from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
@@ -43,12 +43,18 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "storyteller"
 FOLDER = resource_folder(STORYTELLER)
 
 
-def llmcli(*arguments):
-    command = [sys.executable, "-m", "llmcli", *map(str, arguments), "--json", "--quiet", "--threads", "1"]
-    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+@pytest.fixture
+def llmcli(capsys):
+    """What a command prints as JSON."""
+
+    def call(*arguments):
+        assert run([*map(str, arguments), "--json", "--quiet", "--threads", "1"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return call
 
 
-def test_the_teller_answers_as_the_command_line_does():
+def test_the_teller_answers_as_the_command_line_does(llmcli):
     with PooledTeller(FOLDER, "story", 1) as teller:
         (reply,) = teller([[{"role": "user", "content": "Hello!"}]], 12)
     answer = llmcli("generate", "--chat", "Hello!", "--seed", 12, "--preset", "story", "--device", "cpu")
@@ -56,7 +62,7 @@ def test_the_teller_answers_as_the_command_line_does():
     assert reply.is_finished
 
 
-def test_a_question_is_answered_as_in_a_conversation():
+def test_a_question_is_answered_as_in_a_conversation(llmcli):
     messages = ["Hello!", "Thank you!"]
     turns = llmcli("chat", "--seed", 3, "--message", messages[0], "--message", messages[1], "--device", "cpu")["turns"]
     history = [{"role": "user", "content": messages[0]}, {"role": "assistant", "content": turns[0]["answer"]}]

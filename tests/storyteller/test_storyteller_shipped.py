@@ -9,6 +9,7 @@ from storyteller.evaluate import CHECKS, CRITERIA
 from storyteller.model import Llama, Shape
 from storyteller.told import beginning, quotations, quote, refresh, run_llmcli
 
+from llmcli.cli.main import run
 from llmcli.resources import STORYTELLER, resource_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,15 +39,20 @@ def test_a_card_shows_five_stories_of_consecutive_seeds():
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=[f"{path.parent.name}-{command[:20]}" for path, command, _ in SHOWN])
-def test_the_commands_tell_what_is_shown(shown):
+def test_the_commands_tell_what_is_shown(shown, capsys):
     _, command, quotation = shown
     words = quotation.split()
     assert len(words) > 100
 
     def begin(words):
-        return run_llmcli([*words, "--max-new-tokens", "80"])
+        assert run([*words, "--quiet", "--max-new-tokens", "60"]) == 0
+        return json.loads(capsys.readouterr().out)
 
     assert quote(command, begin).split()[:WORDS_COMPARED] == words[:WORDS_COMPARED]
+
+
+def test_a_command_runs_in_a_process_of_its_own():
+    assert run_llmcli(["generate", "Once", "--max-new-tokens", "1", "--json"])["text"]
 
 
 def test_the_card_says_what_it_is():

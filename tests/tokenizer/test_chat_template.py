@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 import pytest
 import transformers.utils.chat_template_utils as reference
+from chat_templates import LLAMA2_TEMPLATE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
@@ -191,19 +192,6 @@ def test_messages_beyond_what_a_template_may_write_are_no_fault_of_it(folder):
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"
 
-# From the model card of Llama 2 Chat.
-LLAMA2_TEMPLATE = (
-    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
-    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
-    "{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
 MODELS = {
     "llama3.1": ("llama3", "meta-llama-Llama-3.1-8B-Instruct.jinja"),
     "llama3.2": ("llama3", "meta-llama-Llama-3.2-3B-Instruct.jinja"),

@@ -1,4 +1,4 @@
-"""`Worker`: runs a scheduler in its own thread, so that serving clients never waits for the device.
+"""`Worker`: runs a scheduler in its own thread, so that whoever talks to the other end never waits for the device.
 
 Requests come from any thread. Events go out by one call a step, in the worker's thread.
 """
@@ -10,13 +10,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llmcli.engine.events import Event, Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
 from llmcli.runners.base import Runner
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
+
+# Returns a request whose texts are held to a grammar. Raises: UsageError if that is impossible
+Hold = Callable[[Request, "Grammar"], Request]
 
 
 class ServerScheduler(Protocol):
@@ -67,6 +73,11 @@ class Job:
 Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 
 
+def holder(hold: Hold, grammar: Grammar | None) -> Callable[[Request], Request] | None:
+    """The `prepare` of `Worker.submit` for texts that follow a grammar; None if there is none."""
+    return None if grammar is None else lambda request: hold(request, grammar)
+
+
 class Worker:
     """See the module. `deliver` must return soon: no row continues meanwhile.
 
@@ -114,7 +125,7 @@ class Worker:
         try:
             job.request = prepare(job.request)
         except BaseException as error:
-            failed = Failed(0, _as_ours(error))
+            failed = Failed(0, as_ours(error))
             self._commands.put(lambda: self._deliver([(job, failed)]))
         else:
             self._commands.put(lambda: self._begin(job))
@@ -154,7 +165,7 @@ class Worker:
         try:
             job.number = self._scheduler.submit(job.request)
         except BaseException as error:
-            self._deliver([(job, Failed(0, _as_ours(error)))])
+            self._deliver([(job, Failed(0, as_ours(error)))])
             return
         job.num_open = len(job.request.samples)
         self._jobs[job.number] = job
@@ -188,21 +199,21 @@ class Worker:
 
     def _fail(self, error: BaseException) -> None:
         """Fail everything under way. Continue only if memory ran out, which leaves device and rows as they were."""
-        ours = _as_ours(error)
+        ours = as_ours(error)
         if not isinstance(ours, InsufficientMemoryError):
             self.fault = ours
         try:
             self._scheduler.interrupt()
         except BaseException as second:
-            self.fault = _as_ours(second)
+            self.fault = as_ours(second)
         jobs = list(self._jobs.values())
         for job in jobs:
             self._forget(job)
         self._deliver([(job, Failed(0, ours)) for job in jobs])
 
 
-def _as_ours(error: BaseException) -> LLMCliError:
-    """The error for a client; one that is not ours is a bug, reported by the name of its class."""
+def as_ours(error: BaseException) -> LLMCliError:
+    """The error for a client. One that is not ours is a bug, reported by the name of its class."""
     if isinstance(error, LLMCliError):
         return error
     return DeviceError(f"internal error, please report it: {type(error).__name__}: {error}")

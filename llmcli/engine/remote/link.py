@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from llmcli.engine.events import Event, Failed, PrefillProgress, Token
+from llmcli.engine.remote.worker import Hold, Job, ServerScheduler, Worker, holder
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError
-from llmcli.serve.worker import Job, ServerScheduler, Worker
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -94,10 +94,6 @@ class Sender:
 _STEP_SECONDS = 5.0  # for the current step to end
 
 
-# Returns a request whose texts are held to a grammar. Raises: UsageError if that is impossible
-Hold = Callable[[Request, "Grammar"], Request]
-
-
 @dataclass(frozen=True)
 class EngineState:
     """The engine's counts at one moment."""
@@ -149,8 +145,7 @@ class EngineEnd:
             self._sender.close()
 
     def _submit(self, key: int, request: Request, grammar: Grammar | None) -> None:
-        prepare = None if grammar is None else lambda asked: self._hold(asked, grammar)
-        self._jobs[key] = self._worker.submit(request, key, prepare)
+        self._jobs[key] = self._worker.submit(request, key, holder(self._hold, grammar))
 
     def _cancel(self, key: int) -> None:
         self._worker.cancel(self._jobs.pop(key))

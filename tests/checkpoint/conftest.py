@@ -1,0 +1,14 @@
+"""A hub with one model, for the tests of downloads."""
+
+from pathlib import Path
+
+import pytest
+from hub_server import HubServer
+
+
+@pytest.fixture
+def tiny_hub(hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    """A hub with one model, org/tiny; retries do not wait."""
+    hub.add_model("org/tiny", tiny_llama)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return hub
