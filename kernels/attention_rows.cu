@@ -1,7 +1,8 @@
 // attention_rows: attention_decode for many lanes in one launch, with the same bits
 //           Source: arXiv 2307.08691, flash-decoding; HF LlamaAttention
 // Shapes:   as in attention_decode, but partials [num_blocks, min(group, HEAD_TILE), max_splits, HEAD_DIM + 4] float;
-//           counters [num_blocks] zeros, zeros again at the end
+//           counters [num_blocks] zeros, zeros again at the end. With unit_inputs out is an image for a matrix with such
+//           units (common/wide_image.cuh), without scales, in which these lanes are the tokens from first_token on
 // Requires: what attention_decode requires; KvT of 16 bits or a code; keys and values aligned to 16; num_lanes <=
 //           MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (192), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
@@ -26,7 +27,8 @@ constexpr int BLOCK_BARRIER = 1;  // of the threads that attend
 // Four warps attend, split by split.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
 __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                       Share<PAGE_TOKENS, MAX_LANES> share, unsigned char* behind_shared) {
+                                       Share<PAGE_TOKENS, MAX_LANES> share, unsigned char* behind_shared,
+                                       const MixedOutputs& out, int first_token) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using Heads = SharedHeads<HEAD_DIM>;
     constexpr int TILE = Tile::TILE_TOKENS, PART = PART_SIZE<HEAD_DIM>;
@@ -42,8 +44,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
         const Splits<TILE> splits = share.splits_of(piece.position);
         const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
         const int num_vectors = min(HEAD_TILE, call.group - first_in_group) * Heads::VECTORS;
-        const size_t first_head = size_t(piece.lane) * call.num_attention_heads + kv_head * call.group + first_in_group;
-        const size_t result = first_head * HEAD_DIM;
+        const int token = first_token + piece.lane, column = (kv_head * call.group + first_in_group) * HEAD_DIM;
         const bool is_whole = piece.end_split - piece.first_split == splits.count;
         const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
         // [most_heads][max_splits][PART]
@@ -82,8 +83,8 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                 const float4 mixed = merge.mix(weighted, behind.warp_stride);
                 const float2 found = make_float2(merge.maximum, merge.sum);
                 if (splits.count == 1) {
-                    call.out.store(result + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y, mixed.z / found.y,
-                                                            mixed.w / found.y));
+                    out.store(token, column + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y,
+                                                                 mixed.z / found.y, mixed.w / found.y));
                 } else if (is_whole) {
                     behind.parts[slot * behind.num_vectors + i] = mixed;
                     if (vector == 0) shared.found[slot][head] = found;
@@ -108,7 +109,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                     slot + 1, [&](int j) { return shared.found[j][i / Heads::VECTORS]; },
                     [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
                 if (ends_row) {
-                    call.out.store(result + 4 * i, merged.result());
+                    out.store(token, column + 4 * i, merged.result());
                 } else {
                     behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
                 }
@@ -127,7 +128,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
         if (!shared.is_last) continue;
         for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
             const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
-            call.out.store(result + 4 * i, merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS));
+            out.store(token, column + 4 * i, merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS));
         }
     }
 }
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
                    KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
                    int num_attention_heads, int num_key_value_heads, int max_splits, float* partials,
-                   unsigned* counters, void* out_data, int out_is_float) {
+                   unsigned* counters, void* out_data, int out_is_float, int unit_inputs, int first_token) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using Memory = Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>;
     constexpr int TILE = Tile::TILE_TOKENS;
@@ -185,6 +186,7 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     } else if (warp == PREPARER) {
         prepare_queries(call, shared, share);
     } else {
-        attend(call, shared, share, dynamic + sizeof(Memory));
+        const MixedOutputs out = {call.out, unit_inputs, num_attention_heads * HEAD_DIM};
+        attend(call, shared, share, dynamic + sizeof(Memory), out, first_token);
     }
 }

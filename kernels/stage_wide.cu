@@ -6,8 +6,9 @@
 //           [num_tokens, whole spans of 128 inputs], for gemv; else fp16 as common/wide_image.cuh has it. row_scales
 //           [num_tokens] float: what products are to be multiplied with
 // Requires: rows and norm_weight 16-byte aligned where IS_EVEN (num_inputs a multiple of 8); no aliases; sums of
-//           squares below 2^128; parts null for an x of __half; at most 2 * NORM_TILE * MOST_PAIRS inputs
-// Launch:   grid (num_tokens), block (512); may overlap the kernel in front of it
+//           squares below 2^128; parts null for an x of __half
+// Launch:   grid (num_tokens), block (512), dynamic shared memory of 16 bytes for each 32 inputs of whole spans; may
+//           overlap the kernel in front of it
 // Traffic:  x and parts once, what of x no register keeps once more; with parts x to memory; 2 bytes an input
 // Numerics: common/norm_sums.cuh; each value is rounded once
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
@@ -17,16 +18,21 @@
 #include "common/parts.cuh"
 #include "common/wide_image.cuh"
 
-constexpr int BLOCK_SIZE = 512, MOST_PAIRS = 2048;
-constexpr int KEPT = 2;  // octets of a thread that stay in registers
+constexpr int BLOCK_SIZE = 512;
+constexpr int KEPT = 2;  // quads of a thread that stay in registers
 
+// Four neighbouring inputs, zeros past the last one.
 template <bool IS_EVEN, typename T>
-__device__ __forceinline__ void load_inputs(const T* row, int octet, int num_inputs, float (&values)[8]) {
+__device__ __forceinline__ void load_quad(const T* row, int quad, int num_inputs, float (&values)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = 0.0f;
     if constexpr (IS_EVEN) {
-        load_octet(row, octet, num_inputs, values);
+        if (quad * 4 < num_inputs) load_columns(row + quad * 4, values);
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = octet * 8 + i < num_inputs ? to_float(row[octet * 8 + i]) : 0.0f;
+        for (int i = 0; i < 4; ++i) {
+            if (quad * 4 + i < num_inputs) values[i] = to_float(row[quad * 4 + i]);
+        }
     }
 }
 
@@ -34,89 +40,93 @@ template <int UNIT_INPUTS, typename XT, bool IS_EVEN>
 __global__ void __launch_bounds__(BLOCK_SIZE, 2)
     stage_wide(XT* x, const float* parts, const float* __restrict__ norm_weight, unsigned char* __restrict__ out,
                float* __restrict__ row_scales, int num_parts, int num_inputs, float inverse_inputs, float eps) {
-    __shared__ float4 pairs[MOST_PAIRS];
-    const int token = blockIdx.x, num_steps = wide_steps(num_inputs), num_octets = num_steps * (STEP_INPUTS / 8);
+    extern __shared__ float4 pairs[];
+    const int token = blockIdx.x, num_steps = wide_steps(num_inputs), num_quads = num_steps * (STEP_INPUTS / 4);
     const size_t first = static_cast<size_t>(token) * num_inputs;
     const size_t part_size = static_cast<size_t>(gridDim.x) * num_inputs;
     x += first, parts += first;
     const bool has_norm = norm_weight != nullptr;
     grid_dependency_launch();
     grid_dependency_wait();
-    float kept[KEPT][8];
-    // All loads before the first store: the compiler cannot know that the store changes none of them.
+    const auto quad_of = [&](int k) { return k * BLOCK_SIZE + static_cast<int>(threadIdx.x); };
+    // Quads from k on: x plus parts. All loads before the first store: the compiler cannot know that the store
+    // changes none of them.
+    const auto load = [&](int k, auto& values) {
+        constexpr int COUNT = sizeof(values) / sizeof(values[0]);
 #pragma unroll
-    for (int k = 0; k < KEPT; ++k) load_inputs<IS_EVEN>(x, k * BLOCK_SIZE + threadIdx.x, num_inputs, kept[k]);
-    const auto add = [&](int octet, float(&values)[8]) {
+        for (int i = 0; i < COUNT; ++i) load_quad<IS_EVEN>(x, quad_of(k + i), num_inputs, values[i]);
         if constexpr (sizeof(XT) == 4) {
             if (num_parts == 0) return;
-            for (int part = 0; part < num_parts; ++part) {
-                float others[8];
-                load_inputs<IS_EVEN>(parts + part * part_size, octet, num_inputs, others);
+            const auto exists = [&](int i) { return quad_of(k + i) * 4 < num_inputs; };
+            if constexpr (IS_EVEN) {
+                add_parts_of<COUNT>(parts + quad_of(k) * 4, BLOCK_SIZE * 4, num_parts, part_size, values, exists);
+            } else {
+                for (int part = 0; part < num_parts; ++part) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[i] = __fadd_rn(values[i], others[i]);
+                    for (int i = 0; i < COUNT; ++i) {
+                        float others[4];
+                        load_quad<false>(parts + part * part_size, quad_of(k + i), num_inputs, others);
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) values[i][j] = __fadd_rn(values[i][j], others[j]);
+                    }
+                }
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if (octet * 8 + i < num_inputs) x[octet * 8 + i] = values[i];
+            for (int i = 0; i < COUNT; ++i) {
+                if (!exists(i)) continue;
+                if constexpr (IS_EVEN) {
+                    store_columns(x + quad_of(k + i) * 4, values[i]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        if (quad_of(k + i) * 4 + j < num_inputs) x[quad_of(k + i) * 4 + j] = values[i][j];
+                    }
+                }
             }
         }
     };
-    // Times the norm's weights, as it is rounded.
-    const auto normed = [&](int octet, float(&values)[8]) {
-        if (!has_norm) return;
-        float weights[8];
-        load_inputs<IS_EVEN>(norm_weight, octet, num_inputs, weights);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] *= weights[i];
+    const auto sum = [&](int quad, const float(&values)[4]) {
+        float weights[4];
+        if (has_norm) load_quad<IS_EVEN>(norm_weight, quad, num_inputs, weights);
+        const SumMax found = tile_sum(values, weights, has_norm);
+        if (quad % 4 == 0 && quad < num_quads) reinterpret_cast<SumMax*>(pairs)[quad / 4] = found;
     };
-    const auto sum = [&](int octet, const float(&values)[8]) {
-        float weights[8];
-        if (has_norm) load_inputs<IS_EVEN>(norm_weight, octet, num_inputs, weights);
-        SumMax found = octet_sum(values, weights, has_norm);
-        found = reduce::SumAndMax::combine(found, reduce::shuffle_xor(found, 1));
-        if (octet % 2 == 0 && octet < num_octets) reinterpret_cast<SumMax*>(pairs)[octet / 2] = found;
-    };
-    const int end = (num_octets + 31) / 32 * 32;  // whole warps
+    float kept[KEPT][4];
+    load(0, kept);
 #pragma unroll
-    for (int k = 0; k < KEPT; ++k) {
-        const int octet = k * BLOCK_SIZE + threadIdx.x;
-        if (octet < end) add(octet, kept[k]), sum(octet, kept[k]);
-    }
-    for (int octet = KEPT * BLOCK_SIZE + threadIdx.x; octet < end; octet += BLOCK_SIZE) {
-        float values[8];
-        load_inputs<IS_EVEN>(x, octet, num_inputs, values);
-        add(octet, values), sum(octet, values);
+    for (int k = 0; k < KEPT; ++k) sum(quad_of(k), kept[k]);
+    for (int k = KEPT; k * BLOCK_SIZE < num_quads; ++k) {
+        float values[1][4];
+        load(k, values);
+        sum(quad_of(k), values[0]);
     }
     __syncthreads();
     SumMax found = {0.0f, 0.0f};
-    for (int pair = threadIdx.x % 32; pair < num_octets / 4; pair += 32) include_tiles(found, pairs[pair]);
+    for (int pair = threadIdx.x % 32; pair < num_quads / 8; pair += 32) include_tiles(found, pairs[pair]);
     const RowScale power = row_power(largest_of_lanes(found.maximum));
     const float factor = has_norm ? inverse_rms(found.sum, inverse_inputs, eps) : 1.0f;
     if (threadIdx.x == 0) row_scales[token] = power.scale * factor;
 
-    const auto put = [&](int octet, float(&values)[8]) {
-        normed(octet, values);
-        const uint4 all = rounded_octet(values, power.inverse);
-        if constexpr (UNIT_INPUTS == 0) {
-            uint4* row = reinterpret_cast<uint4*>(out) + static_cast<size_t>(token) * num_octets;
-            row[octet] = all;
-        } else {
-            const unsigned words[4] = {all.x, all.y, all.z, all.w};
+    const auto put = [&](int quad, float(&values)[4]) {  // times the norm's weights
+        if (quad >= num_quads) return;
+        float weights[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+        if (has_norm) load_quad<IS_EVEN>(norm_weight, quad, num_inputs, weights);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const size_t place = wide_place<UNIT_INPUTS>(token, octet * 8 + 2 * i, num_steps);
-                *reinterpret_cast<unsigned*>(out + place) = words[i];
-            }
+        for (int i = 0; i < 4; ++i) values[i] = values[i] * weights[i] * power.inverse;
+        const uint2 words = make_uint2(pack_pair<__half>(values[0], values[1]), pack_pair<__half>(values[2], values[3]));
+        if constexpr (UNIT_INPUTS == 0) {
+            reinterpret_cast<uint2*>(out)[static_cast<size_t>(token) * num_quads + quad] = words;
+        } else {
+            const size_t place = wide_place<UNIT_INPUTS>(token, quad * 4, num_steps);
+            const size_t next = wide_place<UNIT_INPUTS>(token, quad * 4 + 2, num_steps);
+            *reinterpret_cast<unsigned*>(out + place) = words.x, *reinterpret_cast<unsigned*>(out + next) = words.y;
         }
     };
 #pragma unroll
-    for (int k = 0; k < KEPT; ++k) {
-        const int octet = k * BLOCK_SIZE + threadIdx.x;
-        if (octet < num_octets) put(octet, kept[k]);
-    }
-    for (int octet = KEPT * BLOCK_SIZE + threadIdx.x; octet < num_octets; octet += BLOCK_SIZE) {
-        float values[8];
-        load_inputs<IS_EVEN>(x, octet, num_inputs, values);  // this thread wrote them
-        put(octet, values);
+    for (int k = 0; k < KEPT; ++k) put(quad_of(k), kept[k]);
+    for (int k = KEPT; k * BLOCK_SIZE < num_quads; ++k) {
+        float values[4];
+        load_quad<IS_EVEN>(x, quad_of(k), num_inputs, values);  // this thread wrote them
+        put(quad_of(k), values);
     }
 }

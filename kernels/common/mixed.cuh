@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/matrix.cuh"
+#include "common/wide_image.cuh"
 
 // Rows of outputs. The type is a choice at run time: each output is stored once.
 struct MixedRows {
@@ -32,8 +33,26 @@ struct MixedRows {
         }
     }
 
-private:
     static __device__ __forceinline__ unsigned pair_of(float first, float second) {
         return pack_pair<__half>(within_range<__half>(first), within_range<__half>(second));
+    }
+};
+
+// Rows of `width` outputs; with unit_inputs the image of them for a matrix with such units, whose data are fp16.
+struct MixedOutputs {
+    MixedRows rows;
+    int unit_inputs, width;
+
+    __device__ __forceinline__ void store(int token, int column, const float4& values) const {
+        if (unit_inputs == 0) return rows.store(static_cast<size_t>(token) * width + column, values);
+        const int steps = wide_steps(width);
+        unsigned char* image = static_cast<unsigned char*>(rows.data);
+        const auto place = [&](int at) {
+            return unit_inputs == 32    ? wide_place<32>(token, at, steps)
+                   : unit_inputs == 128 ? wide_place<128>(token, at, steps)
+                                        : wide_place<64>(token, at, steps);
+        };
+        *reinterpret_cast<unsigned*>(image + place(column)) = MixedRows::pair_of(values.x, values.y);
+        *reinterpret_cast<unsigned*>(image + place(column + 2)) = MixedRows::pair_of(values.z, values.w);
     }
 };

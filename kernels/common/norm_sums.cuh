@@ -32,20 +32,20 @@ __device__ __forceinline__ RowScale row_power(float largest) {
     return RowScale{__int_as_float((exponent - 14) << 23), __int_as_float((268 - exponent) << 23)};
 }
 
-// The sum of an octet's squares, and its largest magnitude as it is rounded: times the norm's weights, if any.
-__device__ __forceinline__ SumMax octet_sum(const float (&values)[8], const float (&weights)[8], bool has_norm) {
-    float squares[8], largest = 0.0f;
+// The sum of a tile's squares, and its largest magnitude as it is rounded: times the norm's weights, if any. Each of
+// four neighbouring lanes has a quad. All lanes of the warp call it.
+__device__ __forceinline__ SumMax tile_sum(const float (&values)[4], const float (&weights)[4], bool has_norm) {
+    float squares[4], largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        squares[i] = __fmul_rn(values[i], values[i]);
+    for (int i = 0; i < 4; ++i) {
+        const float square = __fmul_rn(values[i], values[i]);
+        squares[i] = __fadd_rn(square, reduce::shuffle_xor(square, 1));
         largest = reduce::Max::combine(largest, fabsf(has_norm ? values[i] * weights[i] : values[i]));
     }
-#pragma unroll
-    for (int distance = 4; distance > 0; distance /= 2) {
-#pragma unroll
-        for (int i = 0; i < distance; ++i) squares[i] = __fadd_rn(squares[i], squares[i + distance]);
-    }
-    return SumMax{squares[0], largest};
+    const float sum = __fadd_rn(__fadd_rn(squares[0], squares[2]), __fadd_rn(squares[1], squares[3]));
+    largest = reduce::Max::combine(largest, reduce::shuffle_xor(largest, 1));
+    const SumMax octet = {sum, largest};
+    return reduce::SumAndMax::combine(octet, reduce::shuffle_xor(octet, 2));
 }
 
 // The same of a tile, one value in each of 16 lanes. All lanes of the warp call it.
@@ -77,14 +77,6 @@ __device__ __forceinline__ void load_octet(const float* row, int octet, int num_
     const float4 low = exists ? __ldcg(place) : zeros, high = exists ? __ldcg(place + 1) : zeros;
     values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
     values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
-}
-__device__ __forceinline__ void load_octet(const __half* row, int octet, int num_inputs, float (&values)[8]) {
-    uint4 bits = {0, 0, 0, 0};
-    if (octet * 8 < num_inputs) bits = __ldcg(reinterpret_cast<const uint4*>(row + octet * 8));
-    const float2 pairs[4] = {unpack_pair<__half>(bits.x), unpack_pair<__half>(bits.y), unpack_pair<__half>(bits.z),
-                             unpack_pair<__half>(bits.w)};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = i % 2 == 0 ? pairs[i / 2].x : pairs[i / 2].y;
 }
 
 // Eight values times a power of two, in fp16.

@@ -20,6 +20,7 @@ from llmcli.kernels.qkv import (
     has_scales,
     softmax_scale,
 )
+from llmcli.kernels.stage_wide import ImageRows, check_image_rows
 
 MIN_STAGES = 4  # tiles in a ring; with fewer, warps wait for memory
 _COPY_BYTES = 16
@@ -88,7 +89,7 @@ class LaneInputs:
                 )
         return stride
 
-    def arguments(self, kernel: str, out: Array, *, copies_tiles: bool) -> tuple[Any, ...]:
+    def arguments(self, kernel: str, out: Array | ImageRows, *, copies_tiles: bool) -> tuple[Any, ...]:
         """Check everything; returns the first arguments of a kernel that attends, from `q` to `window`.
 
         A kernel that copies tiles of the cache takes the number of lanes, the other one the number of rows.
@@ -96,7 +97,10 @@ class LaneInputs:
         Raises: ValueError
         """
         stride = self.check(kernel, cache_aligned=_COPY_BYTES if copies_tiles else None)
-        check(kernel, "out", out, dtype=MIXED_DTYPES, shape=(self.num_lanes, self.layout.q_size))
+        if isinstance(out, ImageRows):
+            check_image_rows(kernel, out, self.layout.q_size, self.num_lanes)
+        else:
+            check(kernel, "out", out, dtype=MIXED_DTYPES, shape=(self.num_lanes, self.layout.q_size))
         num_rows, pages_per_row = self.page_table.shape
         return (
             self.qkv,

@@ -27,7 +27,7 @@ from llmcli.kernels.qkv import (
     softmax_scale,
 )
 from llmcli.kernels.spec import Cost, KernelCost, KernelSpec
-from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, check_image
+from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, check_image_rows
 
 SPEC = KernelSpec(
     "attention_prefill",
@@ -249,11 +249,7 @@ def _check_image(device: Launcher, rows: ImageRows, inputs: PromptInputs) -> Non
     layout, dtype = inputs.layout, inputs.cache.dtype
     if not writes_images(device, layout, dtype):
         raise ValueError(f"attention_prefill: writes no images from a cache of {dtype} with {layout}")
-    if rows.unit_inputs not in UNIT_INPUTS:
-        raise ValueError(f"attention_prefill: units have {rows.unit_inputs} inputs, expected one of {UNIT_INPUTS}")
-    if rows.first_token < 0:
-        raise ValueError(f"attention_prefill: the first token of the image is {rows.first_token}, expected 0 or more")
-    check_image("attention_prefill", "out", rows.image, layout.q_size, rows.first_token + inputs.num_tokens)
+    check_image_rows("attention_prefill", rows, layout.q_size, inputs.num_tokens)
 
 
 def _check_rotary(device: Launcher, cos_sin: Array, inputs: PromptInputs) -> None:

@@ -19,6 +19,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout
 from llmcli.kernels.spec import KernelSpec
+from llmcli.kernels.stage_wide import ImageRows
 
 MAX_LANES = 256  # in a launch
 _WARPS = 4  # that attend; one more copies, one more prepares queries
@@ -104,12 +105,12 @@ def attention_rows(
     is_cached: bool,
     partials: Array,
     counters: Array,
-    out: Array,
+    out: Array | ImageRows,
 ) -> None:
     """Do what attention_decode does, bit by bit, for up to MAX_LANES lanes. Keys and values have 16 bits, or are codes.
 
     Each row is cut into at most as many splits as `partials` has room for. If attention_decode's `partials` have the
-    same room, both give a lane the same bits. With room for fewer blocks fewer are started.
+    same room, both give a lane the same bits. With room for fewer blocks fewer are started. Outputs may go to an image.
     Shapes: as in attention_decode, but partials float32 `RowsPlan.partials_shape(num_splits)`, counters uint32
             [RowsPlan.num_blocks]; both may be for another number of blocks
     Raises: ValueError, also where `RowsPlan.is_possible` is False
@@ -124,6 +125,10 @@ def attention_rows(
     num_blocks, num_splits = partials.shape[0], partials.shape[2]
     check(kernel, "partials", partials, dtype=np.float32, shape=(None, *plan.partials_shape(num_splits)[1:]))
     check(kernel, "counters", counters, dtype=np.uint32, shape=(num_blocks,), aligned=4)
+    if isinstance(out, ImageRows):
+        written = out.image, np.int32(0), np.int32(out.unit_inputs), np.int32(out.first_token)
+    else:
+        written = out, np.int32(out.dtype == np.float32), np.int32(0), np.int32(0)
     device.launch(
         kernel,
         plan.kernel_name(dtype),
@@ -137,8 +142,7 @@ def attention_rows(
             np.int32(num_splits),
             partials,
             counters,
-            out,
-            np.int32(out.dtype == np.float32),
+            *written,
         ),
         shared_bytes=plan.shared_bytes,
         overlaps=True,

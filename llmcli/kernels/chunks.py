@@ -9,9 +9,9 @@ from llmcli.kernels.tiles import TileLayout
 SPAN_INPUTS = 128  # a chunk has whole spans
 # A row of few inputs takes as long as its chain, so it has more chunks.
 _MOST_CHUNKS, _MOST_OF_SHORT_ROWS, _SHORT_SPANS = 4, 8, 64
-# The fewest chains of a matrix: some twelve of each multiprocessor of a large card. A chunk of int4 is read in half the
+# The fewest chains of a matrix: some eight of each multiprocessor of a large card. A chunk of int4 is read in half the
 # time (docs/log/2026-11-28-one-arithmetic.md).
-_FEWEST_CHAINS, _FEWEST_OF_INT4 = 1536, 3072
+_FEWEST_CHAINS, _FEWEST_OF_INT4 = 1024, 3072
 
 
 def num_spans(layout: TileLayout) -> int:

@@ -14,7 +14,7 @@ STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
 WIDE_TOKENS = (128, 256)  # that a block of gemm_wide may multiply
 UNIT_INPUTS = (64, 128, 32)  # of the matrices that it takes
-_MOST_INPUTS = 65536
+_MOST_INPUTS = 65536  # whose sums fit the shared memory of a block
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,20 @@ def check_image(kernel: str, name: str, image: Any, num_inputs: int, num_tokens:
     needed = image_bytes(num_inputs, num_tokens)
     if image.nbytes < needed:
         raise ValueError(f"{kernel}: {name} has {image.nbytes} bytes, expected {needed}")
+
+
+def check_image_rows(kernel: str, rows: ImageRows, num_inputs: int, num_tokens: int) -> None:
+    """Refuse a place for `num_tokens` rows without padding that is no image of such rows.
+
+    Raises: ValueError
+    """
+    if rows.unit_inputs not in UNIT_INPUTS:
+        raise ValueError(f"{kernel}: units have {rows.unit_inputs} inputs, expected one of {UNIT_INPUTS}")
+    if rows.first_token < 0:
+        raise ValueError(f"{kernel}: the first token of the image is {rows.first_token}, expected 0 or more")
+    if num_inputs % (2 * STEP_INPUTS):
+        raise ValueError(f"{kernel}: rows of an image have {num_inputs} inputs, expected whole spans")
+    check_image(kernel, "out", rows.image, num_inputs, rows.first_token + num_tokens)
 
 
 def stage_wide(
@@ -99,6 +113,7 @@ def stage_wide(
         grid=(num_tokens,),
         block=BLOCK_SIZE,
         arguments=(x, parts, norm_weight, out, row_scales, *sizes),
+        shared_bytes=padded_inputs(num_inputs) // 2,
         overlaps=True,
         cost=lambda: stage_wide_cost(
             num_tokens=num_tokens,

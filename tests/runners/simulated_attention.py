@@ -141,5 +141,9 @@ def attention_span(device: Any, lanes: LaneInputs, *, num_spans: int, out: Any, 
         attention_decode(device, lanes.of(one), is_cached=False, out=out[one], **memory)
 
 
-def attention_rows(device: Any, lanes: LaneInputs, **memory: Any) -> None:
-    attention_decode(device, lanes, **memory)
+def attention_rows(device: Any, lanes: LaneInputs, *, out: Any, **memory: Any) -> None:
+    if not isinstance(out, ImageRows):
+        return attention_decode(device, lanes, out=out, **memory)
+    mixed = np.zeros((lanes.num_lanes, lanes.layout.q_size), np.float16)
+    attention_decode(device, lanes, out=mixed, **memory)
+    write_image_rows(out, mixed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
 from llmcli.lab.attention import (
     DTYPES,
     NewTokens,
@@ -40,6 +42,7 @@ from llmcli.lab.attention import (
     with_unused_lanes,
 )
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.rows import image_of
 
 _LLAMA, _LARGE = QkvLayout(8, 2, 64), QkvLayout(32, 8, 128)
 
@@ -180,16 +183,40 @@ def decode_case(tokens: NewTokens) -> Problem:
     )
 
 
-def rows_case(tokens: NewTokens, num_blocks: int) -> Problem:
-    """Attend from these tokens by attention_rows, on at most that many blocks."""
+def rows_case(tokens: NewTokens, num_blocks: int, *, unit_inputs: int = 0, first_token: int = 0) -> Problem:
+    """Attend from these tokens by attention_rows, on at most that many blocks.
+
+    With `unit_inputs` their outputs go into an image for such units, from `first_token` on.
+    """
     plan = RowsPlan(TYPICAL_CARD, tokens.layout, tokens.keys.dtype.itemsize)
-    return _attention_case(
+
+    def launch(*given: Any, out: Any, **memory: Any) -> None:
+        rows = ImageRows(out.view(np.uint8), first_token, unit_inputs) if unit_inputs else out
+        attention_rows(*given, is_cached=tokens.is_cached, out=rows, **memory)
+
+    problem = _attention_case(
         "attention_rows",
         tokens,
-        lambda *given, **memory: attention_rows(*given, is_cached=tokens.is_cached, **memory),
+        launch,
         counters=(num_blocks,),
         partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
     )
+    return _as_image(problem, tokens, unit_inputs, first_token) if unit_inputs else problem
+
+
+def _as_image(problem: Problem, tokens: NewTokens, unit_inputs: int, first_token: int) -> Problem:
+    """The problem with its rows in an image whose other tokens stay zeros."""
+    num_rows, width = first_token + len(tokens.rows), tokens.layout.q_size
+
+    def reference() -> dict[str, Expected]:
+        expected = problem.reference()
+        out, padding = expected["out"], ((first_token, 0), (0, 0))
+        rows = (np.pad(some, padding) for some in (out.values, np.broadcast_to(out.bound, out.values.shape)))
+        return {**expected, "out": Expected(*(image_of(some, unit_inputs, np.float64) for some in rows))}
+
+    out = Output((image_bytes(width, num_rows) // 2,), np.float16, holds_zeros=True)
+    label = f"{problem.label}, image of units of {unit_inputs} from token {first_token} on"
+    return replace(problem, reference=reference, outputs={**problem.outputs, "out": out}, label=label)
 
 
 def span_case(tokens: NewTokens, num_spans: int) -> Problem:
@@ -289,6 +316,11 @@ def _rows_checks() -> Iterator[Problem]:
         yield rows_case(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23), 5)
         yield rows_case(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)), 5)
         yield rows_case(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])), 5)
+    for unit_inputs, first_token in zip(UNIT_INPUTS, (0, 3, 126), strict=True):
+        tokens = new_tokens(_LLAMA, DTYPES[1], [15, 16, 127, 640], num_splits=5)
+        yield rows_case(tokens, 5, unit_inputs=unit_inputs, first_token=first_token)
+        tokens = new_tokens(QkvLayout(4, 1, 96), DTYPES[2], [3, 0, 70], num_splits=1)
+        yield rows_case(tokens, 3, unit_inputs=unit_inputs, first_token=first_token)
 
 
 def _span_checks() -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Attention of a layer, with what comes before it: norms, rotary, and appending keys and values to `KvCache`."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
@@ -19,8 +19,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts, rotary
 from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import LayerCache
-from llmcli.kernels.stage_wide import ImageRows
-from llmcli.runners.cuda.plan.weight_layout import LayerWeights, qkv_layout
+from llmcli.kernels.stage_wide import ImageRows, padded_inputs
+from llmcli.runners.cuda.plan.weight_layout import LayerWeights, Projection, qkv_layout
 from llmcli.runners.cuda.plan.workspace import MANY_LANES, Cache, Workspace
 from llmcli.runners.cuda.step.activations import Activations
 from llmcli.runners.cuda.step.arena import copy_blocks
@@ -87,10 +87,29 @@ class Attention:
         self._rotates_queries = rotates_queries(device, self._layout, cache_dtype)
         self.writes_images = writes_images(device, self._layout, cache_dtype)
 
-    def of_lanes(self, layer: CachedLayer, lanes: Lanes, activations: Activations, left: Any | None = None) -> None:
+    def lanes_write_images(self, lanes: Lanes, projection: Projection[Any]) -> bool:
+        """Whether `of_lanes` may write the image that gemm_wide takes for this output projection."""
+        num_inputs = projection.layout.num_inputs
+        return self._in_one_launch(lanes) and num_inputs == padded_inputs(num_inputs)
+
+    def _in_one_launch(self, lanes: Lanes) -> bool:
+        """Whether attention_rows serves these lanes."""
+        is_span = lanes.num_spans is not None and self._workspace.span_counters is not None
+        return not is_span and self._workspace.row_partials is not None and len(lanes.rows) >= MANY_LANES
+
+    def of_lanes(
+        self,
+        layer: CachedLayer,
+        lanes: Lanes,
+        activations: Activations,
+        left: Any | None = None,
+        *,
+        as_image: bool = False,
+    ) -> None:
         """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time.
 
-        First add the partial sums of `qkv`. Shapes: left float32 [parts, n, width of qkv]
+        First add the partial sums of `qkv`. With `as_image`, write the image that the output projection takes, in place
+        of `mixed`. Shapes: left float32 [parts, n, width of qkv]
         """
         if left is not None:
             add_parts(self._device, parts=left, out=activations.qkv)
@@ -106,22 +125,24 @@ class Attention:
                 out=activations.mixed,
             )
             return
-        attend, at_once = attention_decode, len(workspace.partials)
+        attend: Callable[..., None] = attention_decode
+        at_once = len(workspace.partials)
         partials, counters = workspace.partials, workspace.counters
-        if workspace.row_partials is not None and activations.count >= MANY_LANES:
+        if self._in_one_launch(lanes):
             attend, at_once = attention_rows, MAX_LANES
             partials, counters = workspace.row_partials, workspace.row_counters
         for begin in range(0, activations.count, at_once):
             some = slice(begin, min(begin + at_once, activations.count))
             if lanes.num_spans is not None:
                 append_tokens(self._device, inputs.of(some))
+            image = ImageRows(activations.image, begin, layer.weights.o.layout.unit_inputs) if as_image else None
             attend(
                 self._device,
                 inputs.of(some),
                 is_cached=lanes.num_spans is not None,
                 partials=partials,
                 counters=counters,
-                out=activations.mixed[some],
+                out=image or activations.mixed[some],
             )
 
     def of_chunk(

@@ -102,8 +102,10 @@ class Forward:
 
         def run(layer: CachedLayer) -> None:
             rest = self._qkv_of(products, layer, leaves)
-            self._attention.of_lanes(layer, lanes, activations, rest)
-            products.rest(layer.weights, layer.following)
+            o = layer.weights.o
+            as_image = products.takes_wide(o) and self._attention.lanes_write_images(lanes, o)
+            self._attention.of_lanes(layer, lanes, activations, rest, as_image=as_image)
+            products.rest(layer.weights, layer.following, is_image=as_image)
             if not leaves:
                 self._finish(products.left_by(layer.weights), activations)
 
