@@ -36,6 +36,45 @@ __device__ __forceinline__ void load_quad(const T* row, int quad, int num_inputs
     }
 }
 
+// Quads of this thread, a block's threads apart, from `first` on: x plus parts, which x then holds. All loads come
+// before the first store: the compiler cannot know that the store changes none of them.
+template <bool IS_EVEN, int COUNT, typename XT>
+__device__ __forceinline__ void load_sums(XT* x, const float* parts, int num_parts, size_t part_size, int first,
+                                          int num_inputs, float (&values)[COUNT][4]) {
+    const auto quad_of = [&](int i) { return first + i * BLOCK_SIZE; };
+    const auto exists = [&](int i) { return quad_of(i) * 4 < num_inputs; };
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) load_quad<IS_EVEN>(x, quad_of(i), num_inputs, values[i]);
+    if constexpr (sizeof(XT) == 4) {
+        if (num_parts == 0) return;
+        if constexpr (IS_EVEN) {
+            add_parts_of<COUNT>(parts + first * 4, BLOCK_SIZE * 4, num_parts, part_size, values, exists);
+        } else {
+            for (int part = 0; part < num_parts; ++part) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    float others[4];
+                    load_quad<false>(parts + part * part_size, quad_of(i), num_inputs, others);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) values[i][j] = __fadd_rn(values[i][j], others[j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (!exists(i)) continue;
+            if constexpr (IS_EVEN) {
+                store_columns(x + quad_of(i) * 4, values[i]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (quad_of(i) * 4 + j < num_inputs) x[quad_of(i) * 4 + j] = values[i][j];
+                }
+            }
+        }
+    }
+}
+
 template <int UNIT_INPUTS, typename XT, bool IS_EVEN>
 __global__ void __launch_bounds__(BLOCK_SIZE, 2)
     stage_wide(XT* x, const float* parts, const float* __restrict__ norm_weight, unsigned char* __restrict__ out,
@@ -49,42 +88,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
     grid_dependency_launch();
     grid_dependency_wait();
     const auto quad_of = [&](int k) { return k * BLOCK_SIZE + static_cast<int>(threadIdx.x); };
-    // Quads from k on: x plus parts. All loads before the first store: the compiler cannot know that the store
-    // changes none of them.
-    const auto load = [&](int k, auto& values) {
-        constexpr int COUNT = sizeof(values) / sizeof(values[0]);
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) load_quad<IS_EVEN>(x, quad_of(k + i), num_inputs, values[i]);
-        if constexpr (sizeof(XT) == 4) {
-            if (num_parts == 0) return;
-            const auto exists = [&](int i) { return quad_of(k + i) * 4 < num_inputs; };
-            if constexpr (IS_EVEN) {
-                add_parts_of<COUNT>(parts + quad_of(k) * 4, BLOCK_SIZE * 4, num_parts, part_size, values, exists);
-            } else {
-                for (int part = 0; part < num_parts; ++part) {
-#pragma unroll
-                    for (int i = 0; i < COUNT; ++i) {
-                        float others[4];
-                        load_quad<false>(parts + part * part_size, quad_of(k + i), num_inputs, others);
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) values[i][j] = __fadd_rn(values[i][j], others[j]);
-                    }
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                if (!exists(i)) continue;
-                if constexpr (IS_EVEN) {
-                    store_columns(x + quad_of(k + i) * 4, values[i]);
-                } else {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        if (quad_of(k + i) * 4 + j < num_inputs) x[quad_of(k + i) * 4 + j] = values[i][j];
-                    }
-                }
-            }
-        }
-    };
     const auto sum = [&](int quad, const float(&values)[4]) {
         float weights[4];
         if (has_norm) load_quad<IS_EVEN>(norm_weight, quad, num_inputs, weights);
@@ -92,12 +95,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
         if (quad % 4 == 0 && quad < num_quads) reinterpret_cast<SumMax*>(pairs)[quad / 4] = found;
     };
     float kept[KEPT][4];
-    load(0, kept);
+    load_sums<IS_EVEN>(x, parts, num_parts, part_size, quad_of(0), num_inputs, kept);
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) sum(quad_of(k), kept[k]);
     for (int k = KEPT; k * BLOCK_SIZE < num_quads; ++k) {
         float values[1][4];
-        load(k, values);
+        load_sums<IS_EVEN>(x, parts, num_parts, part_size, quad_of(k), num_inputs, values);
         sum(quad_of(k), values[0]);
     }
     __syncthreads();
