@@ -3,7 +3,9 @@
 // Shapes:   as in attention_decode, but partials [num_blocks, min(group, HEAD_TILE), max_splits, HEAD_DIM + 4] float;
 //           counters [num_blocks] zeros, zeros again at the end. With unit_inputs out is an image for a matrix with such
 //           units (common/wide_image.cuh), without scales, in which these lanes are the tokens from first_token on
-// Requires: what attention_decode requires; KvT of 16 bits or a code; keys and values aligned to 16; num_lanes <=
+//           parts [num_parts, part_size] float are added to q, k and v first, and are laid out as they are: the sums of
+//           a product's chunks after the first
+// Requires: what attention_decode requires; without is_cached for parts; KvT of 16 bits or a code; keys and values aligned to 16; num_lanes <=
 //           MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (192), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
 //           may overlap the kernel in front of it
@@ -141,7 +143,8 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
                    KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
                    int num_attention_heads, int num_key_value_heads, int max_splits, float* partials,
-                   unsigned* counters, void* out_data, int out_is_float, int unit_inputs, int first_token) {
+                   unsigned* counters, void* out_data, int out_is_float, int unit_inputs, int first_token,
+                   const float* parts, int num_parts, int part_size) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using Memory = Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>;
     constexpr int TILE = Tile::TILE_TOKENS;
@@ -179,8 +182,8 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
     const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
                             values, key_scales, value_scales, window, is_cached, num_attention_heads,
-                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, group,
-                            tiles};
+                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, parts, num_parts,
+                            part_size, group, tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
     } else if (warp == PREPARER) {

@@ -37,12 +37,15 @@ struct Head {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (begin + i >= num_parts) break;  // an added zero would change the sign of another
-#pragma unroll
-                for (int pair = 0; pair < PAIRS; ++pair) {
-                    first[pair] = __fadd_rn(first[pair], heads[i].first[pair]);
-                    second[pair] = __fadd_rn(second[pair], heads[i].second[pair]);
-                }
+                add(heads[i]);
             }
+        }
+    }
+    __device__ __forceinline__ void add(const Head& other) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            first[pair] = __fadd_rn(first[pair], other.first[pair]);
+            second[pair] = __fadd_rn(second[pair], other.second[pair]);
         }
     }
 

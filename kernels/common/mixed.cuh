@@ -45,14 +45,9 @@ struct MixedOutputs {
 
     __device__ __forceinline__ void store(int token, int column, const float4& values) const {
         if (unit_inputs == 0) return rows.store(static_cast<size_t>(token) * width + column, values);
-        const int steps = wide_steps(width);
-        unsigned char* image = static_cast<unsigned char*>(rows.data);
-        const auto place = [&](int at) {
-            return unit_inputs == 32    ? wide_place<32>(token, at, steps)
-                   : unit_inputs == 128 ? wide_place<128>(token, at, steps)
-                                        : wide_place<64>(token, at, steps);
-        };
-        *reinterpret_cast<unsigned*>(image + place(column)) = MixedRows::pair_of(values.x, values.y);
-        *reinterpret_cast<unsigned*>(image + place(column + 2)) = MixedRows::pair_of(values.z, values.w);
+        unsigned char* pair = static_cast<unsigned char*>(rows.data) + quad_place(unit_inputs, token, column, width);
+        *reinterpret_cast<unsigned*>(pair) = MixedRows::pair_of(values.x, values.y);
+        // The other pair's piece is a neighbour's.
+        *reinterpret_cast<unsigned*>(pair + (token % 2 == 0 ? 16 : -16)) = MixedRows::pair_of(values.z, values.w);
     }
 };

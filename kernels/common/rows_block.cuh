@@ -61,6 +61,8 @@ struct Call {
     float* partials;
     unsigned* counters;
     MixedRows out;
+    const float* parts;  // [num_parts][part_size], each as q, k and v are
+    int num_parts, part_size;
     int group, tiles;  // query heads that share a key-value head; tiles of heads in a group
 };
 
@@ -126,13 +128,30 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
         Pairs::load_angles(call.cos_sin, piece.position, angles);
         const size_t lane_begin = piece.lane * size_t(call.qkv_stride);
         const float* new_q = call.q + lane_begin + (kv_head * call.group + first_in_group) * HEAD_DIM;
+        const float* new_k = call.k + lane_begin + kv_head * HEAD_DIM;
+        const float* new_v = call.v + lane_begin + kv_head * HEAD_DIM;
         const int* own_pages = call.page_table + size_t(piece.row) * call.pages_per_row;
         const int own_page = has_own ? load_here(own_pages + piece.position / PAGE_TOKENS) : 0;
         Pairs own_key, new_value, own_queries[HEADS_AT_ONCE];
-        own_key.load(call.k + lane_begin + kv_head * HEAD_DIM, has_own);
-        new_value.load(call.v + lane_begin + kv_head * HEAD_DIM, has_own);
+        own_key.load(new_k, has_own);
+        new_value.load(new_v, has_own);
 #pragma unroll
         for (int i = 0; i < HEADS_AT_ONCE; ++i) own_queries[i].load(new_q + i * HEAD_DIM, i < heads);
+        // The sums of a product's chunks are added in order.
+#pragma unroll 1
+        for (int i = 0; i < call.num_parts; ++i) {
+            const float* part = call.parts + i * size_t(call.part_size);
+            Pairs more_key, more_value, more_queries[HEADS_AT_ONCE];
+            more_key.load(part + (new_k - call.q), has_own);
+            more_value.load(part + (new_v - call.q), has_own);
+#pragma unroll
+            for (int j = 0; j < HEADS_AT_ONCE; ++j) {
+                more_queries[j].load(part + (new_q - call.q) + j * HEAD_DIM, j < heads);
+            }
+            own_key.add(more_key), new_value.add(more_value);
+#pragma unroll
+            for (int j = 0; j < HEADS_AT_ONCE; ++j) own_queries[j].add(more_queries[j]);
+        }
         if (number >= 2) barrier_wait(&shared.used[buffer], (number / 2 - 1) % 2);
         if (has_own) {
             const bool stores = !call.is_cached && first_in_group == 0;
@@ -150,7 +169,10 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
         for (int begin = 0; begin < heads; begin += HEADS_AT_ONCE) {
 #pragma unroll
             for (int i = 0; i < HEADS_AT_ONCE; ++i) {
-                if (begin > 0) own_queries[i].load(new_q + (begin + i) * HEAD_DIM, begin + i < heads);
+                if (begin == 0) continue;
+                const float* more = new_q + (begin + i) * HEAD_DIM;
+                own_queries[i].load(more, begin + i < heads);
+                if (begin + i < heads) own_queries[i].add(call.parts + (more - call.q), call.num_parts, call.part_size);
             }
 #pragma unroll
             for (int i = 0; i < HEADS_AT_ONCE; ++i) {

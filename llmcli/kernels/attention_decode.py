@@ -149,19 +149,25 @@ class DecodeAttentionCost(KernelCost):
     num_rows: int
 
 
-def cost_of_lanes(lanes: LaneInputs) -> DecodeAttentionCost:
+def cost_of_lanes(lanes: LaneInputs, num_parts: int = 0) -> DecodeAttentionCost:
     """What a call needs in a dry run."""
-    return attention_decode_cost([seen for _, seen in lanes.seen()], lanes.layout, lanes.cache.dtype.itemsize)
+    seen = [num_seen for _, num_seen in lanes.seen()]
+    return attention_decode_cost(seen, lanes.layout, lanes.cache.dtype.itemsize, num_parts)
 
 
-def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:
-    """What one call needs; `num_seen` are the tokens each used lane sees, its own included."""
+def attention_decode_cost(
+    num_seen: list[int], layout: QkvLayout, itemsize: int, num_parts: int = 0
+) -> DecodeAttentionCost:
+    """What one call needs; `num_seen` are the tokens each used lane sees, its own included.
+
+    `num_parts`: those that attention_rows adds to queries, keys and values
+    """
     cached = sum(seen - 1 for seen in num_seen)
     new = len(num_seen)
     queries = 4 * new * layout.q_size
     token_bytes = 2 * cached_bytes(layout, itemsize)
     return DecodeAttentionCost(
-        read_bytes=cached * token_bytes + queries + 8 * new * layout.kv_size,
+        read_bytes=cached * token_bytes + (1 + num_parts) * (queries + 8 * new * layout.kv_size),
         written_bytes=queries // (1 if itemsize == 4 else 2) + new * token_bytes,
         flops=4 * (cached + new) * layout.q_size,
         stored_bytes=cached * token_bytes,

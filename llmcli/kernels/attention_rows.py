@@ -106,13 +106,16 @@ def attention_rows(
     partials: Array,
     counters: Array,
     out: Array | ImageRows,
+    parts: Array | None = None,
 ) -> None:
     """Do what attention_decode does, bit by bit, for up to MAX_LANES lanes. Keys and values have 16 bits, or are codes.
 
     Each row is cut into at most as many splits as `partials` has room for. If attention_decode's `partials` have the
     same room, both give a lane the same bits. With room for fewer blocks fewer are started. Outputs may go to an image.
-    Shapes: as in attention_decode, but partials float32 `RowsPlan.partials_shape(num_splits)`, counters uint32
-            [RowsPlan.num_blocks]; both may be for another number of blocks
+    First `parts` are added to `qkv`, in order; not where tokens are cached already.
+    Shapes: parts float32 [num_parts, R, layout.width], any distance apart; partials float32
+            `RowsPlan.partials_shape(num_splits)` and counters uint32 [RowsPlan.num_blocks], which both may be for
+            another number of blocks; others as in attention_decode
     Raises: ValueError, also where `RowsPlan.is_possible` is False
     """
     kernel, dtype = "attention_rows", lanes.cache.dtype
@@ -129,6 +132,13 @@ def attention_rows(
         written = out.image, np.int32(0), np.int32(out.unit_inputs), np.int32(out.first_token)
     else:
         written = out, np.int32(out.dtype == np.float32), np.int32(0), np.int32(0)
+    added: tuple[Any, ...] = None, np.int32(0), np.int32(0)
+    if parts is not None:
+        if is_cached:
+            raise ValueError(f"{kernel}: adds no parts to tokens that are cached already")
+        check(kernel, "qkv", lanes.qkv, dtype=np.float32, shape=(lanes.num_lanes, lanes.layout.width))
+        check(kernel, "parts", parts, dtype=np.float32, shape=(None, *lanes.qkv.shape), row_stride=True)
+        added = parts, np.int32(parts.shape[0]), np.int32(parts.strides[0] // 4)
     device.launch(
         kernel,
         plan.kernel_name(dtype),
@@ -143,10 +153,11 @@ def attention_rows(
             partials,
             counters,
             *written,
+            *added,
         ),
         shared_bytes=plan.shared_bytes,
         overlaps=True,
-        cost=partial(cost_of_lanes, lanes),
+        cost=partial(cost_of_lanes, lanes, 0 if parts is None else parts.shape[0]),
     )
 
 

@@ -1,6 +1,7 @@
 """The CUDA runner's rotary, cache and attention kernels, by numpy; every token and lane separately."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,12 @@ def attention_span(device: Any, lanes: LaneInputs, *, num_spans: int, out: Any, 
         attention_decode(device, lanes.of(one), is_cached=False, out=out[one], **memory)
 
 
-def attention_rows(device: Any, lanes: LaneInputs, *, out: Any, **memory: Any) -> None:
+def attention_rows(device: Any, lanes: LaneInputs, *, out: Any, parts: Any = None, **memory: Any) -> None:
+    if parts is not None:
+        sums = floats(lanes.qkv)
+        for part in floats(parts):
+            sums += part
+        lanes = replace(lanes, qkv=sums)
     if not isinstance(out, ImageRows):
         return attention_decode(device, lanes, out=out, **memory)
     mixed = np.zeros((lanes.num_lanes, lanes.layout.q_size), np.float16)

@@ -112,12 +112,8 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
     first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
     given = {**inputs_of(tokens), **before}
     if num_parts:
-        generator = np.random.default_rng(num_parts)
-        given["parts"] = generator.standard_normal((num_parts, *first.shape)).astype(np.float32)
-        total = first.copy()
-        for part in given["parts"]:
-            total += part
-        tokens = replace(tokens, qkv=total)
+        given["parts"] = _parts_of(tokens, num_parts)
+        tokens = replace(tokens, qkv=_total(first, given["parts"]))
         given["qkv_before"] = given.pop("qkv")[:, : layout.width]
         outputs["qkv"] = Output(first.shape, initial="qkv_before")
 
@@ -183,12 +179,17 @@ def decode_case(tokens: NewTokens) -> Problem:
     )
 
 
-def rows_case(tokens: NewTokens, num_blocks: int, *, unit_inputs: int = 0, first_token: int = 0) -> Problem:
-    """Attend from these tokens by attention_rows, on at most that many blocks.
+def rows_case(
+    tokens: NewTokens, num_blocks: int, *, unit_inputs: int = 0, first_token: int = 0, num_parts: int = 0
+) -> Problem:
+    """Attend from these tokens by attention_rows, on at most that many blocks, after adding some parts to them.
 
     With `unit_inputs` their outputs go into an image for such units, from `first_token` on.
     """
-    plan = RowsPlan(TYPICAL_CARD, tokens.layout, tokens.keys.dtype.itemsize)
+    plan, given = RowsPlan(TYPICAL_CARD, tokens.layout, tokens.keys.dtype.itemsize), {}
+    if num_parts:
+        given = {"qkv": tokens.qkv, "parts": _parts_of(tokens, num_parts)}
+        tokens = replace(tokens, qkv=_total(**given))
 
     def launch(*given: Any, out: Any, **memory: Any) -> None:
         rows = ImageRows(out.view(np.uint8), first_token, unit_inputs) if unit_inputs else out
@@ -201,7 +202,24 @@ def rows_case(tokens: NewTokens, num_blocks: int, *, unit_inputs: int = 0, first
         counters=(num_blocks,),
         partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
     )
+    cost = attention_decode_cost(
+        [seen for _, seen in _seen(tokens)], tokens.layout, tokens.keys.dtype.itemsize, num_parts
+    )
+    problem = replace(problem, inputs={**problem.inputs, **given}, cost=cost)
     return _as_image(problem, tokens, unit_inputs, first_token) if unit_inputs else problem
+
+
+def _parts_of(tokens: NewTokens, num_parts: int) -> np.ndarray:
+    generator = np.random.default_rng(num_parts)
+    return generator.standard_normal((num_parts, *tokens.qkv.shape)).astype(np.float32)
+
+
+def _total(qkv: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """The sum with all parts, added in order. Shapes: qkv, result [R, width]; parts [num_parts, R, width]"""
+    total = qkv.copy()
+    for part in parts:
+        total += part
+    return total
 
 
 def _as_image(problem: Problem, tokens: NewTokens, unit_inputs: int, first_token: int) -> Problem:
@@ -261,7 +279,7 @@ def _attention_case(
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        memory = {name: arrays[name] for name in ("partials", "counters", "out")}
+        memory = {name: arrays[name] for name in ("partials", "counters", "out", "parts") if name in arrays}
         launcher(device, lane_inputs(tokens, arrays), **memory)
 
     seen = [num_seen for _, num_seen in _seen(tokens)]
@@ -321,6 +339,9 @@ def _rows_checks() -> Iterator[Problem]:
         yield rows_case(tokens, 5, unit_inputs=unit_inputs, first_token=first_token)
         tokens = new_tokens(QkvLayout(4, 1, 96), DTYPES[2], [3, 0, 70], num_splits=1)
         yield rows_case(tokens, 3, unit_inputs=unit_inputs, first_token=first_token)
+    for num_parts, group_size in ((3, 4), (1, 6)):
+        tokens = new_tokens(QkvLayout(2 * group_size, 2, 64), DTYPES[1], [15, 16, 640], norms=True, num_splits=5)
+        yield rows_case(tokens, 5, num_parts=num_parts)
 
 
 def _span_checks() -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Attention of a layer, with what comes before it: norms, rotary, and appending keys and values to `KvCache`."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
@@ -111,11 +111,28 @@ class Attention:
         First add the partial sums of `qkv`. With `as_image`, write the image that the output projection takes, in place
         of `mixed`. Shapes: left float32 [parts, n, width of qkv]
         """
-        if left is not None:
+        workspace, inputs = self._workspace, self._inputs(layer, lanes, activations)
+        is_cached = lanes.num_spans is not None
+        if left is not None and (is_cached or not self._in_one_launch(lanes)):
             add_parts(self._device, parts=left, out=activations.qkv)
-        workspace = self._workspace
-        inputs = self._inputs(layer, lanes, activations)
-        if lanes.num_spans is not None and workspace.span_counters is not None:
+            left = None
+        if self._in_one_launch(lanes):
+            assert workspace.row_partials is not None
+            assert workspace.row_counters is not None
+            for some in _slices(activations.count, MAX_LANES):
+                if is_cached:
+                    append_tokens(self._device, inputs.of(some))
+                image = ImageRows(activations.image, some.start, layer.weights.o.layout.unit_inputs)
+                attention_rows(
+                    self._device,
+                    inputs.of(some),
+                    is_cached=is_cached,
+                    partials=workspace.row_partials,
+                    counters=workspace.row_counters,
+                    out=image if as_image else activations.mixed[some],
+                    parts=None if left is None else left[:, some],
+                )
+        elif lanes.num_spans is not None and workspace.span_counters is not None:
             attention_span(
                 self._device,
                 inputs,
@@ -124,26 +141,18 @@ class Attention:
                 counters=workspace.span_counters,
                 out=activations.mixed,
             )
-            return
-        attend: Callable[..., None] = attention_decode
-        at_once = len(workspace.partials)
-        partials, counters = workspace.partials, workspace.counters
-        if self._in_one_launch(lanes):
-            attend, at_once = attention_rows, MAX_LANES
-            partials, counters = workspace.row_partials, workspace.row_counters
-        for begin in range(0, activations.count, at_once):
-            some = slice(begin, min(begin + at_once, activations.count))
-            if lanes.num_spans is not None:
-                append_tokens(self._device, inputs.of(some))
-            image = ImageRows(activations.image, begin, layer.weights.o.layout.unit_inputs) if as_image else None
-            attend(
-                self._device,
-                inputs.of(some),
-                is_cached=lanes.num_spans is not None,
-                partials=partials,
-                counters=counters,
-                out=image or activations.mixed[some],
-            )
+        else:
+            for some in _slices(activations.count, len(workspace.partials)):
+                if is_cached:
+                    append_tokens(self._device, inputs.of(some))
+                attention_decode(
+                    self._device,
+                    inputs.of(some),
+                    is_cached=is_cached,
+                    partials=workspace.partials,
+                    counters=workspace.counters,
+                    out=activations.mixed[some],
+                )
 
     def of_chunk(
         self,
@@ -234,3 +243,7 @@ class Attention:
 
     def _cos_sin_of(self, layer: CachedLayer) -> Any | None:
         return self._cos_sin if self._config.traits.uses_rope[layer.index] else None
+
+
+def _slices(count: int, most: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + most, count)) for begin in range(0, count, most))
