@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
              float2* next_sums, GemvShape shape) {
     using Slot = WeightSlot<WeightT, ScaleT, WIDENING, SPANS>;
     using Weights = typename Slot::Weights;
-    constexpr int FIRST = SLOTS <= 3 ? 1 : SLOTS - 2;  // slots that are filled first: x would wait for more
+    constexpr int FIRST = SLOTS <= 3 ? SLOTS - 1 : SLOTS - 2;  // slots that are filled first: x would wait for more
     constexpr int SLOT_BYTES = Slot::BYTES;
     static_assert(HOST_SLOT_BYTES == Slot::BYTES, "gemv.py plans another size");
     constexpr int FINISHED = ROWS == 1 ? 1 : ROWS / 2;  // outputs of a lane

@@ -12,8 +12,8 @@ CLUSTER = 2  # blocks that share tokens
 BLOCK_TILES = 8  # of a block of gemm_wide
 
 # The share of the rate of a large product of the matrix library at which blocks of each size compute, and how much
-# larger it is where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 256 rows of
-# Llama-3.1-8B on an H200 (docs/log/2026-11-27-wide.md).
+# larger it is where one wave leaves nearly all multiprocessors idle. Fitted to prompts of 128 to 8,000 tokens and steps
+# of 256 rows of Llama-3.1-8B on an H200 (docs/log/2026-11-27-wide.md).
 _SHARES = {128: 0.74, 256: 0.91}
 _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
@@ -117,7 +117,7 @@ def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens:
     # All clusters take as long as the busiest.
     waves, outputs = -(-num_items // most), most * CLUSTER * BLOCK_TILES * TILE_ROWS
     computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
-    share = _SHARES[tokens] * (1 + _FASTER_ALONE * (1 - num_items / (waves * most)))
+    share = _SHARES[tokens] * (1 + _FASTER_ALONE * (1 - num_items / most) * (waves == 1))
     return WidePlan(tokens, num_items, min(num_items, most), computed / share)
 
 
