@@ -26,6 +26,7 @@ __device__ __forceinline__ void add_parts_of(const float* part, size_t step_size
             if (first + j >= num_parts) break;
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
+                if (!exists(step)) continue;
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) sums[step][v] = __fadd_rn(sums[step][v], some[j][step][v]);
             }

@@ -121,6 +121,8 @@ def _stage_checks() -> Iterator[Problem]:
             yield stage_case(unit_inputs, num_tokens, num_inputs, has_norm=False)
         yield stage_case(unit_inputs, 9, 1001, num_parts=2)
         yield stage_case(unit_inputs, 33, 1100, has_norm=False, num_parts=4)
+        for num_tokens, num_inputs in ((9, 72), (2, 4360)):
+            yield stage_case(unit_inputs, num_tokens, num_inputs, num_parts=3)
         yield stage_case(unit_inputs, 9, 200, has_norm=False, dtype=np.float16)
 
 
@@ -265,24 +267,19 @@ def swiglu_case(form: dict[str, Any], num_tokens: int, num_outputs: int, num_inp
 
 def checks_of(few: int, some: int, many: int) -> Iterator[Problem]:
     """Products of these numbers of tokens in all formats: tails, parts, epilogues, small scales."""
-    for form in FORMATS:
+    for form in (*FORMATS, *HALF_FORMATS):
         for num_outputs, num_inputs, num_tokens in ((35, 72, few), (300, 1000, many), (528, 264, some)):
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
             yield wide_case(stored, num_tokens, has_bias=num_tokens == some)
         yield wide_case(stored, many, "add", has_bias=True)
         for num_parts in (2, 3):
             yield wide_case(stored, some, "add", has_bias=True, num_parts=num_parts)
-        for down_type in ("int8", "int4"):
+        for down_type in ("int8", "int4", "bfloat16"):
             yield swiglu_case(form, few, 100, 200, down_type)
             yield swiglu_case(form, many, 300, 136, down_type)
+    for form in FORMATS:
         yield wide_case(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), some)
         yield wide_case(with_model_scales(random_matrix(6, num_rows=48, num_inputs=300, **form)), many)
-    for form in HALF_FORMATS:
-        for num_outputs, num_inputs, num_tokens in ((35, 128, few), (300, 640, many)):
-            stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
-            yield wide_case(stored, num_tokens, "add", has_bias=num_tokens == many, num_parts=1 + num_inputs // 640)
-        for down_type in ("int8", "bfloat16"):
-            yield swiglu_case(form, some, 100, 256, down_type)
 
 
 def _wide_checks() -> Iterator[Problem]:
