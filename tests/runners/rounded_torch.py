@@ -1,13 +1,15 @@
 """The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
 
-Inputs of products are rounded to float16, and so are their weights, unless these have 32 bits. On cards without wgmma
-short prompts are multiplied from exact codes. Attention of several tokens rounds scaled queries and weights to the
+Inputs of products are rounded to float16, and so are their weights, unless these have 32 bits. A norm's inputs are
+rounded times its weights, before they are divided by their root. On cards without wgmma long prompts are rounded after
+that, and short ones multiplied from exact codes. Attention of several tokens rounds scaled queries and weights to the
 cache's type, that of a lone token rounds nothing. Keys and values always have the cache's type. With int8 codes the
 type of attention is float16, and it is the products of weights and value scales that are rounded. Prompts are cut where
 the card cuts them.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch import Tensor
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
+from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.plan.choice import PromptWays
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, plan_memory
@@ -34,14 +37,30 @@ from llmcli.runners.torch.weights import PackedWeight
 class RoundedProduct(WideningProduct):
     """A quantized layer, which multiplies tokens in these ways."""
 
-    def __init__(self, weight: PackedWeight, ways: PromptWays):
+    def __init__(self, weight: PackedWeight, ways: PromptWays, as_rows: Callable[[Tensor], bool]):
         super().__init__(weight, torch.float32)
         self._whole = weight.widened(slice(None))
         self._ways = ways
+        self._as_rows = as_rows
 
     def multiply(self, x: Tensor) -> Tensor:
-        is_exact = len(x) > MAX_SPAN and self._ways.of(len(x)) == "packed"
-        return F.linear(x.half().float(), self._whole if is_exact else self._whole.half().float())
+        is_exact = not self._as_rows(x) and self._ways.of(len(x)) == "packed"
+        x = x if self._as_rows(x) else x.half().float()
+        return F.linear(x, self._whole if is_exact else widened(self._whole))
+
+
+def widened(weight: Tensor) -> Tensor:
+    """Rounded to float16, with one power of two for the matrix, so that small weights keep their bits."""
+    power = torch.exp2(weight.abs().max().clamp(min=2.0**-100).log2().floor())
+    return (weight / power).half().float() * power
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """Rounded to float16, with the power of two of each row that kernels/common/norm_sums.cuh gives."""
+    largest = x.abs().amax(-1, keepdim=True)
+    is_scaled = (largest > 0) & ((largest < 2.0**-8) | (largest > 2.0**15))
+    power = torch.where(is_scaled, torch.exp2(largest.clamp(min=2.0**-100).log2().floor() - 14), 1.0)
+    return (x / power).half().float() * power
 
 
 def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype, has_codes: bool) -> Tensor:
@@ -79,12 +98,27 @@ def load_rounded(
     has_codes = kv_cache == "int8"
     cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
     stored = StoredModel.of_model(model, str(dtype).removeprefix("torch."))
-    plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=Device.open().facts)
+    card = Device.open().facts
+    plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=card)
+
+    def as_rows(x: Tensor) -> bool:
+        """Whether the card rounds these tokens before they come here."""
+        return card.can_wgmma or len(x) <= MAX_SPAN
+
+    def rms_norm(self: TorchOperators, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        if dtype == torch.float32 or x.dim() > 2 or not as_rows(x):  # not of heads
+            return weight * (x * factor)
+        return rounded_rows(weight * x) * factor
+
+    def swiglu(self: TorchOperators, gate: Tensor, up: Tensor, sizes: Sequence[int]) -> Tensor:
+        result = F.silu(gate) * up
+        return result if dtype == torch.float32 else (result / GATED_SCALE).half().float() * GATED_SCALE
 
     def multiply(self: PlainLinear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
         if dtype != torch.float32:
-            x, weight = x.half().float(), weight.half().float()
+            x, weight = x if as_rows(x) else x.half().float(), weight.half().float()
         return F.linear(x, weight, bias)
 
     def attend(
@@ -101,7 +135,8 @@ def load_rounded(
             seen = seen.triu(position + 1 - window)
         scores = scores.masked_fill(~seen, -math.inf)
         mixed = mix_in_blocks(scores, values, cache_dtype if is_rounded else torch.float32, has_codes)
-        return mixed.transpose(0, 1).reshape(num_tokens, -1)
+        mixed = mixed.transpose(0, 1).reshape(num_tokens, -1)
+        return mixed if dtype == torch.float32 else mixed.half().float()
 
     def rounding_cache(config: LlamaConfig, num_pages: int, cache_type: str) -> PagedCache:
         cache = empty_cache(config, num_pages, cache_type)
@@ -119,9 +154,10 @@ def load_rounded(
 
     monkeypatch.setattr(load, "read_weights", read_rounded)
     choose_product = "llmcli.runners.torch.packed_linear.choose_product"
-    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, plan.prompt_ways))
+    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, plan.prompt_ways, as_rows))
     monkeypatch.setattr(PlainLinear, "_multiply", multiply)
-    monkeypatch.setattr(TorchOperators, "attend", attend)
+    for operator in (rms_norm, swiglu, attend):
+        monkeypatch.setattr(TorchOperators, operator.__name__, operator)
     monkeypatch.setattr(load, "empty_cache", rounding_cache)
     monkeypatch.setattr(device, "PREFILL_CHUNK", PREFILL_CHUNKS[0])
     monkeypatch.setattr(device, "_CHUNKS", ())
