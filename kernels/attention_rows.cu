@@ -1,12 +1,11 @@
 // attention_rows: attention_decode for many lanes in one launch, with the same bits
 //           Source: arXiv 2307.08691, flash-decoding; HF LlamaAttention
 // Shapes:   as in attention_decode, but partials [num_blocks, min(group, HEAD_TILE), max_splits, HEAD_DIM + 4] float;
-//           counters [num_blocks] zeros, zeros again at the end. With unit_inputs out is an image for a matrix with such
-//           units (common/wide_image.cuh), without scales, in which these lanes are the tokens from first_token on
-//           parts [num_parts, part_size] float are added to q, k and v first, and are laid out as they are: the sums of
-//           a product's chunks after the first
-// Requires: what attention_decode requires; without is_cached for parts; KvT of 16 bits or a code; keys and values aligned to 16; num_lanes <=
-//           MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
+//           counters [num_blocks] zeros, zeros again at the end. With unit_inputs out is an image for a matrix with
+//           such units (common/wide_image.cuh), without scales, in which these lanes are the tokens from first_token
+//           on. parts [num_parts, part_size] float, laid out as q, k and v are: added to these first, in order
+// Requires: what attention_decode requires; parts null with is_cached; KvT of 16 bits or a code; keys and values
+//           aligned to 16; num_lanes <= MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (192), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
 //           may overlap the kernel in front of it
 // Traffic:  as attention_decode
@@ -182,8 +181,8 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
     const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
                             values, key_scales, value_scales, window, is_cached, num_attention_heads,
-                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, parts, num_parts,
-                            part_size, group, tiles};
+                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, parts,
+                            num_parts, part_size, group, tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
     } else if (warp == PREPARER) {

@@ -48,8 +48,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, STAGE_BYTES = 2 * STEP_BYTES;
     static_assert(HOST_SHARED_BYTES == STAGES * STAGE_BYTES + SLOTS * TILES * Slot::BYTES,
                   "gemm_narrow.py plans another size");
-    // With floats no registers are free for the words of a step while those of the step before are multiplied.
-    constexpr bool TAKES_LATE = TOKENS == 64 && TileFormat<WeightT>::OFFSET == 0;
+    // With floats, and in large blocks with lifted codes, no registers are free for the words of a step while those of
+    // the step before are multiplied.
+    constexpr bool TAKES_LATE =
+        TOKENS == 64 && (TileFormat<WeightT>::OFFSET == 0 || (TILES == 8 && WIDENING == LIFTED));
     static_assert(TILES % 4 == 0, "four warps hand on registers, and multiply, together");
     static_assert(STAGES >= 2 && SLOTS >= 2, "one is given back while the next one is read");
 

@@ -116,13 +116,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
         if (has_norm) load_quad<IS_EVEN>(norm_weight, quad, num_inputs, weights);
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[i] = values[i] * weights[i] * power.inverse;
-        const uint2 words = make_uint2(pack_pair<__half>(values[0], values[1]), pack_pair<__half>(values[2], values[3]));
+        const unsigned low = pack_pair<__half>(values[0], values[1]), high = pack_pair<__half>(values[2], values[3]);
         if constexpr (UNIT_INPUTS == 0) {
-            reinterpret_cast<uint2*>(out)[static_cast<size_t>(token) * num_quads + quad] = words;
+            reinterpret_cast<uint2*>(out)[static_cast<size_t>(token) * num_quads + quad] = make_uint2(low, high);
         } else {
             const size_t place = wide_place<UNIT_INPUTS>(token, quad * 4, num_steps);
             const size_t next = wide_place<UNIT_INPUTS>(token, quad * 4 + 2, num_steps);
-            *reinterpret_cast<unsigned*>(out + place) = words.x, *reinterpret_cast<unsigned*>(out + next) = words.y;
+            *reinterpret_cast<unsigned*>(out + place) = low, *reinterpret_cast<unsigned*>(out + next) = high;
         }
     };
 #pragma unroll

@@ -23,7 +23,15 @@ from llmcli.lab.problem import ENGINE, Problem
 COMPILER = "g++"
 HEADERS = Path(__file__).with_name("emulator")
 # Some systems' g++ defines _FORTIFY_SOURCE, whose longjmp ends programs that switch stacks.
-_OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-ftrivial-auto-var-init=pattern")
+_OPTIONS = (
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-w",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-ftrivial-auto-var-init=pattern",
+)
 _PREPROCESS = ("-E", "-P", "-x", "c++", "-std=c++17")
 HOPPER, AMPERE = 900, 800
 _CANARY = 0xEE

@@ -250,4 +250,6 @@ def test_cost_counts_keys_and_values_once_for_a_group() -> None:
     assert cost.flops == 4 * 32769 * 32 * 128
     codes = attention_decode_cost([32769], QkvLayout(32, 8, 128), 1)
     assert codes.read_bytes == 2 * 8 * 32768 * (128 + 4) + 4 * (32 + 8 + 8) * 128
-    assert codes.written_bytes == 4 * 32 * 128 + 2 * 8 * (128 + 4)
+    assert codes.written_bytes == 2 * 32 * 128 + 2 * 8 * (128 + 4)
+    added = attention_decode_cost([32769], QkvLayout(32, 8, 128), 1, num_parts=3)
+    assert added.read_bytes - codes.read_bytes == 3 * 4 * (32 + 8 + 8) * 128

@@ -54,8 +54,6 @@ def columns_of(weight_type: str, x: np.ndarray, parts: int) -> np.ndarray:
     stored = np.full((parts, 8, 4, 8), np.nan)
     for k in range(x.shape[1]):
         eighth, place = divmod(k, 8)
-        if weight_type == "int4":
-            place = 2 * (place % 4) + place // 4
         if weight_type == "fp8":
             place = [0, 2, 1, 3, 4, 6, 5, 7][place]
         stored[eighth % parts, :, eighth // parts, place] = x[:, k]
@@ -124,7 +122,7 @@ def test_a_tile_has_whole_spans() -> None:
     odd = tile_layout("int8", 16, 3 * 64, 64, "bfloat16")
     assert (odd.unit_inputs, odd.span_inputs, odd.num_spans, odd.num_units, odd.num_groups) == (64, 128, 2, 4, 4)
     assert odd.tiles_bytes == 4 * 1024
-    assert [tile_layout(kind, 16, 192).num_units for kind in ("float16", "float32")] == [6, 12]
+    assert [tile_layout(kind, 16, 192).num_units for kind in ("float16", "float32")] == [8, 12]
     for num_inputs, group_size in ((40, 128), (100, 128), (200, 256)):
         assert tile_layout("int8", 16, num_inputs, None, "float32", is_symmetric=False).group_size == group_size
 

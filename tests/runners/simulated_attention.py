@@ -108,9 +108,7 @@ def _used(lanes: LaneInputs) -> Iterator[tuple[int, int, int, np.ndarray]]:
 
 
 def append_tokens(device: Any, lanes: LaneInputs, *, parts: Any = None) -> None:
-    sums = floats(lanes.qkv)
-    for part in () if parts is None else floats(parts):
-        sums += part
+    sums = _sums(lanes.qkv, parts)
     if parts is not None:
         used, queries = on_host(lanes.rows) >= 0, lanes.layout.q_size
         on_host(lanes.qkv)[used, :queries] = sums[used, :queries]
@@ -119,18 +117,31 @@ def append_tokens(device: Any, lanes: LaneInputs, *, parts: Any = None) -> None:
         _append(prepared[lane], lanes.layout, pages, position, lanes.cache)
 
 
-def attention_decode(
-    device: Any, lanes: LaneInputs, *, is_cached: bool, partials: Any, counters: Any, out: Any
-) -> None:
+def _mixed(lanes: LaneInputs, qkv: np.ndarray, counters: Any, *, is_cached: bool) -> Iterator[tuple[int, np.ndarray]]:
+    """The outputs of each used lane, from these raw projections."""
     assert not on_host(counters).any()
-    layout, prepared = lanes.layout, _prepare(floats(lanes.qkv), lanes)
+    layout, prepared = lanes.layout, _prepare(qkv, lanes)
     rows = [row for _, row, _, _ in _used(lanes)]
     assert is_cached or len(set(rows)) == len(rows)
     for lane, _, position, pages in _used(lanes):
         if not is_cached:
             _append(prepared[lane], layout, pages, position, lanes.cache)
         query = prepared[lane, : layout.q_size].reshape(-1, layout.head_dim)
-        store(out[lane], _attend(query, lanes.cache, pages, position, lanes.window))
+        yield lane, _attend(query, lanes.cache, pages, position, lanes.window)
+
+
+def _sums(qkv: Any, parts: Any) -> np.ndarray:
+    sums = floats(qkv)
+    for part in () if parts is None else floats(parts):
+        sums += part
+    return sums
+
+
+def attention_decode(
+    device: Any, lanes: LaneInputs, *, is_cached: bool, partials: Any, counters: Any, out: Any
+) -> None:
+    for lane, mixed in _mixed(lanes, floats(lanes.qkv), counters, is_cached=is_cached):
+        store(out[lane], mixed)
 
 
 def attention_span(device: Any, lanes: LaneInputs, *, num_spans: int, out: Any, **memory: Any) -> None:
@@ -142,14 +153,11 @@ def attention_span(device: Any, lanes: LaneInputs, *, num_spans: int, out: Any, 
         attention_decode(device, lanes.of(one), is_cached=False, out=out[one], **memory)
 
 
-def attention_rows(device: Any, lanes: LaneInputs, *, out: Any, parts: Any = None, **memory: Any) -> None:
-    if parts is not None:
-        sums = floats(lanes.qkv)
-        for part in floats(parts):
-            sums += part
-        lanes = replace(lanes, qkv=sums)
-    if not isinstance(out, ImageRows):
-        return attention_decode(device, lanes, out=out, **memory)
-    mixed = np.zeros((lanes.num_lanes, lanes.layout.q_size), np.float16)
-    attention_decode(device, lanes, out=mixed, **memory)
-    write_image_rows(out, mixed)
+def attention_rows(
+    device: Any, lanes: LaneInputs, *, is_cached: bool, partials: Any, counters: Any, out: Any, parts: Any = None
+) -> None:
+    for lane, mixed in _mixed(lanes, _sums(lanes.qkv, parts), counters, is_cached=is_cached):
+        if isinstance(out, ImageRows):
+            write_image_rows(replace(out, first_token=out.first_token + lane), mixed[None])
+        else:
+            store(out[lane], mixed)

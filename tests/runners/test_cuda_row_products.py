@@ -127,11 +127,12 @@ def test_long_prompts_have_one_chunk_and_rows_as_many_as_the_matrix_has() -> Non
         (64, 256, "int8", 2),
         (64, 300, "int8", 2),
         (6144, 4096, "int8", 4),
-        (4096, 4096, "int8", 8),
+        (4096, 4096, "int8", 4),
         (4096, 14336, "int8", 4),  # long rows have four at most, unless they are of int4
         (4096, 14336, "int4", 8),
-        (12288, 4096, "int8", 2),
-        (24576, 4096, "int8", 1),
+        (2048, 2048, "int8", 8),
+        (8192, 4096, "int8", 2),
+        (16384, 4096, "int8", 1),
         (24576, 4096, "int4", 2),
     ],
 )

@@ -257,6 +257,14 @@ def _checks_of(forms: list[dict[str, Any]], some: list[dict[str, Any]]) -> Itera
     yield problem_of(_case(some[0], 64, 11008, 8))
 
 
+def _float_checks() -> Iterator[Problem]:
+    """Also of rows in fp16, as a product before leaves them."""
+    yield from _checks_of(_IN_FLOATS, _IN_FLOATS)
+    for num_rows in (1, 8):
+        case = _case(_IN_FLOATS[0], 40, 600, num_rows, has_scales=True)
+        yield problem_of(replace(case, x=case.x.astype(np.float16)))
+
+
 IN_HALVES = [form for form in FORMATS if form["weight_type"] != "float32"]
 _IN_FLOATS = [{"weight_type": "float32"}]
 
@@ -267,6 +275,6 @@ GEMV = KernelCases(
 )
 GEMV_FLOAT = KernelCases(
     "gemv_float",
-    lambda: _checks_of(_IN_FLOATS, _IN_FLOATS),
+    _float_checks,
     lambda: problem_of(_case(_IN_FLOATS[0], 4096, 4096, 1)),
 )
