@@ -291,6 +291,11 @@ class EmulatedDevice:
         for stem, names in wanted.items():
             self._compile(stem, sorted(names), translate(change(flatten(stem)), self._arch))
 
+    def compile_name(self, stem: str, name: str) -> None:
+        """Compile a kernel, unless it is compiled."""
+        if (stem, name) not in self._functions:
+            self._compile(stem, [name], translate(flatten(stem), self._arch))
+
     def launch(self, stem: str, name: str, *, grid: Sequence[int], block: Any, **rest: Any) -> None:
         """Run a kernel. Raises: RuntimeError with what went wrong"""
         rest.pop("cost", None)

@@ -20,6 +20,7 @@ cupy = pytest.importorskip("cupy")
 import simulated_attention  # noqa: E402
 import simulated_kernels  # noqa: E402
 import simulated_wide  # noqa: E402
+from emulated import EmulatedDevice  # noqa: E402
 from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
@@ -205,24 +206,45 @@ class SimulatedSampler:
         return [self._results[slot, run] for slot, run, _ in runs]
 
 
+class EmulatedCard(SimulatedDevice):
+    """One whose launches run the kernels themselves, compiled for the CPU when they are first launched."""
+
+    def __init__(self, kernels: EmulatedDevice):
+        super().__init__()
+        self._kernels = kernels
+
+    def launch(self, stem: str, name: str, *, overlaps: bool = False, **launch: Any) -> None:
+        self._kernels.compile_name(stem, name)
+        self._kernels.launch(stem, name, **launch)
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, kernels: EmulatedDevice) -> EmulatedCard:
+    """Replace the card by kernels on the CPU; load with the returned device."""
+    _replace(monkeypatch, _MEMORY, 2**40)
+    return EmulatedCard(kernels)
+
+
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Replace the card by numpy in everything under llmcli.runners.cuda; load with the returned device."""
+    _replace(monkeypatch, _MEMORY | _LAUNCHERS, memory_bytes)
+    return SimulatedDevice()
+
+
+def _replace(monkeypatch: pytest.MonkeyPatch, replacements: dict[str, Any], memory_bytes: int) -> None:
     from llmcli.runners.cuda.load import model as load
     from llmcli.runners.cuda.load import upload, weight_pieces
     from llmcli.runners.cuda.step import arena, attention, forward, lanes, products
     from llmcli.runners.cuda.step import device as card
 
-    device = SimulatedDevice()
     for module in (arena, attention, card, forward, lanes, load, products, upload, weight_pieces):
-        for name in vars(module).keys() & _REPLACEMENTS.keys():
-            monkeypatch.setattr(module, name, _REPLACEMENTS[name])
+        for name in vars(module).keys() & replacements.keys():
+            monkeypatch.setattr(module, name, replacements[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)
     monkeypatch.setattr(load, "Cublas", SimulatedLibrary)
     monkeypatch.setattr(load, "DeviceSampler", SimulatedSampler)
     monkeypatch.setattr(load, "Mailbox", SimulatedMailbox)
     monkeypatch.setattr(upload, "pinned_bytes", lambda num_bytes: np.zeros(num_bytes, np.uint8))
     monkeypatch.setattr(upload.cupy.cuda, "Event", lambda **options: Event())
-    return device
 
 
 def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,6 +264,7 @@ _KERNELS = {
     simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu add_parts",
     simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
 }
-_REPLACEMENTS = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)} | {
+_MEMORY: dict[str, Any] = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)}
+_LAUNCHERS: dict[str, Any] = {
     name: only_on_device(getattr(module, name)) for module, names in _KERNELS.items() for name in names.split()
 }

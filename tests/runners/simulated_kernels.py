@@ -45,8 +45,8 @@ def store(target: Any, values: np.ndarray) -> None:
 
 
 def allocate(num_bytes: int) -> Any:
-    # With old content: nothing may rely on zeros.
-    memory = np.full(num_bytes + 256, 0xA5, np.uint8)
+    # With old content, here NaN: nothing may rely on zeros.
+    memory = np.full(num_bytes + 256, 0xFF, np.uint8)
     shift = -memory.ctypes.data % 256
     unowned = cupy.cuda.UnownedMemory(memory.ctypes.data, len(memory), memory, 0)
     return cupy.cuda.MemoryPointer(unowned, shift)
