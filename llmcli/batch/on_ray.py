@@ -25,9 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from llmcli import __version__
 from llmcli.differences import find_differences
-from llmcli.engine.events import Failed, Finished
-from llmcli.engine.remote.asked import Answer, AskedEngine, EngineFacts, OpenedEngine
-from llmcli.engine.request import Request
+from llmcli.engine.remote.worker import Answer, AskedEngine, EngineFacts, OpenedEngine
+from llmcli.engine.request import Failed, Finished, Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError, UsageError
 

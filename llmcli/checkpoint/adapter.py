@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, MLX_ADAPTER_NAME, SourceState, mlx_adapter_error
-from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.config.fields import Fields
 from llmcli.errors import CheckpointError, UnsupportedModelError

@@ -12,25 +12,33 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from llmcli.checkpoint.export_files import small_files
 from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
 from llmcli.checkpoint.export_workspace import (
     ExportWorkspace,
     destination_errors_explained,
     refuse_overlap,
     resolve_destination,
+    small_files,
 )
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
-from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import STORED_AS, Array, narrow
-from llmcli.quantization.packing import pack_rows, pack_zero_points
-from llmcli.quantization.rounding import RowErrors, TensorQuality, measure_quality, quantize_rows
+from llmcli.quantization.rounding import (
+    STORED_AS,
+    Array,
+    RowErrors,
+    TensorQuality,
+    measure_quality,
+    narrow,
+    pack_rows,
+    pack_zero_points,
+    quantize_rows,
+)
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
+from llmcli.writing import DestinationLock
 
 # Turns blocks of a weight's rows into packed codes while an export is written; here with threads of the CPU.
 

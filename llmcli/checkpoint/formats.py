@@ -14,8 +14,8 @@ from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_rows, read_whole
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import E4M3_VALUES, widen
-from llmcli.quantization.packing import (
+from llmcli.quantization.rounding import (
+    E4M3_VALUES,
     pack_rows,
     reorder_rows,
     rows_of_awq,
@@ -23,6 +23,7 @@ from llmcli.quantization.packing import (
     unpack_awq_columns,
     unpack_rows,
     unpack_zero_points,
+    widen,
 )
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme, packed_size
 

@@ -19,9 +19,10 @@ from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
 from llmcli.checkpoint.hub_client import HubClient, hub_client, hub_errors_explained
 from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
-from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.checkpoint.hub_library import (
+    HubId,
     cached_file,
+    find_hub_id,
     hub_settings,
     repository_folder,
     scan_cache,
@@ -29,8 +30,7 @@ from llmcli.checkpoint.hub_library import (
 )
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.config.llama import LlamaConfig
-from llmcli.errors import CheckpointError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import CheckpointError, foreign_errors_explained
 from llmcli.reading import CONFIG
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo, printable
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import LARGEST_ROUNDED, STORED_AS, Array, round_nearest, widen
+from llmcli.quantization.rounding import LARGEST_ROUNDED, STORED_AS, Array, round_nearest, widen
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

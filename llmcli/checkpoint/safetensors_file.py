@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from safetensors import safe_open
 
-from llmcli.errors import CheckpointError, LLMCliError, UnsupportedModelError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import CheckpointError, LLMCliError, UnsupportedModelError, foreign_errors_explained
 from llmcli.reading import GIT_LFS_START
 
 if TYPE_CHECKING:

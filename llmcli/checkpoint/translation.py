@@ -17,8 +17,7 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import Floats, TensorReader, read_floats, read_rows, read_whole
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import widen
-from llmcli.quantization.packing import pack_zero_points, unpack_rows, unpack_zero_points
+from llmcli.quantization.rounding import pack_zero_points, unpack_rows, unpack_zero_points, widen
 from llmcli.quantization.schemes import WeightScheme
 
 # A model of another format as if its files were compressed-tensors `pack-quantized`, for reading tensors by ranges.

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
 from llmcli.batch.input import Line, LineId, LineReader, Problems, parse_line, read_input
-from llmcli.batch.on_disk import DiskDict
-from llmcli.batch.output import Written, holds_something, read_output
-from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
-from llmcli.batch.shards import parse_shard
+from llmcli.batch.output import DiskDict, Written, holds_something, read_output
+from llmcli.batch.shards import INPUT, Record, check_record_path, load_record, parse_shard, refuse_other_settings
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import Schemas
@@ -46,10 +44,10 @@ from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_und
 from llmcli.cli.run import Run, RunRequest, open_run
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
-from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
 from llmcli.schema.constraint import Constraint
+from llmcli.writing import DestinationLock
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request

@@ -22,9 +22,8 @@ from llmcli.engine.chat_events import (
 )
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
-from llmcli.engine.generation import Generation, scores
-from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.request import Event, Finished, FinishReason, KeptRow, PrefillProgress, Request, Timings, Token
+from llmcli.engine.scheduler import Generation, scores
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
 from llmcli.runners.interrupts import interrupts_held_back
@@ -32,8 +31,7 @@ from llmcli.sampling.chain import log_probabilities
 from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
 from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer, decode
-from llmcli.tokenizer.chat_encoding import ChatPrompt, Generated, encode_history, num_agreeing_tokens
-from llmcli.tokenizer.chat_template import ChatTemplate
+from llmcli.tokenizer.chat_encoding import ChatPrompt, ChatTemplate, Generated, encode_history, num_agreeing_tokens
 
 if TYPE_CHECKING:
     from llmcli.schema.schema import Schema

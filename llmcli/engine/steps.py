@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting, Guesses, TextDrafts
-from llmcli.engine.events import Event, Failed, Token
+from llmcli.engine.request import Event, Failed, Token
 from llmcli.engine.texts import Queued, Sample, Score, Shared, Text
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, PAGE_TOKENS, Chosen, Logits, Masks, Runner, Span

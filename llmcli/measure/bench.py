@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llmcli.engine.events import Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, Token
 from llmcli.engine.scheduler import WAIT_SECONDS, Scheduler
 from llmcli.errors import DeviceError
 from llmcli.measure.energy import Energy, EnergyMeter

@@ -12,8 +12,7 @@ from typing import Literal
 from llmcli.checkpoint.hub import hub_cache_folder
 from llmcli.kernels import environment
 from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
-from llmcli.private_folder import folder_problem
-from llmcli.resources import kernel_cache_folder, token_cache_folder
+from llmcli.resources import folder_problem, kernel_cache_folder, token_cache_folder
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, but nothing is broken by that
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.engine.events import Token
-from llmcli.engine.generation import Generation, scores_side_by_side
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, Token
+from llmcli.engine.scheduler import Generation, scores_side_by_side
 from llmcli.errors import UsageError
 from llmcli.runners.base import AllLogits, Runner
 from llmcli.sampling.candidates import gather_candidates

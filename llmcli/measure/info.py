@@ -4,11 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.checkpoint.export_files import read_card
+from llmcli.checkpoint.export_workspace import read_card
 from llmcli.checkpoint.formats import PackedLayer, PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.quantized_layers import Layer
+from llmcli.checkpoint.model import Layer, Model
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.tokenizer.base import Tokenizer
 

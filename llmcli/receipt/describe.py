@@ -40,8 +40,7 @@ from llmcli.runners.base import Arithmetic
 from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 if TYPE_CHECKING:
-    from llmcli.engine.events import Finished
-    from llmcli.engine.request import Request
+    from llmcli.engine.request import Finished, Request
     from llmcli.runners.base import Runner
 
 

@@ -4,14 +4,12 @@ A thread of the front would compete with the event loop for Python's lock, which
 all clients would wait for a second. Garbage collection of what is read would stop both.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from llmcli.child import child_program
+from llmcli.patterns import child_program
 from llmcli.serve.bodies import Body, Kind, parse_body
 from llmcli.serve.refusal import Refusal
 

@@ -13,10 +13,10 @@ from multiprocessing import Pipe
 from queue import SimpleQueue
 from types import FrameType, TracebackType
 
-from llmcli.child import child_program
 from llmcli.engine.remote.link import EngineEnd
 from llmcli.engine.remote.worker import Hold, ServerScheduler
 from llmcli.errors import LLMCliError
+from llmcli.patterns import child_program
 from llmcli.serve.front import SIGNALS, FrontWork
 
 _END_SECONDS = 5.0  # for the front's process, once the link is closed

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from llmcli import __version__
 from llmcli.errors import LLMCliError
-from llmcli.private_folder import private_folder, read_private
 from llmcli.reading import TOKENIZER_MODEL, TOKENIZER_SETTINGS
-from llmcli.resources import token_cache_folder
+from llmcli.resources import private_folder, read_private, token_cache_folder
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.writing import OutputFile
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from results import Result
 
-from llmcli.batch.record import load_record
+from llmcli.batch.shards import load_record
 from llmcli.runners.stepping import SteppingRunner
 
 LINES = [

@@ -13,7 +13,7 @@ from hub_server import HubServer
 from results import Result
 from safetensors.torch import load_file, save_file
 
-from llmcli.engine.generation import Generation
+from llmcli.engine.scheduler import Generation
 from llmcli.receipt.receipt import load_receipt, save_receipt
 
 Llmcli = Callable[..., Result]

@@ -16,7 +16,7 @@ from llmcli.cli.output import page
 from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.tokens import LEVEL_LIMITS
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Finished, Token
+from llmcli.engine.request import Finished, Token
 from llmcli.sampling.params import SamplingParams
 
 HOSTILE = [

@@ -20,14 +20,10 @@ ROOMS: dict[str, set[str]] = {
     "llmcli": set(),
     "llmcli.__main__": {"llmcli.cli"},
     "llmcli.errors": set(),
-    "llmcli.foreign_errors": set(),
     "llmcli.reading": set(),
     "llmcli.writing": set(),
-    "llmcli.destination_lock": set(),
-    "llmcli.child": set(),
     "llmcli.patterns": set(),
     "llmcli.pattern_child": set(),
-    "llmcli.private_folder": set(),
     "llmcli.resources": set(),
     "llmcli.timeline": set(),
     "llmcli.differences": set(),
@@ -164,13 +160,9 @@ ROOMS: dict[str, set[str]] = {
 COMMON = {
     "llmcli",
     "llmcli.errors",
-    "llmcli.foreign_errors",
     "llmcli.reading",
     "llmcli.writing",
-    "llmcli.destination_lock",
-    "llmcli.child",
     "llmcli.patterns",
-    "llmcli.private_folder",
     "llmcli.resources",
     "llmcli.timeline",
     "llmcli.differences",
@@ -196,7 +188,7 @@ LATE_IMPORTS = {
     "llmcli.checkpoint.hub_library",
     "llmcli.kernels.device",
     "llmcli.lab.trial",
-    "llmcli.private_folder",  # grp and pwd, which Windows lacks
+    "llmcli.resources",  # grp and pwd, which Windows lacks
     "llmcli.runners.cuda.arena",
     "llmcli.tokenizer.load",
 }

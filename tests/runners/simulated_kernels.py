@@ -13,8 +13,11 @@ from llmcli.kernels.gemm_halves import takes as takes_halves  # noqa: E402
 from llmcli.kernels.repack import row_bytes  # noqa: E402
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, TileLayout  # noqa: E402
 from llmcli.lab.rows import Digits, Halves, digits_of, halves_of  # noqa: E402  # noqa: E402
-from llmcli.quantization.floats import E4M3_VALUES, widen  # noqa: E402
-from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
+from llmcli.quantization.rounding import (  # noqa: E402
+    E4M3_VALUES,
+    unpack_zero_points,  # noqa: E402
+    widen,
+)
 
 
 def on_host(array: Any) -> np.ndarray:

@@ -17,13 +17,12 @@ from simulated_kernels import floats, on_host, weights_of
 from test_cuda_simulated import load_simulated, worst_error
 from tiny_models import CONFIG, write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
-from llmcli.quantization.packing import unpack_rows, unpack_zero_points
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.rounding import unpack_rows, unpack_zero_points
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda import staging as staging_module
 from llmcli.runners.cuda.arena import card_memory, on_card
 from llmcli.runners.cuda.memory import plan_memory

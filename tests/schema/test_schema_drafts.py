@@ -17,8 +17,7 @@ from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Failed, Finished
-from llmcli.engine.request import Request
+from llmcli.engine.request import Failed, Finished, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card

@@ -16,8 +16,7 @@ from held_walks import Walk, extend, parse_exactly, schema_validator
 from made_schemas import KINDS, USUAL_SCHEMAS, make_regexes, make_schemas
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.events import Finished
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.numpy.load import load

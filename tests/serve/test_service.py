@@ -26,14 +26,14 @@ from raw_client import post
 from server import ROOT, running_server
 from starlette.types import Message, Receive, Scope, Send
 
-from llmcli.engine.events import Finished, Timings, Token
 from llmcli.engine.remote.link import EngineState, Sender
+from llmcli.engine.request import Finished, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
+from llmcli.serve.app import Gate
 from llmcli.serve.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from llmcli.serve.body_reader import BodyReader
-from llmcli.serve.gate import Gate
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.server import LogWriter
 from llmcli.serve.service import FairThread, Metrics, unless_gone

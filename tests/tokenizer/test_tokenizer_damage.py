@@ -12,8 +12,7 @@ from tokenizers import decoders
 
 from llmcli.errors import LLMCliError, TokenizerError
 from llmcli.tokenizer.base import decode
-from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
-from llmcli.tokenizer.chat_template import load_chat_template
+from llmcli.tokenizer.chat_encoding import encode_chat, load_chat_template, turn_end_token_ids
 from llmcli.tokenizer.load import load_tokenizer
 
 DEEP = b'{"a": ' * 5000 + b"1" + b"}" * 5000

@@ -18,9 +18,8 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from llmcli.engine.events import Event, Failed, PrefillProgress, Token
 from llmcli.engine.remote.worker import Hold, Job, ServerScheduler, Worker, holder
-from llmcli.engine.request import Request
+from llmcli.engine.request import Event, Failed, PrefillProgress, Request, Token
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError
 
