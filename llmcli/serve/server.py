@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 
 from llmcli.engine.remote.link import EngineEnd
 from llmcli.engine.remote.worker import Hold, ServerScheduler
@@ -53,9 +53,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
         self._signals.close()
         try:
