@@ -1,7 +1,5 @@
 """The subjects of `plan` and `bench`: a model or a shape, its possible device, and what is known of both."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -17,7 +15,16 @@ from llmcli.checkpoint.model import Model, num_parameters, open_model
 from llmcli.checkpoint.random_weights import OnProgress, write_shape
 from llmcli.engine.drafts import MAX_DRAFT_ROWS
 from llmcli.errors import InsufficientMemoryError
-from llmcli.measure.bench import Bench, BenchOptions, BenchReport, EngineFigures, KernelComparison
+from llmcli.measure.bench import (
+    Bench,
+    BenchOptions,
+    BenchReport,
+    DecodeFigures,
+    EngineFigures,
+    KernelComparison,
+    PromptFigures,
+    Way,
+)
 from llmcli.measure.energy import EnergyMeter
 from llmcli.measure.plan import DraftPlan, MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
@@ -127,22 +134,14 @@ def measure_subject(
     with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
         num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
-    prompts, decode, engine_prompts, engine_decode = [], [], [], []
+    ways: Sequence[Way] = (nullcontext,) if comparison is None else comparison.ways
+    prompts: list[list[PromptFigures]] = []  # of each length: for each way
+    decode: list[list[DecodeFigures]] = []
     for length in options.prompts:
-        if comparison is None:
-            prompts.append(bench.measure_prompt(length))
-        else:
-            own_prompt, engine_prompt = bench.compare_prompt(length, comparison.ways)
-            prompts.append(own_prompt)
-            engine_prompts.append(engine_prompt)
+        prompts.append(bench.measure_prompt(length, ways))
         on_progress(1 + len(prompts), total)
     for depth in options.depths:
-        if comparison is None:
-            decode.append(bench.measure_decode(depth))
-        else:
-            own_step, engine_step = bench.compare_decode(depth, comparison.ways)
-            decode.append(own_step)
-            engine_decode.append(engine_step)
+        decode.append(bench.measure_decode(depth, ways))
         on_progress(1 + len(prompts) + len(decode), total)
     draft_steps = []
     for place, depth in enumerate(drafted_depths, 1):
@@ -150,7 +149,9 @@ def measure_subject(
         on_progress(1 + len(prompts) + len(decode) + place, total)
     engine = None
     if comparison is not None:
-        engine = EngineFigures(comparison.own_kernels, tuple(engine_prompts), tuple(engine_decode))
+        engine = EngineFigures(
+            comparison.own_kernels, tuple(ours for _, ours in prompts), tuple(ours for _, ours in decode)
+        )
     return BenchReport(
         model=subject.full_name,
         precision=planned.precision,
@@ -162,8 +163,8 @@ def measure_subject(
         num_checked_tokens=num_checked_tokens,
         idle_watts=bench.idle_watts,
         energy_problem=energy_problem,
-        prompts=tuple(prompts),
-        decode=tuple(decode),
+        prompts=tuple(own for own, *_ in prompts),
+        decode=tuple(own for own, *_ in decode),
         engine=engine,
         draft_steps=tuple(draft_steps),
         speed_first=bench.speed_first,
@@ -189,7 +190,7 @@ class Scratch:
         self._is_kept = keep or self.is_there
         self._name, self._form = name, form
 
-    def __enter__(self) -> Scratch:
+    def __enter__(self) -> "Scratch":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -14,7 +14,8 @@ from queue import SimpleQueue
 from types import FrameType
 
 from llmcli.engine.remote.link import EngineEnd
-from llmcli.engine.remote.worker import Hold, ServerScheduler
+from llmcli.engine.remote.worker import Hold
+from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import LLMCliError
 from llmcli.patterns import child_program
 from llmcli.serve.front import SIGNALS, FrontWork
@@ -64,7 +65,7 @@ class Server:
 
     def run(
         self,
-        scheduler: ServerScheduler,
+        scheduler: Scheduler,
         hold: Hold,
         *,
         log: Callable[[str], None],

@@ -18,12 +18,13 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from llmcli.engine.remote.worker import Hold, Job, ServerScheduler, Worker, holder
+from llmcli.engine.remote.worker import Hold, Job, Worker, holder
 from llmcli.engine.request import Event, Failed, PrefillProgress, Request, Token
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError
 
 if TYPE_CHECKING:
+    from llmcli.engine.scheduler import Scheduler
     from llmcli.schema.grammar import Grammar
 
 
@@ -106,7 +107,7 @@ class EngineState:
 class EngineEnd:
     """Runs a scheduler for the front, until the front closes the link."""
 
-    def __init__(self, connection: Connection, scheduler: ServerScheduler, hold: Hold):
+    def __init__(self, connection: Connection, scheduler: Scheduler, hold: Hold):
         """`hold` is called for requests with a grammar, in its own thread: the first schema takes seconds."""
         self._connection = connection
         self._scheduler = scheduler

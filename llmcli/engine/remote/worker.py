@@ -10,49 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llmcli import __version__
 from llmcli.engine.request import Event, Failed, Finished, Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
-from llmcli.runners.base import Runner
 
 if TYPE_CHECKING:
+    from llmcli.engine.scheduler import Scheduler
     from llmcli.schema.grammar import Grammar
 
 # Returns a request whose texts are held to a grammar. Raises: UsageError if that is impossible
 Hold = Callable[[Request, "Grammar"], Request]
-
-
-class ServerScheduler(Protocol):
-    """The part of the engine's scheduler that a server uses."""
-
-    runner: Runner
-
-    @property
-    def num_waiting(self) -> int:
-        """Texts that have no row yet."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits or runs."""
-
-    @property
-    def usage(self) -> Usage:
-        """The work so far."""
-
-    def submit(self, request: Request) -> int:
-        """Queue a request; return its number."""
-
-    def cancel(self, request: int) -> None:
-        """Drop a request; its rows are free at once."""
-
-    def interrupt(self) -> list[Event]:
-        """Drop all requests."""
-
-    def step(self) -> list[Event]:
-        """Run one step; return its events."""
 
 
 @dataclass(eq=False)
@@ -85,7 +55,7 @@ class Worker:
     library written in Rust is no Exception, and would leave clients without an answer.
     """
 
-    def __init__(self, scheduler: ServerScheduler, deliver: Deliver):
+    def __init__(self, scheduler: Scheduler, deliver: Deliver):
         self.fault: LLMCliError | None = None
         self._scheduler = scheduler
         self._deliver = deliver
@@ -243,7 +213,7 @@ class EngineFacts:
 class OpenedEngine:
     """A model that is ready to run."""
 
-    scheduler: ServerScheduler
+    scheduler: Scheduler
     hold: Hold
     facts: EngineFacts
 
