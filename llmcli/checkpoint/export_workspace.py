@@ -19,6 +19,7 @@ from llmcli.errors import CheckpointError, OutputError, UsageError, foreign_erro
 from llmcli.quantization.rounding import TensorQuality
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.reading import EXPORT_JOURNAL, QUALITY_CARD
+from llmcli.writing import whole_file
 
 # The small files of an export that this program writes: config, index, and the quality card as JSON and as text.
 
@@ -121,7 +122,7 @@ def model_card(
         mean = sum(qualities[module].relative_rms_error for module in modules) / len(modules)
         lines.append(f"| {layer_type} | {mean:.3%} | {_row(worst, qualities[worst])} |")
     lines += ["", f"The {_NUM_WORST} worst:", "", "| layer | error | worst row |", "|---|---|---|"]
-    for module in worst_tensors(qualities)[:_NUM_WORST]:
+    for module in sorted(qualities, key=lambda module: -qualities[module].relative_rms_error)[:_NUM_WORST]:
         quality = qualities[module]
         error = f"{quality.worst_row_error:.3%} (row {quality.worst_row})"
         lines.append(f"| {module} | {quality.relative_rms_error:.3%} | {error} |")
@@ -180,9 +181,8 @@ def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def read_card(folder: Path) -> Mapping[str, Any] | None:
@@ -214,11 +214,6 @@ def _is_evaluation(evaluation: Mapping[str, Any]) -> bool:
 
 def _are_numbers(values: Mapping[str, Any], *names: str) -> bool:
     return all(isinstance(values.get(name), float | int) for name in names)
-
-
-def worst_tensors(qualities: Mapping[str, TensorQuality]) -> list[str]:
-    """Module names, the largest error first."""
-    return sorted(qualities, key=lambda module: -qualities[module].relative_rms_error)
 
 
 def _loading(plan: ExportPlan) -> list[str]:

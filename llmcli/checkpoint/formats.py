@@ -331,6 +331,13 @@ def _codes(values: Array) -> Array:
 # compressed-tensors `pack-quantized`: codes of 4 or 8 bits in int32, along the inputs of each output.
 
 
+def check_shape(info: TensorInfo, shape: tuple[int, int], reader: TensorReader) -> None:
+    """Refuse a stored weight_shape unlike the layer's. Raises: CheckpointError, also for read errors."""
+    stored = read_whole(info, reader)
+    if tuple(stored.tolist()) != shape:
+        raise CheckpointError(f"{info.name} is {stored.tolist()}, expected {list(shape)}; damaged export?")
+
+
 @dataclass(frozen=True)
 class PackQuantized:
     """With `stores_order` a layer has the group of each input; `orders_inputs` is what the config says of it."""
@@ -359,10 +366,7 @@ class PackQuantized:
     def read(self, source: LayerSource) -> StoredLayer:
         """Read a layer; it is in our layout."""
         scheme, shape = source.layer.scheme, source.layer.shape
-        stored_shape = source.read("weight_shape").tolist()
-        if tuple(stored_shape) != shape:
-            name = source.info("weight_shape").name
-            raise CheckpointError(f"{name} is {stored_shape}, expected {list(shape)}; damaged export?")
+        check_shape(source.info("weight_shape"), shape, source.reader)
         packed, (scales, scale_dtype) = source.read("weight_packed"), source.read_scales("weight_scale")
         zero_points = None
         if not scheme.is_symmetric:

@@ -9,7 +9,6 @@ import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ from llmcli.checkpoint.hub_library import (
     scan_cache,
     write_ref,
 )
-from llmcli.checkpoint.safetensors_file import printable
+from llmcli.checkpoint.safetensors_file import listed
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, foreign_errors_explained
 from llmcli.reading import CONFIG
@@ -121,7 +120,8 @@ def _prepare_model(client: HubClient, hub_id: HubId, names: frozenset[str], snap
     weights = weight_files(names, snapshot)
     missing = [name for name in weights if name not in names]
     if missing or not weights:
-        raise CheckpointError(f"{hub_id} lacks {_listed(missing)}: its upload is incomplete; try another revision")
+        what = listed(missing, _MAX_NAMED) if missing else "model.safetensors or its index"
+        raise CheckpointError(f"{hub_id} lacks {what}: its upload is incomplete; try another revision")
     return weights
 
 
@@ -154,14 +154,14 @@ def _download(
     total = sum(file.size for file in files)
     done = sum(file.size for file in files if file.is_cached)
     _require_space(hub_id, total - done)
+
+    def move_on(position: int) -> None:
+        on_progress(done + position, total)
+
     for file in files:
-        client.download(file, partial(_moved_on, on_progress, done, total))
+        client.download(file, move_on)
         if not file.is_cached:
             done += file.size
-
-
-def _moved_on(on_progress: Callable[[int, int], None], done: int, total: int, position: int) -> None:
-    on_progress(done + position, total)
 
 
 def _require_space(hub_id: HubId, num_bytes: int) -> None:
@@ -173,13 +173,6 @@ def _require_space(hub_id: HubId, num_bytes: int) -> None:
             f"{hub_id} needs {decimal(num_bytes)} more; {cache} has {decimal(free)} free; remove models "
             "(`llmcli models list` shows them), or set HF_HOME to a folder on another disk"
         )
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "model.safetensors or its index"
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(map(printable, names[:_MAX_NAMED])) + more
 
 
 # Lists and removes the models in huggingface_hub's cache, by any tool.

@@ -31,7 +31,7 @@ from llmcli.checkpoint.layout import (
     expected_tensors,
 )
 from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo, printable
+from llmcli.checkpoint.safetensors_file import TensorInfo, listed, printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import (
@@ -224,8 +224,6 @@ _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 # What the modules of other formats hold instead of a weight.
 _OTHER_FORMS = {".q_weight": "exl2", ".trellis": "exl3", ".B": "marlin"}
 
-_MAX_NAMED = 4  # tensors named in one message; the rest are counted
-
 
 @dataclass(frozen=True)
 class ModelTensors:
@@ -315,7 +313,7 @@ def match_tensors(
             if other is not None:
                 refuse_method(method, f"{where}: {printable(other)}")
         raise CheckpointError(
-            f"{where}: {len(missing)} of {len(expected)} tensors are missing: {_named(missing)}; incomplete download, "
+            f"{where}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing)}; incomplete download, "
             "or config.json of another model?"
         )
     for tensor in expected:
@@ -388,11 +386,6 @@ def _check(tensor: ExpectedTensor, info: TensorInfo) -> None:
     if info.dtype not in tensor.dtypes:
         expected = tensor.dtypes[0] if len(tensor.dtypes) == 1 else f"one of {', '.join(tensor.dtypes)}"
         raise UnsupportedModelError(f"{tensor.name} in {info.path.name} is {info.dtype}, expected {expected}")
-
-
-def _named(names: list[str]) -> str:
-    shown = ", ".join(map(printable, names[:_MAX_NAMED]))
-    return shown if len(names) <= _MAX_NAMED else f"{shown} and {len(names) - _MAX_NAMED} more"
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,12 @@ def printable(value: object) -> str:
     return _shortened.repr(value)
 
 
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first names, printable; the rest are counted."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more
+
+
 def truncated(path: Path, actual_bytes: int, expected_bytes: int) -> CheckpointError:
     """The error for a file that ends too early."""
     return CheckpointError(

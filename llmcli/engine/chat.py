@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -216,12 +217,9 @@ def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...])
 
 def _ends_within_character(text: bytes) -> bool:
     """Whether the last bytes begin a UTF-8 character and do not end it."""
-    for length in range(1, min(4, len(text)) + 1):
-        byte = text[-length]
-        if byte & 0xC0 != 0x80:  # not a continuation byte
-            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return needed > length
-    return False
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(text)
+    return bool(decoder.getstate()[0])
 
 
 NUM_SAMPLES = 2**32  # the range of the counter of the draws

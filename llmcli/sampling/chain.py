@@ -452,10 +452,10 @@ def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the natural logarithm of the model's own probability of each token (log-softmax of logits).
 
     It comes before bias, penalties, temperature and filters, so it measures the model, and compares between settings.
-    Shapes: logits [vocab_size] float32; result [vocab_size] float64.
+    Shapes: logits [..., vocab_size] float32; result of that shape, float64.
     """
-    shifted = logits.astype(np.float64) - float(logits.max())
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmcli.checkpoint.formats import check_shape
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader, not_finite
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.translation import PackedTensors, check_shape
+from llmcli.checkpoint.translation import PackedTensors
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
