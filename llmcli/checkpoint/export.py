@@ -24,6 +24,7 @@ from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
+from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
 from llmcli.quantization.rounding import (
     STORED_AS,
@@ -38,7 +39,6 @@ from llmcli.quantization.rounding import (
 )
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
-from llmcli.writing import DestinationLock
 
 # Turns blocks of a weight's rows into packed codes while an export is written; here with threads of the CPU.
 

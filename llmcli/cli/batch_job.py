@@ -44,10 +44,10 @@ from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_und
 from llmcli.cli.run import Run, RunRequest, open_run
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
+from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
 from llmcli.schema.constraint import Constraint
-from llmcli.writing import DestinationLock
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request

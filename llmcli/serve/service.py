@@ -22,8 +22,7 @@ from llmcli.engine.remote.link import EngineState, FrontEnd
 from llmcli.engine.request import Event, Failed, Finished, Request, Token
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.schema.constraint import Constraint
-from llmcli.serve.bodies import ChatBody, CompletionBody, Kind, parse_body
-from llmcli.serve.body_reader import BodyReader
+from llmcli.serve.bodies import BodyReader, ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.refusal import Refusal
 from llmcli.tokenizer.base import Tokenizer
 

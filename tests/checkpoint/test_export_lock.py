@@ -15,15 +15,15 @@ from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.export_workspace import resolve_destination
 from llmcli.checkpoint.model import open_model
+from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, UsageError
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
-from llmcli.writing import DestinationLock
 
 INT8 = WeightScheme(8, 64)
 HOLDER = """
 import sys, time
 from pathlib import Path
-from llmcli.writing import DestinationLock
+from llmcli.destination_lock import DestinationLock
 lock = DestinationLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

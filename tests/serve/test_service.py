@@ -32,8 +32,7 @@ from llmcli.engine.texts import Usage
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from llmcli.serve.app import Gate
-from llmcli.serve.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
-from llmcli.serve.body_reader import BodyReader
+from llmcli.serve.bodies import Body, BodyReader, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.server import LogWriter
 from llmcli.serve.service import FairThread, Metrics, unless_gone
@@ -177,7 +176,7 @@ def test_after_its_death_another_one_reads() -> None:
 
 
 def test_it_ends_with_who_has_started_it() -> None:
-    program = "import time; from llmcli.serve.body_reader import BodyReader; BodyReader().start(); time.sleep(60)"
+    program = "import time; from llmcli.serve.bodies import BodyReader; BodyReader().start(); time.sleep(60)"
     parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)})
     end = time.monotonic() + 30
     while not (children := psutil.Process(parent.pid).children()):
