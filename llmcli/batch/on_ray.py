@@ -8,8 +8,6 @@ One worker takes all such lines; the others continue with new ones.
 Refuses workers of another version, another model or, unless `mixes_cards`, another kind of card than the first one's.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys
@@ -121,7 +119,7 @@ class _Line:
 
     number: int
     request: Request
-    grammar: Grammar | None
+    grammar: "Grammar | None"
     num_deaths: int = 0
     num_alone: int = 0
 
@@ -215,7 +213,7 @@ class RayScheduler:
             self.step()
         return self.facts
 
-    def submit(self, asked: tuple[Request, Grammar | None]) -> int:
+    def submit(self, asked: "tuple[Request, Grammar | None]") -> int:
         """Queue a line; return its number."""
         self._num_lines += 1
         self._num_open += 1

@@ -23,7 +23,7 @@ from llmcli.checkpoint.export_workspace import (
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
+from llmcli.checkpoint.safetensors_file import SafetensorsWriter, TensorInfo, printable
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
 from llmcli.quantization.rounding import (
@@ -252,6 +252,15 @@ def _write_shards(
         workspace.keep(shard, qualities)
 
 
+def copy_tensor(info: TensorInfo, name: str, reader: TensorReader, writer: SafetensorsWriter) -> Iterator[int]:
+    """Write a tensor as it is read, under `name`; yields how many bytes each step took."""
+    for begin in range(0, info.num_bytes, CHUNK_BYTES):
+        chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
+        reader.read_range_into(info, begin, chunk)
+        writer.write(name, chunk, begin)
+        yield len(chunk)
+
+
 class _WeightStream:
     """Moves one weight from the source to a shard. `quality` is set when all of it is quantized."""
 
@@ -266,17 +275,9 @@ class _WeightStream:
         if self._weight.layer is not None:
             yield self._convert(self._weight.layer)
         elif self._weight.scheme is None:
-            yield from self._copy()
+            yield from copy_tensor(self._weight.info, self._weight.name, self._reader, self._writer)
         else:
             yield from self._quantize(self._weight.scheme, quantizer)
-
-    def _copy(self) -> Iterator[int]:
-        info = self._weight.info
-        for begin in range(0, info.num_bytes, CHUNK_BYTES):
-            chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
-            self._reader.read_range_into(info, begin, chunk)
-            self._writer.write(self._weight.name, chunk, begin)
-            yield len(chunk)
 
     def _convert(self, layer: PackedLayer) -> int:
         """Write a layer in our layout, the same codes, scales and zero points. It is held whole meanwhile."""

@@ -246,25 +246,16 @@ def _json(value: object) -> str:
 # Where an export may go: refuses a destination that must not be touched, and says what helps when one cannot be.
 
 _GO_ON = "run the same command again to resume"
-_ANOTHER = "give another folder"
 _REMEDIES = {
-    errno.EACCES: "choose a folder that you can write to",
-    errno.EPERM: "choose a folder that you can write to",
-    errno.EROFS: "choose a folder that you can write to",
-    errno.ENOSPC: f"free some space, then {_GO_ON}",
-    errno.EDQUOT: f"free some space, then {_GO_ON}",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a folder that you can write to"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"free some space, then {_GO_ON}"),
+    **dict.fromkeys(
+        (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP), "it cannot lock files; write to another disk and move the export"
+    ),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY), "give another folder"),
+    **dict.fromkeys((errno.ELOOP, errno.EBUSY, errno.EINVAL), "give another folder"),
     errno.EFBIG: "a file would be too large there; give a smaller --shard-size",
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.ENOSYS: "it cannot lock files; write to another disk and move the export",
-    errno.ENOLCK: "it cannot lock files; write to another disk and move the export",
-    errno.ENOTSUP: "it cannot lock files; write to another disk and move the export",
-    errno.ENOENT: _ANOTHER,
-    errno.ENOTDIR: _ANOTHER,
-    errno.EEXIST: _ANOTHER,
-    errno.ENOTEMPTY: _ANOTHER,
-    errno.ELOOP: _ANOTHER,
-    errno.EBUSY: _ANOTHER,
-    errno.EINVAL: _ANOTHER,
 }
 
 

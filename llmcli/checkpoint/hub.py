@@ -3,8 +3,6 @@
 No code is ever downloaded, nor anything else that `hub_files` does not name.
 """
 
-from __future__ import annotations
-
 import shutil
 import stat
 from collections.abc import Callable
@@ -214,7 +212,7 @@ class Removal:
 
     commits: tuple[str, ...]
     freed_bytes: int
-    _strategy: DeleteCacheStrategy
+    _strategy: "DeleteCacheStrategy"
 
     def execute(self) -> None:
         """Remove them. Files that a remaining revision uses stay.
@@ -267,7 +265,7 @@ def plan_removal(hub_id: HubId) -> Removal:
     raise CheckpointError(f"{hub_id} is not in the cache {hub_cache_folder()}; `llmcli models list` shows what is")
 
 
-def _scan() -> HFCacheInfo | None:
+def _scan() -> "HFCacheInfo | None":
     cache = hub_cache_folder()
     with foreign_errors_explained(f"the cache {cache} cannot be read", CheckpointError):
         if not cache.exists():
@@ -288,7 +286,7 @@ def _check_ref(ref: Path) -> None:
         raise CheckpointError(f"{ref} is not the name of a commit, as every file in refs must be; remove it")
 
 
-def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_bytes: int) -> CachedModel:
+def _describe(repo: "CachedRepoInfo", revision: "CachedRevisionInfo", unfinished_bytes: int) -> CachedModel:
     complete = is_complete(revision.snapshot_path)
     try:
         model_type = CONFIG.read_json_object(revision.snapshot_path / CONFIG_NAME).get("model_type")
@@ -306,5 +304,5 @@ def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_byt
     )
 
 
-def _unfinished_bytes(cache: HFCacheInfo, repo: CachedRepoInfo) -> int:
+def _unfinished_bytes(cache: "HFCacheInfo", repo: "CachedRepoInfo") -> int:
     return sum(file.size_on_disk for file in cache.incomplete_files if repo.repo_path in file.file_path.parents)

@@ -1,7 +1,5 @@
 """huggingface_hub's settings, token and cache. `hub_client` has its downloads."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
@@ -143,7 +141,7 @@ def cached_file(repo_id: str, name: str, revision: str | None) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def scan_cache(cache: Path) -> HFCacheInfo | None:
+def scan_cache(cache: Path) -> "HFCacheInfo | None":
     """What a cache holds, or None if there is none."""
     _check_environment()
     from huggingface_hub import CacheNotFound, scan_cache_dir

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export import Exporter, copy_tensor
 from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
 from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME, Checkpoint, quantization_of
 from llmcli.checkpoint.formats import Awq, Fp8Layer, PackedLayer
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
 from llmcli.checkpoint.model import Model, match_tensors
-from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
+from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, SafetensorsWriter, TensorInfo
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import OutputError, UsageError
@@ -228,11 +228,8 @@ def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
     done = 0
     with SafetensorsWriter(folder / WEIGHTS_NAME, tensors) as writer, RandomReader() as reader:
         for info in infos.values():
-            for begin in range(0, info.num_bytes, CHUNK_BYTES):
-                chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
-                reader.read_range_into(info, begin, chunk)
-                writer.write(info.name, chunk, begin)
-                done += len(chunk)
+            for num_bytes in copy_tensor(info, info.name, reader, writer):
+                done += num_bytes
                 on_progress(done, total)
 
 

@@ -3,8 +3,6 @@
 Never maps a file: on network disks, WSL and Windows page-sized faults make loading many times slower.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,7 +144,7 @@ class TensorReader:
             file.close()
         self._files.clear()
 
-    def read_tensor_into(self, info: TensorInfo, buffer: WriteableBuffer) -> None:
+    def read_tensor_into(self, info: TensorInfo, buffer: "WriteableBuffer") -> None:
         """Fill `buffer` with the tensor's bytes as they are on disk.
 
         Fastest in the order of a file's offsets, which is the order of `read_header`.
@@ -163,7 +161,7 @@ class TensorReader:
         if info.num_bytes > 0:  # a view with a zero in its shape cannot be cast
             self._read_range(info, 0, view.cast("B"))
 
-    def read_range_into(self, info: TensorInfo, begin: int, buffer: WriteableBuffer) -> None:
+    def read_range_into(self, info: TensorInfo, begin: int, buffer: "WriteableBuffer") -> None:
         """Fill `buffer` with the tensor's bytes from the byte `begin` on, for a caller that converts piece by piece.
 
         Shapes: buffer any C-contiguous writable buffer of at most `info.num_bytes - begin` bytes.

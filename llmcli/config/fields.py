@@ -109,20 +109,18 @@ class Fields:
 
     def int_list(self, key: str, default: list[int]) -> list[int]:
         """A list of integers; the default where it is missing or null."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, list) or any(isinstance(item, bool) or not isinstance(item, int) for item in value):
-            raise self.wrong(key, "a list of integers")
-        return value
+        return self._list(key, default, int, "a list of integers")
 
     def string_list(self, key: str, default: list[str]) -> list[str]:
         """A list of strings; the default where it is missing or null."""
+        return self._list(key, default, str, "a list of strings")
+
+    def _list(self, key: str, default: list[Any], kind: type, expected: str) -> list[Any]:
         value = self.values.get(key)
         if value is None:
             return default
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(key, "a list of strings")
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):  # a bool is no int here
+            raise self.wrong(key, expected)
         return value
 
     def _read(self, key: str, default: Any, expected: str) -> Any:

@@ -1,7 +1,5 @@
 """`Chat`: runs the turns of a conversation on a runner, and computes in each only what is new."""
 
-from __future__ import annotations
-
 import codecs
 import os
 from bisect import bisect_left
@@ -237,7 +235,7 @@ class ChatSettings:
     max_new_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     overflow: Overflow = "drop-oldest"
-    schema: Schema | None = None
+    schema: "Schema | None" = None
 
 
 class Chat:
@@ -503,7 +501,7 @@ class Chat:
             schema=self._schema(fitted, begun),
         )
 
-    def _schema(self, fitted: FittedPrompt, begun: Answer) -> Schema | None:
+    def _schema(self, fitted: FittedPrompt, begun: Answer) -> "Schema | None":
         schema = self.settings.schema
         if schema is None:
             return None

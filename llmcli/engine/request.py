@@ -1,7 +1,5 @@
 """Requests to a scheduler: texts after a prompt, or the scores of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -61,7 +59,7 @@ class Token(NamedTuple):
     sample: int
     token_id: int
     text: str
-    inspection: Inspection | None = None
+    inspection: "Inspection | None" = None
     request: int = 0
 
 
@@ -89,7 +87,7 @@ class Failed:
     """A sample failed; the others continue."""
 
     sample: int
-    error: LLMCliError
+    error: "LLMCliError"
     request: int = 0
 
 
@@ -97,7 +95,7 @@ class Failed:
 class Scored:
     """The logits of the next tokens of a scored text. Shapes: logits float32 [num_tokens, vocab_size]"""
 
-    logits: AllLogits
+    logits: "AllLogits"
     request: int = 0
 
 
@@ -106,7 +104,7 @@ class PromptScored:
     """The model's view of a prompt's tokens from token `first` on. Comes again if the prompt must run again."""
 
     first: int
-    views: tuple[Inspection, ...]
+    views: "tuple[Inspection, ...]"
     request: int = 0
 
 
@@ -155,7 +153,7 @@ class Request:
     kept_row: KeptRow | None = None
     said: tuple[int, ...] = ()
     keeps_pages: bool = False
-    schema: Schema | None = None
+    schema: "Schema | None" = None
     client: Hashable = None
 
     @property

@@ -1,7 +1,5 @@
 """What a step of the scheduler runs: spans of prompts and of texts, their masks and drafts, and the tokens chosen."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -248,7 +246,7 @@ _FORCED = -1  # the kind of these guesses; the model may write the same characte
 class ConstrainedGuesses:
     """The guesses for a text with a schema: what the schema forces, otherwise those of another source."""
 
-    def __init__(self, guesses: Guesses, constrained_text: ConstrainedText):
+    def __init__(self, guesses: Guesses, constrained_text: "ConstrainedText"):
         self._guesses = guesses
         self._constrained_text = constrained_text
         self._forced: tuple[int, ...] = ()

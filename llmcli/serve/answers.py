@@ -3,8 +3,6 @@
 Besides OpenAI's keys each object has `seed`, which gives the same texts again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from abc import ABC, abstractmethod
@@ -336,7 +334,7 @@ class TextsResponse:
     answer: Answer
     is_stream: bool
     deadline: float | None
-    grammar: Grammar | None = None  # that the texts follow
+    grammar: "Grammar | None" = None  # that the texts follow
     _start_time: float = field(default_factory=time.perf_counter)
     _has_begun: bool = False
 

@@ -4,8 +4,6 @@ A key that is unknown, or given twice, is refused by name, never ignored. A null
 so do OpenAI's other keys with values that ask for nothing.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +142,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
-    def _check_constraint(self) -> TextsBody:
+    def _check_constraint(self) -> "TextsBody":
         _ = self.constraint
         if not self.stream and (self.includes_usage or self.counts_in_pieces):
             raise Refusal(400, 'stream_options needs "stream": true', param="stream_options")
@@ -195,7 +193,7 @@ class ChatBody(TextsBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> ChatBody:
+    def _refuse_contradictions(self) -> "ChatBody":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             message = "max_tokens and max_completion_tokens set the same limit; give one of them"
             raise Refusal(400, message, param="max_tokens")
@@ -237,7 +235,7 @@ class CompletionBody(TextsBody):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> CompletionBody:
+    def _refuse_contradictions(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
             raise Refusal(400, "max_tokens is 0, expected >= 1, or echo: true", param="max_tokens")
         return self
@@ -262,7 +260,7 @@ class TokenizeBody(Body):
     messages: Messages | None = None
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> TokenizeBody:
+    def _refuse_contradictions(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             given = "missing" if self.prompt is None else "given"
             raise Refusal(400, f"prompt and messages are both {given}, expected one of them", param="prompt")

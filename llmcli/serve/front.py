@@ -4,8 +4,6 @@ The engine's process gets the signals and passes them on by a socket, even while
 engine has some seconds to end; then it is killed. The front also ends, with exit code 1, when the engine is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -56,7 +54,7 @@ class Connections:
         self._log = log
         self._log_time = -math.inf
 
-    def make_room(self, new: BoundedProtocol) -> bool:
+    def make_room(self, new: "BoundedProtocol") -> bool:
         """Drop an idle connection if there are too many with `new`. False if none is idle."""
         if len(new.connections) <= self.most:
             return True

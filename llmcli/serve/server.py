@@ -1,7 +1,5 @@
 """`Server`: runs from the first connection to the end, with the engine in this process, the front in another."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -51,7 +49,7 @@ class Server:
         listener.close()  # only the front has it: once it takes no more clients, they are refused
         self._connection.send(work)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> "Server":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -3,8 +3,6 @@
 Requests come from any thread. Events go out by one call a step, in the worker's thread.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +41,7 @@ class Job:
 Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 
 
-def holder(hold: Hold, grammar: Grammar | None) -> Callable[[Request], Request] | None:
+def holder(hold: Hold, grammar: "Grammar | None") -> Callable[[Request], Request] | None:
     """The `prepare` of `Worker.submit` for texts that follow a grammar; None if there is none."""
     return None if grammar is None else lambda request: hold(request, grammar)
 
@@ -55,7 +53,7 @@ class Worker:
     library written in Rust is no Exception, and would leave clients without an answer.
     """
 
-    def __init__(self, scheduler: Scheduler, deliver: Deliver):
+    def __init__(self, scheduler: "Scheduler", deliver: Deliver):
         self.fault: LLMCliError | None = None
         self._scheduler = scheduler
         self._deliver = deliver
@@ -213,7 +211,7 @@ class EngineFacts:
 class OpenedEngine:
     """A model that is ready to run."""
 
-    scheduler: Scheduler
+    scheduler: "Scheduler"
     hold: Hold
     facts: EngineFacts
 
