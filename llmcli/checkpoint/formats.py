@@ -182,8 +182,7 @@ def input_order(
 
 # AWQ's `gemm` layout: codes of 4 bits in int32 along the outputs, eight of them in an order of their own.
 
-# Outputs in an int32.
-AWQ_WORD_COLUMNS = 8
+AWQ_WORD_COLUMNS = 8  # outputs in an int32
 
 
 @dataclass(frozen=True)

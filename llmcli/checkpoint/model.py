@@ -171,9 +171,8 @@ def _scheme_of_scales(scales: TensorInfo | None, output_size: int) -> Fp8Scheme:
     return Fp8Scheme(1 if is_of_rows else None, None)
 
 
-# Parts that wrappers of a model add to tensors' names, in front or within.
+# Parts that wrappers of a model add to tensors' names, in front or within, and what writes them.
 
-# Parts of names, and what writes them.
 _WRITERS = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",

@@ -503,8 +503,6 @@ class Scheduler:
         return self.runner.limits.works_ahead and not must_read
 
 
-# Clients of a scheduler: one request on its own runner, and the logits of every position of a text.
-
 # `Generation`: one request on its own runner.
 
 

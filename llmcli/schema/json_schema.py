@@ -31,8 +31,6 @@ from llmcli.schema.keywords import (
 )
 from llmcli.schema.rewriting import Made, rewritten
 
-# Regular expressions of ECMA-262 and of Python, checked and written so that llguidance reads them alike.
-
 # Translates regular expressions of ECMA-262, as in JSON Schema, into a form that Python and llguidance read alike.
 #
 # Classes mean what they mean in ECMA: `\d` and `\w` are ASCII, `\s` is its white space, the dot all but line ends.
