@@ -29,7 +29,7 @@ Value = TypeVar("Value")  # what JSON holds; a tuple becomes a list
 
 
 class DiskDict(MutableMapping[LineId, Value], Generic[Value]):
-    """See the module. Iterates in the order of insertion. Raises: OutputError for a full disk"""
+    """See above. Iterates in the order of insertion. Raises: OutputError for a full disk"""
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)

@@ -92,7 +92,7 @@ class RowQuantizer(Protocol):
         ...
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
-        """The buffer to read the next block into. Shapes: as requested, as floats.STORED_AS[dtype]."""
+        """The buffer to read the next block into. Shapes: as requested, as STORED_AS[dtype]."""
         ...
 
     def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:

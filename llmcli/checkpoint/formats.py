@@ -69,7 +69,7 @@ class PackedLayer:
 class StoredLayer:
     """A layer in our order; weight = (code - zero_point) * scale.
 
-    Shapes: packed int32 [output_size, words]; scales [output_size, groups], held as floats.STORED_AS[scale_dtype];
+    Shapes: packed int32 [output_size, words]; scales [output_size, groups], held as STORED_AS[scale_dtype];
             zero_points uint8 [output_size, groups], None for a symmetric scheme; input_order int64 [input_size]: the
             input that code i of every row belongs to once the codes are sorted, None if it is input i
     """

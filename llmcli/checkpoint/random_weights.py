@@ -182,7 +182,7 @@ class RandomReader(TensorReader):
 
 
 def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress) -> None:
-    """Write the shape `name` in a format of `shapes.FORMATS` as a model folder, which must not exist.
+    """Write the shape `name` in a format of `FORMATS` as a model folder, which must not exist.
 
     Nothing remains if it fails or is stopped.
     Raises: UsageError as `shape_source`; CheckpointError, OutputError for a disk that is full or cannot be written

@@ -254,7 +254,7 @@ class QuantizedRows:
 def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> QuantizedRows | None:
     """Quantize rows of weights; None if a weight is NaN or infinite, or too large for `scale_dtype`.
 
-    Shapes: stored [rows, input_size] as floats.STORED_AS[dtype]; the scheme's group size must divide input_size.
+    Shapes: stored [rows, input_size] as STORED_AS[dtype]; the scheme's group size must divide input_size.
     Guarantees: |w - (code - zero_point) * scale| <= scale/2, up to the rounding of w / scale.
     """
     num_rows, input_size = stored.shape

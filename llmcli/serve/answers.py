@@ -324,7 +324,7 @@ _STREAM_HEADERS = [
 
 @dataclass
 class TextsResponse:
-    """See the module. With `is_stream` pieces are sent as they come; while a client reads slowly they are joined.
+    """See above. With `is_stream` pieces are sent as they come; while a client reads slowly they are joined.
 
     `deadline` is the event loop's time at which the answer must have ended, None for no limit.
     """

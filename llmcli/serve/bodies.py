@@ -378,7 +378,7 @@ _PROGRAM = child_program("llmcli.serve.bodies", "main(int(sys.argv[1]))")
 
 
 class BodyReader:
-    """See the module. For one thread at a time. The process ends with its parent."""
+    """See above. For one thread at a time. The process ends with its parent."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

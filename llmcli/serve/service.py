@@ -107,7 +107,7 @@ class Texts:
 
 
 class Desk:
-    """See the module.
+    """See above.
 
     Attributes: num_texts: texts that wait or run
     """

@@ -21,7 +21,7 @@ from llmcli.tokenizer.bounded_process import BoundedProcess
 
 # The chat template of a model: finds it, and renders conversations with it.
 #
-# Refuses a folder without a template, and lists the ways to name one. Token ids are chat_encoding.py's.
+# Refuses a folder without a template, and lists the ways to name one.
 
 PLAIN = "plain"
 # For models trained on text alone. No space after the last colon: it belongs to the next word's token.

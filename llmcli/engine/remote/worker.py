@@ -226,7 +226,7 @@ class Answer:
 
 
 class AskedEngine:
-    """See the module. For one thread. Call `version` first: its answer is understood by every version."""
+    """See above. For one thread. Call `version` first: its answer is understood by every version."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
