@@ -10,10 +10,24 @@ import reprlib
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from llmcli.child import child_program
-from llmcli.errors import LLMCliError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import LLMCliError, foreign_errors_explained
+
+# The start of a child process: this very llmcli, from its parent's folder, whatever else is installed.
+#
+# The folder itself is not in the child's search path: in a source tree it also holds `tests` and `scripts`.
+
+_FOLDER = str(Path(__file__).resolve().parents[1])
+
+
+def child_program(module: str, call: str = "main()", *, before: str = "") -> str:
+    """A program for `python -c` that runs `call` of `module`. The statements `before` run before the import."""
+    return (
+        f"import sys; sys.path.insert(0, {_FOLDER!r}); import llmcli; del sys.path[0]; "
+        f"{before}from {module} import main; {call}"
+    )
+
 
 TIME_LIMIT_SECONDS = 3.0  # for all patterns together; real ones take a millisecond
 MAX_LENGTH = 4000  # of one pattern; real ones have less than 200 characters

@@ -18,12 +18,11 @@ import torch
 from safetensors.torch import save_file
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.layout import expected_tensors
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load
 from llmcli.sampling.params import Sampler, SamplingParams

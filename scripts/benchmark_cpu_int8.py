@@ -21,14 +21,12 @@ from pathlib import Path
 import torch
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.layout import EMBEDDING, expected_tensors
 from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.random_weights import RandomReader
-from llmcli.checkpoint.shapes import shape_source
+from llmcli.checkpoint.random_weights import RandomReader, shape_source
 from llmcli.config.llama import LlamaConfig
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load
 from llmcli.sampling.params import Sampler, SamplingParams

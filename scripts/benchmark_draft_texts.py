@@ -23,8 +23,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource
-from llmcli.engine.events import Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.bench import measure_draft_steps
 from llmcli.runners.base import Runner

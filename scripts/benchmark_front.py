@@ -19,8 +19,7 @@ from typing import Any
 from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import check_run
 from llmcli.cli.serve import ServeOptions, open_served_model
-from llmcli.engine.events import Event, Finished, Timings, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Event, Finished, Request, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.serve.front import FrontWork, ServerOptions
 from llmcli.serve.server import Server

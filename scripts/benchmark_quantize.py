@@ -21,10 +21,9 @@ MIN_GBPS = 0.4
 def measure(source: Path, destination: Path, device: str, bits: str, group_size: str) -> None:
     """Export once and print one row; run in a process of its own, since peak memory never falls."""
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_options import ExportOptions
     from llmcli.checkpoint.export_plan import plan_export
     from llmcli.checkpoint.model import open_model
-    from llmcli.quantization.schemes import WeightScheme
+    from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
     scheme = WeightScheme(int(bits), None if group_size == "channel" else int(group_size))
     _read_through(source)

@@ -30,9 +30,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli import batch_engines
 from llmcli.cli.main import run
-from llmcli.engine.events import Event, Finished, Timings
-from llmcli.engine.remote.asked import EngineFacts, OpenedEngine
-from llmcli.engine.request import Request
+from llmcli.engine.remote.worker import EngineFacts, OpenedEngine
+from llmcli.engine.request import Event, Finished, Request, Timings
 from llmcli.engine.texts import Usage
 from llmcli.resources import STORYTELLER, resource_folder
 

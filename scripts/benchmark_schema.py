@@ -21,8 +21,7 @@ import numpy as np
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.run import loaded_objects_set_aside
-from llmcli.engine.events import Finished, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import unpack_mask

@@ -47,9 +47,8 @@ from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve import ServeOptions, open_served_model
-from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.remote.worker import Hold
-from llmcli.engine.request import Request
+from llmcli.engine.request import Event, Failed, Finished, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.serve.bodies import CompletionBody

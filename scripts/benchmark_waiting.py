@@ -16,8 +16,7 @@ from pathlib import Path
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
-from llmcli.engine.events import Finished, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load.model import load

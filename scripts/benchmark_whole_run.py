@@ -15,8 +15,7 @@ from time import perf_counter
 
 from llmcli.checkpoint.model import open_model
 from llmcli.cli.run import loaded_objects_set_aside
-from llmcli.engine.events import Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load.model import load

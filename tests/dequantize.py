@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llmcli.quantization.floats import Array
+from llmcli.quantization.rounding import Array
 from llmcli.quantization.schemes import WeightScheme
 
 

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmcli import private_folder as module
+from llmcli import resources as module
 from llmcli.errors import CheckpointError, OutputError, UsageError
-from llmcli.private_folder import folder_problem, private_folder, read_private, temporary_folder
 from llmcli.reading import MAX_DEPTH, MAX_DIGITS, LoneSurrogateError, SmallFile, parse_json
+from llmcli.resources import folder_problem, private_folder, read_private, temporary_folder
 from llmcli.writing import OutputFile
 
 KIND = SmallFile("a thing", 2 * 1024**2, CheckpointError, "download it again")

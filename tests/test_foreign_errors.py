@@ -10,8 +10,15 @@ import pytest
 import safetensors
 import torch
 
-from llmcli.errors import CheckpointError, DeviceError, InsufficientMemoryError, TokenizerError, UsageError
-from llmcli.foreign_errors import explain, foreign_errors_explained
+from llmcli.errors import (
+    CheckpointError,
+    DeviceError,
+    InsufficientMemoryError,
+    TokenizerError,
+    UsageError,
+    explain,
+    foreign_errors_explained,
+)
 
 
 def deep() -> None:
@@ -64,7 +71,7 @@ def test_a_panic_of_a_library_written_in_rust_is_no_traceback():
         r"""
         import sys, tokenizers
         from llmcli.errors import TokenizerError
-        from llmcli.foreign_errors import foreign_errors_explained
+        from llmcli.errors import foreign_errors_explained
         splitter = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a|aa)+$"), "isolated")
         try:
             with foreign_errors_explained("tokenizer x", TokenizerError):

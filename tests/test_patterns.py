@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.child import child_program
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.patterns import MAX_LENGTH, TIME_LIMIT_SECONDS, match_names
+from llmcli.patterns import MAX_LENGTH, TIME_LIMIT_SECONDS, child_program, match_names
 
 LAYERS = [
     f"model.layers.{index}.{part}"

@@ -1,6 +1,6 @@
 // philox: random numbers as a function of (seed; token id, position, sample index, purpose), and Gumbel noise of them.
 //
-// The words are those of llmcli/sampling/philox.py bit for bit, the noise agrees to the rounding of log and log1p.
+// The words are those of llmcli/sampling/chain.py bit for bit, the noise agrees to the rounding of log and log1p.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3
 #pragma once
 

@@ -8,8 +8,6 @@ workers have died with nothing but this line. One worker takes all lines of dead
 Refuses workers of another version, another model or, unless `mixes_cards`, another kind of card than the first one's.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys
@@ -25,9 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from llmcli import __version__
 from llmcli.differences import find_differences
-from llmcli.engine.events import Failed, Finished
-from llmcli.engine.remote.asked import Answer, AskedEngine, EngineFacts, OpenedEngine
-from llmcli.engine.request import Request
+from llmcli.engine.remote.worker import Answer, AskedEngine, EngineFacts, OpenedEngine
+from llmcli.engine.request import Failed, Finished, Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError, UsageError
 
@@ -122,7 +119,7 @@ class _Line:
 
     number: int
     request: Request
-    grammar: Grammar | None
+    grammar: "Grammar | None"
     num_deaths: int = 0
     num_alone: int = 0
 
@@ -216,7 +213,7 @@ class RayScheduler:
             self.step()
         return self.facts
 
-    def submit(self, asked: tuple[Request, Grammar | None]) -> int:
+    def submit(self, asked: "tuple[Request, Grammar | None]") -> int:
         """Queue a line; return its number."""
         self._num_lines += 1
         self._num_open += 1

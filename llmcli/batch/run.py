@@ -1,14 +1,12 @@
 """The loop of a batch: feeds a scheduler line by line, passes results on, and estimates the run's time."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from llmcli.engine.events import Event, Failed, Finished, Token
+from llmcli.engine.request import Event, Failed, Finished, Token
 from llmcli.errors import LLMCliError
 from llmcli.measure.plan import Predictor
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, MLX_ADAPTER_NAME, SourceState, mlx_adapter_error
-from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.config.fields import Fields
 from llmcli.errors import CheckpointError, UnsupportedModelError
@@ -36,6 +36,7 @@ _READ = frozenset(
 _MLX_KEYS = {"fine_tune_type", "lora_parameters", "lora_layers"}
 # Initialisations that change only the adapter's own weights; the others change the base model's, too.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+_REMEDY = "merge the adapter into its base model with peft's merge_and_unload, and save that"
 _LAYERS_PATTERNS: tuple[Any, ...] = (None, "", [], "layers", ["layers"])
 
 
@@ -104,23 +105,19 @@ def _refuse_others(values: Mapping[str, Any], path: Path) -> None:
     if kind is None:
         raise CheckpointError(f"{path} has no peft_type; it is not a config that peft wrote")
     if kind != "LORA":
-        raise UnsupportedModelError(f"{path}: peft_type {kind!r:.40} is not supported, only LORA; {_remedy()}")
+        raise UnsupportedModelError(f"{path}: peft_type {kind!r:.40} is not supported, only LORA; {_REMEDY}")
     task = values.get("task_type")
     if task not in (None, "CAUSAL_LM"):
         raise UnsupportedModelError(f"{path}: task_type {task!r:.40} is not supported, only CAUSAL_LM")
     for key, value in values.items():
         if key not in _NEUTRAL | _READ and value not in (None, False, "", [], {}):
-            raise UnsupportedModelError(f"{path}: {key:.60} is not supported; {_remedy()}")
+            raise UnsupportedModelError(f"{path}: {key:.60} is not supported; {_REMEDY}")
     start = values.get("init_lora_weights", True)
     if start not in _INITIALISATIONS:
         raise UnsupportedModelError(
             f"{path}: init_lora_weights {start!r:.40} changes the base model, too, which is not supported; convert the "
             "adapter with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
-
-
-def _remedy() -> str:
-    return "merge the adapter into its base model with peft's merge_and_unload, and save that"
 
 
 def _names(fields: Fields, key: str) -> str | tuple[str, ...]:
@@ -137,7 +134,7 @@ def _names(fields: Fields, key: str) -> str | tuple[str, ...]:
 def _layers(fields: Fields) -> frozenset[int] | None:
     value = fields.values.get("layers_to_transform")
     if fields.values.get("layers_pattern") not in _LAYERS_PATTERNS:
-        raise UnsupportedModelError(f"{fields.where}: layers_pattern is not supported, only 'layers'; {_remedy()}")
+        raise UnsupportedModelError(f"{fields.where}: layers_pattern is not supported, only 'layers'; {_REMEDY}")
     if value is None or value == []:
         return None
     layers = value if isinstance(value, list) else [value]

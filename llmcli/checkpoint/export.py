@@ -12,23 +12,31 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from llmcli.checkpoint.export_files import small_files
 from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
 from llmcli.checkpoint.export_workspace import (
     ExportWorkspace,
     destination_errors_explained,
     refuse_overlap,
     resolve_destination,
+    small_files,
 )
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_file import SafetensorsWriter, printable
+from llmcli.checkpoint.safetensors_file import SafetensorsWriter, TensorInfo, printable
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import STORED_AS, Array, narrow
-from llmcli.quantization.packing import pack_rows, pack_zero_points
-from llmcli.quantization.rounding import RowErrors, TensorQuality, measure_quality, quantize_rows
+from llmcli.quantization.rounding import (
+    STORED_AS,
+    Array,
+    RowErrors,
+    TensorQuality,
+    measure_quality,
+    narrow,
+    pack_rows,
+    pack_zero_points,
+    quantize_rows,
+)
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
 
@@ -84,7 +92,7 @@ class RowQuantizer(Protocol):
         ...
 
     def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
-        """The buffer to read the next block into. Shapes: as requested, as floats.STORED_AS[dtype]."""
+        """The buffer to read the next block into. Shapes: as requested, as STORED_AS[dtype]."""
         ...
 
     def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
@@ -103,9 +111,7 @@ class ThreadedQuantizer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
 
     def block_rows(self, input_size: int) -> int:
@@ -246,6 +252,15 @@ def _write_shards(
         workspace.keep(shard, qualities)
 
 
+def copy_tensor(info: TensorInfo, name: str, reader: TensorReader, writer: SafetensorsWriter) -> Iterator[int]:
+    """Write a tensor as it is read, under `name`; yields how many bytes each step took."""
+    for begin in range(0, info.num_bytes, CHUNK_BYTES):
+        chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
+        reader.read_range_into(info, begin, chunk)
+        writer.write(name, chunk, begin)
+        yield len(chunk)
+
+
 class _WeightStream:
     """Moves one weight from the source to a shard. `quality` is set when all of it is quantized."""
 
@@ -260,17 +275,9 @@ class _WeightStream:
         if self._weight.layer is not None:
             yield self._convert(self._weight.layer)
         elif self._weight.scheme is None:
-            yield from self._copy()
+            yield from copy_tensor(self._weight.info, self._weight.name, self._reader, self._writer)
         else:
             yield from self._quantize(self._weight.scheme, quantizer)
-
-    def _copy(self) -> Iterator[int]:
-        info = self._weight.info
-        for begin in range(0, info.num_bytes, CHUNK_BYTES):
-            chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
-            self._reader.read_range_into(info, begin, chunk)
-            self._writer.write(self._weight.name, chunk, begin)
-            yield len(chunk)
 
     def _convert(self, layer: PackedLayer) -> int:
         """Write a layer in our layout, the same codes, scales and zero points. It is held whole meanwhile."""

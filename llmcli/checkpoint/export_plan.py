@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from llmcli import __version__
-from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
 from llmcli.checkpoint.folder import WEIGHTS_NAME, SourceState
 from llmcli.checkpoint.formats import PackedLayer, PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX
@@ -18,7 +17,7 @@ from llmcli.checkpoint.safetensors_file import OutputTensor, TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcli.patterns import match_names
 from llmcli.quantization.config import ConfigGroup, QuantizationConfig
-from llmcli.quantization.schemes import WeightScheme, vllm_concerns
+from llmcli.quantization.schemes import DEFAULT_SHARD_BYTES, ExportOptions, WeightScheme, vllm_concerns
 
 # `PlannedWeight`: one tensor of an export, before it is written; `Shard`: those that share a file.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.layout import HEAD
-from llmcli.checkpoint.safetensors_file import TensorInfo, printable, read_header
+from llmcli.checkpoint.safetensors_file import TensorInfo, listed, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import AWQ, GPTQ, Quantization, read_quantization, refuse_method
 from llmcli.reading import CONFIG, COPIED_FILE, INDEX
@@ -44,7 +44,6 @@ _QUANTIZATION_FILES = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-_MAX_NAMED = 4  # tensors named in one message; the rest are counted
 _MAX_MISSING = 100  # files: a user who fetches them needs all the names
 
 
@@ -183,7 +182,7 @@ def _refuse_other_kinds(folder: Path, names: set[str]) -> None:
     others = sorted(name for name in names if Path(name).suffix in _OTHER_WEIGHTS)
     if others and not has_safetensors:
         raise UnsupportedModelError(
-            f"{folder} holds {_OTHER_WEIGHTS[Path(others[0]).suffix]} weights only ({_listed(others)}), expected "
+            f"{folder} holds {_OTHER_WEIGHTS[Path(others[0]).suffix]} weights only ({listed(others)}), expected "
             "*.safetensors; download the safetensors files, or convert with transformers' save_pretrained"
         )
     if "model_index.json" in names:
@@ -203,7 +202,7 @@ def _model_folders_in(folder: Path) -> str | None:
     """The advice for a folder that lies above model folders; None for any other."""
     found = [path.parent for pattern in ("", "snapshots/") for path in sorted(folder.glob(f"{pattern}*/{CONFIG_NAME}"))]
     inside = [str(path) for path in found if any(path.glob("*.safetensors"))]
-    return f"give {'one of the models in it: ' if len(inside) > 1 else ''}{_listed(inside)}" if inside else None
+    return f"give {'one of the models in it: ' if len(inside) > 1 else ''}{listed(inside)}" if inside else None
 
 
 def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
@@ -219,21 +218,21 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
     files = sorted(name for name in names if name.endswith(".safetensors"))
     candidates = [name for name in files if not name.startswith("consolidated")]
     if any(SHARD_NAME.search(name) for name in candidates):
-        raise CheckpointError(f"{folder} holds shards ({_listed(candidates)}) but no {INDEX_NAME}; download it")
+        raise CheckpointError(f"{folder} holds shards ({listed(candidates)}) but no {INDEX_NAME}; download it")
     if len(candidates) == 1:
         return read_header(folder / candidates[0])
     if candidates:
         raise CheckpointError(
-            f"{folder} holds {len(candidates)} weight files ({_listed(candidates)}), expected {WEIGHTS_NAME}, "
+            f"{folder} holds {len(candidates)} weight files ({listed(candidates)}), expected {WEIGHTS_NAME}, "
             f"{INDEX_NAME} or a single file; keep the one to run"
         )
     if files:
         raise UnsupportedModelError(
-            f"{folder} holds weights under Mistral's own tensor names only ({_listed(files)}), expected "
+            f"{folder} holds weights under Mistral's own tensor names only ({listed(files)}), expected "
             f"{WEIGHTS_NAME} or shards with {INDEX_NAME}; download those"
         )
     unfinished = [name for name in sorted(names) if ".safetensors." in name and not name.endswith(".json")]
-    found = f"only unfinished downloads of weights ({_listed(unfinished)})" if unfinished else "no weights"
+    found = f"only unfinished downloads of weights ({listed(unfinished)})" if unfinished else "no weights"
     raise CheckpointError(f"{folder} has {found}, expected {WEIGHTS_NAME} or {INDEX_NAME}; download the model again")
 
 
@@ -248,7 +247,7 @@ def _read_shards(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
     if missing:
         raise CheckpointError(
             f"{len(missing)} of {len(shards)} shards {'is' if len(missing) == 1 else 'are'} missing in {folder}: "
-            f"{_listed(missing, _MAX_MISSING)}; download the model again"
+            f"{listed(missing, _MAX_MISSING)}; download the model again"
         )
 
     tensors: dict[str, TensorInfo] = {}
@@ -272,7 +271,7 @@ def _read_shards(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
     if misplaced:
         raise CheckpointError(
             f"{len(misplaced)} of {len(weight_map)} tensors are not in the shard where {index} places them: "
-            f"{_listed(misplaced)}; an index of another download? Download it again"
+            f"{listed(misplaced)}; an index of another download? Download it again"
         )
     return tensors
 
@@ -302,11 +301,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _listed(names: list[str], limit: int = _MAX_NAMED) -> str:
-    shown = ", ".join(map(printable, names[:limit]))
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 # The files of a source that an export reads: which they are, and that none changes while it is at work.
@@ -349,9 +343,10 @@ class SourceState:
         A folder that cannot be read has no files: opening the model says why.
         Raises: CheckpointError for something to copy that is not a regular file.
         """
-        wanted = [path for path in _entries(folder) if _is_of_model(path)] + list(files_to_copy(folder).values())
+        names = (CONFIG_NAME, INDEX_NAME)
+        of_model = [path for path in _entries(folder) if path.name in names or path.suffix == _WEIGHTS_SUFFIX]
         states = {}
-        for path in wanted:
+        for path in [*of_model, *files_to_copy(folder).values()]:
             with suppress(OSError):  # a link to nothing, or just gone
                 info = path.stat()
                 states[path.relative_to(folder).as_posix()] = FileState(info.st_size, info.st_mtime_ns, info.st_ino)
@@ -384,7 +379,7 @@ def files_to_copy(folder: Path) -> dict[str, Path]:
     Raises: CheckpointError for what has such a name and is not a regular file.
     """
     files = {}
-    for path in [*_entries(folder), *_templates(folder)]:
+    for path in [*_entries(folder), *sorted(folder.glob(f"{_TEMPLATES_FOLDER}/*.jinja"))]:
         name = path.relative_to(folder).as_posix()
         is_index = name.endswith(".index.json")
         is_wanted = path.suffix in _SUFFIXES or path.name.upper().startswith(_LEGAL_NAMES)
@@ -404,11 +399,3 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:  # opening the model says why
         return []
-
-
-def _templates(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{_TEMPLATES_FOLDER}/*.jinja"))
-
-
-def _is_of_model(path: Path) -> bool:
-    return path.name in (CONFIG_NAME, INDEX_NAME) or path.suffix == _WEIGHTS_SUFFIX

@@ -14,8 +14,8 @@ from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_rows, read_whole
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import E4M3_VALUES, widen
-from llmcli.quantization.packing import (
+from llmcli.quantization.rounding import (
+    E4M3_VALUES,
     pack_rows,
     reorder_rows,
     rows_of_awq,
@@ -23,6 +23,7 @@ from llmcli.quantization.packing import (
     unpack_awq_columns,
     unpack_rows,
     unpack_zero_points,
+    widen,
 )
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme, packed_size
 
@@ -68,7 +69,7 @@ class PackedLayer:
 class StoredLayer:
     """A layer in our order; weight = (code - zero_point) * scale.
 
-    Shapes: packed int32 [output_size, words]; scales [output_size, groups], held as floats.STORED_AS[scale_dtype];
+    Shapes: packed int32 [output_size, words]; scales [output_size, groups], held as STORED_AS[scale_dtype];
             zero_points uint8 [output_size, groups], None for a symmetric scheme; input_order int64 [input_size]: the
             input that code i of every row belongs to once the codes are sorted, None if it is input i
     """
@@ -181,8 +182,7 @@ def input_order(
 
 # AWQ's `gemm` layout: codes of 4 bits in int32 along the outputs, eight of them in an order of their own.
 
-# Outputs in an int32.
-AWQ_WORD_COLUMNS = 8
+AWQ_WORD_COLUMNS = 8  # outputs in an int32
 
 
 @dataclass(frozen=True)
@@ -330,6 +330,13 @@ def _codes(values: Array) -> Array:
 # compressed-tensors `pack-quantized`: codes of 4 or 8 bits in int32, along the inputs of each output.
 
 
+def check_shape(info: TensorInfo, shape: tuple[int, int], reader: TensorReader) -> None:
+    """Refuse a stored weight_shape unlike the layer's. Raises: CheckpointError, also for read errors."""
+    stored = read_whole(info, reader)
+    if tuple(stored.tolist()) != shape:
+        raise CheckpointError(f"{info.name} is {stored.tolist()}, expected {list(shape)}; damaged export?")
+
+
 @dataclass(frozen=True)
 class PackQuantized:
     """With `stores_order` a layer has the group of each input; `orders_inputs` is what the config says of it."""
@@ -358,10 +365,7 @@ class PackQuantized:
     def read(self, source: LayerSource) -> StoredLayer:
         """Read a layer; it is in our layout."""
         scheme, shape = source.layer.scheme, source.layer.shape
-        stored_shape = source.read("weight_shape").tolist()
-        if tuple(stored_shape) != shape:
-            name = source.info("weight_shape").name
-            raise CheckpointError(f"{name} is {stored_shape}, expected {list(shape)}; damaged export?")
+        check_shape(source.info("weight_shape"), shape, source.reader)
         packed, (scales, scale_dtype) = source.read("weight_packed"), source.read_scales("weight_scale")
         zero_points = None
         if not scheme.is_symmetric:

@@ -3,13 +3,10 @@
 No code is ever downloaded, nor anything else that `hub_files` does not name.
 """
 
-from __future__ import annotations
-
 import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,18 +16,18 @@ from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
 from llmcli.checkpoint.hub_client import HubClient, hub_client, hub_errors_explained
 from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
-from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.checkpoint.hub_library import (
+    HubId,
     cached_file,
+    find_hub_id,
     hub_settings,
     repository_folder,
     scan_cache,
     write_ref,
 )
-from llmcli.checkpoint.safetensors_file import printable
+from llmcli.checkpoint.safetensors_file import listed
 from llmcli.config.llama import LlamaConfig
-from llmcli.errors import CheckpointError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import CheckpointError, foreign_errors_explained
 from llmcli.reading import CONFIG
 
 if TYPE_CHECKING:
@@ -121,7 +118,8 @@ def _prepare_model(client: HubClient, hub_id: HubId, names: frozenset[str], snap
     weights = weight_files(names, snapshot)
     missing = [name for name in weights if name not in names]
     if missing or not weights:
-        raise CheckpointError(f"{hub_id} lacks {_listed(missing)}: its upload is incomplete; try another revision")
+        what = listed(missing, _MAX_NAMED) if missing else "model.safetensors or its index"
+        raise CheckpointError(f"{hub_id} lacks {what}: its upload is incomplete; try another revision")
     return weights
 
 
@@ -154,14 +152,14 @@ def _download(
     total = sum(file.size for file in files)
     done = sum(file.size for file in files if file.is_cached)
     _require_space(hub_id, total - done)
+
+    def move_on(position: int) -> None:
+        on_progress(done + position, total)
+
     for file in files:
-        client.download(file, partial(_moved_on, on_progress, done, total))
+        client.download(file, move_on)
         if not file.is_cached:
             done += file.size
-
-
-def _moved_on(on_progress: Callable[[int, int], None], done: int, total: int, position: int) -> None:
-    on_progress(done + position, total)
 
 
 def _require_space(hub_id: HubId, num_bytes: int) -> None:
@@ -173,13 +171,6 @@ def _require_space(hub_id: HubId, num_bytes: int) -> None:
             f"{hub_id} needs {decimal(num_bytes)} more; {cache} has {decimal(free)} free; remove models "
             "(`llmcli models list` shows them), or set HF_HOME to a folder on another disk"
         )
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "model.safetensors or its index"
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(map(printable, names[:_MAX_NAMED])) + more
 
 
 # Lists and removes the models in huggingface_hub's cache, by any tool.
@@ -221,7 +212,7 @@ class Removal:
 
     commits: tuple[str, ...]
     freed_bytes: int
-    _strategy: DeleteCacheStrategy
+    _strategy: "DeleteCacheStrategy"
 
     def execute(self) -> None:
         """Remove them. Files that a remaining revision uses stay.
@@ -274,7 +265,7 @@ def plan_removal(hub_id: HubId) -> Removal:
     raise CheckpointError(f"{hub_id} is not in the cache {hub_cache_folder()}; `llmcli models list` shows what is")
 
 
-def _scan() -> HFCacheInfo | None:
+def _scan() -> "HFCacheInfo | None":
     cache = hub_cache_folder()
     with foreign_errors_explained(f"the cache {cache} cannot be read", CheckpointError):
         if not cache.exists():
@@ -295,7 +286,7 @@ def _check_ref(ref: Path) -> None:
         raise CheckpointError(f"{ref} is not the name of a commit, as every file in refs must be; remove it")
 
 
-def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_bytes: int) -> CachedModel:
+def _describe(repo: "CachedRepoInfo", revision: "CachedRevisionInfo", unfinished_bytes: int) -> CachedModel:
     complete = is_complete(revision.snapshot_path)
     try:
         model_type = CONFIG.read_json_object(revision.snapshot_path / CONFIG_NAME).get("model_type")
@@ -313,5 +304,5 @@ def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_byt
     )
 
 
-def _unfinished_bytes(cache: HFCacheInfo, repo: CachedRepoInfo) -> int:
+def _unfinished_bytes(cache: "HFCacheInfo", repo: "CachedRepoInfo") -> int:
     return sum(file.size_on_disk for file in cache.incomplete_files if repo.repo_path in file.file_path.parents)

@@ -30,11 +30,9 @@ from llmcli import __version__
 from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME
 from llmcli.checkpoint.hub_files import checked_commit, checked_etag, is_complete
-from llmcli.checkpoint.hub_id import HubId
-from llmcli.checkpoint.hub_library import hub_settings, hub_token, repository_folder
+from llmcli.checkpoint.hub_library import HubId, hub_settings, hub_token, repository_folder
 from llmcli.checkpoint.safetensors_file import printable
-from llmcli.errors import CheckpointError
-from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
+from llmcli.errors import CheckpointError, foreign_errors_explained, is_memory_error
 
 _AGAIN = "try again; finished files are kept"
 _BAD_TOKEN = "Invalid credentials in Authorization header"

@@ -12,7 +12,7 @@ from llmcli.checkpoint.folder import (
     WEIGHTS_NAME,
     refuse_adapter,
 )
-from llmcli.checkpoint.safetensors_file import printable
+from llmcli.checkpoint.safetensors_file import listed, printable
 from llmcli.errors import CheckpointError, TokenizerError, UnsupportedModelError
 from llmcli.reading import CHAT_TEMPLATE, CONFIG, INDEX, TOKENIZER_MODEL, TOKENIZER_SETTINGS, SmallFile
 
@@ -150,9 +150,8 @@ def refuse_repository(hub_id: object, names: Collection[str]) -> None:
         if not _TOKENIZERS.intersection(names):
             raise TokenizerError(f"{hub_id} has no tokenizer: neither {' nor '.join(sorted(_TOKENIZERS))}")
         return
-    others = sorted(printable(name) for name in names if name.endswith(_OTHER_WEIGHTS))
-    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-    has = f", but {', '.join(others[:_MAX_NAMED])}{more}" if others else ""
+    others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
+    has = f", but {listed(others, _MAX_NAMED)}" if others else ""
     missing = "safetensors" if CONFIG_NAME in names else CONFIG_NAME
     raise UnsupportedModelError(
         f"{hub_id} has no {missing}{has}; expected a Hugging Face model with {CONFIG_NAME} and *.safetensors, "

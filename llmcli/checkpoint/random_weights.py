@@ -6,24 +6,127 @@ Random numbers are made once and used again at other places, so that writing is 
 import json
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.checkpoint.export_plan import plan_export
-from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME
-from llmcli.checkpoint.layout import EMBEDDING, HEAD
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
-from llmcli.checkpoint.safetensors_file import OutputTensor, SafetensorsWriter, TensorInfo
-from llmcli.checkpoint.shapes import FORMATS, shape_source
-from llmcli.errors import OutputError
-from llmcli.quantization.floats import STORED_AS, Array, narrow
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.checkpoint.export import Exporter, copy_tensor
+from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
+from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME, Checkpoint, quantization_of
+from llmcli.checkpoint.formats import Awq, Fp8Layer, PackedLayer
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
+from llmcli.checkpoint.model import Model, match_tensors
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, SafetensorsWriter, TensorInfo
+from llmcli.config.llama import LlamaConfig
+from llmcli.errors import OutputError, UsageError
+from llmcli.quantization.config import AwqConfig, Fp8Config, Quantization
+from llmcli.quantization.rounding import STORED_AS, Array, narrow
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
+from llmcli.reading import CONFIG
+from llmcli.resources import resource_folder
+
+# Models known only by their shape, `configs/models/*.json`: every tensor has a name, a type and a size.
+#
+# Their exports are known as well, so memory can be planned without a file.
+
+# Formats of a shape: a scheme, as `llmcli quantize` takes it without a --group-size, or the quantization_config with
+# which others publish such a model; bf16 has none.
+FORMATS: dict[str, WeightScheme | dict[str, Any]] = {
+    "int8": WeightScheme(8, 128),
+    "int4": WeightScheme(4, 128),
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "bf16": {},
+}
+
+
+def shape_names() -> list[str]:
+    """The names of all shapes."""
+    return sorted(path.stem for path in _shapes_folder().glob("*.json"))
+
+
+def shape_source(name: str, form: str) -> Model:
+    """The model that a shape's format is made from: what would be quantized, or what is written as it is.
+
+    Raises: UsageError for a name that is not a shape's; CheckpointError for a file that is not a config
+    """
+    path = _shapes_folder() / f"{name}.json"
+    if name not in shape_names():
+        raise UsageError(f"{name!r} is not a known shape; expected one of {', '.join(shape_names())}")
+    config_json = CONFIG.read_json_object(path)
+    if form == "bf16":
+        config_json["dtype"] = "bfloat16"
+    made_by_others = FORMATS[form]
+    if isinstance(made_by_others, dict) and made_by_others:
+        config_json["quantization_config"] = made_by_others
+    config = LlamaConfig.from_dict(config_json, str(path))
+    dtype = CONFIG_DTYPES[config_json["dtype"]]
+    quantization = quantization_of(config_json, str(path))
+    tensors: list[OutputTensor] = []
+    for tensor in expected_tensors(config):
+        tensors += _stored_as(tensor, quantization, dtype)
+    if not config.tie_word_embeddings:
+        tensors.append(OutputTensor(HEAD, dtype, (config.vocab_size, config.hidden_size)))
+    return _model(path, Path(name), config_json, tensors)
+
+
+def shape_model(name: str, form: str) -> Model:
+    """The model that `llmcli quantize` would write of a shape, or what is written as it is.
+
+    Raises: as `shape_source`
+    """
+    source = shape_source(name, form)
+    scheme = FORMATS[form]
+    return export_model(plan_export(source, ExportOptions(scheme))) if isinstance(scheme, WeightScheme) else source
+
+
+def export_model(plan: ExportPlan) -> Model:
+    """The model that a planned export is going to be."""
+    tensors = (tensor for weight in plan.weights for tensor in weight.outputs)
+    path = plan.weights[0].info.path
+    return _model(path, plan.model.checkpoint.folder, dict(plan.config_json), tensors)
+
+
+def _stored_as(weight: ExpectedTensor, quantization: Quantization | None, dtype: str) -> Iterator[OutputTensor]:
+    """The tensors for a weight: itself, or a linear layer's in another program's format."""
+    layer: Fp8Layer | PackedLayer
+    if not weight.is_linear or quantization is None:
+        yield OutputTensor(weight.name, dtype, weight.shape)
+        return
+    output_size, input_size = weight.shape
+    if isinstance(quantization, Fp8Config):
+        assert quantization.scheme is not None
+        layer, scale_dtype = Fp8Layer(quantization.scheme, (output_size, input_size), "weight_scale_inv"), "F32"
+    else:
+        assert isinstance(quantization, AwqConfig)
+        layer, scale_dtype = PackedLayer(quantization.scheme, (output_size, input_size), Awq()), "F16"
+    for part in layer.tensors(weight):
+        yield OutputTensor(part.name, scale_dtype if part.dtypes == WEIGHT_DTYPES else part.dtypes[0], part.shape)
+
+
+def _model(path: Path, folder: Path, config_json: dict[str, Any], tensors: Iterable[OutputTensor]) -> Model:
+    """A model whose tensors have no file; `path` is that of the shape, `folder` the model's name in messages."""
+    infos: dict[str, TensorInfo] = {}
+    end = 0
+    for tensor in sorted(tensors, key=lambda tensor: -ITEMSIZE_BYTES[tensor.dtype]):
+        infos[tensor.name] = TensorInfo(tensor.name, tensor.dtype, tensor.shape, path, end, tensor.num_bytes)
+        end += tensor.num_bytes
+    config = LlamaConfig.from_dict(config_json, str(path))
+    quantization = quantization_of(config_json, str(path))
+    return Model(
+        Checkpoint(folder, config_json, {}, infos),
+        config,
+        match_tensors(config, infos, str(path), quantization),
+    )
+
+
+def _shapes_folder() -> Path:
+    return resource_folder("configs") / "models"
+
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -79,7 +182,7 @@ class RandomReader(TensorReader):
 
 
 def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress) -> None:
-    """Write the shape `name` in a format of `shapes.FORMATS` as a model folder, which must not exist.
+    """Write the shape `name` in a format of `FORMATS` as a model folder, which must not exist.
 
     Nothing remains if it fails or is stopped.
     Raises: UsageError as `shape_source`; CheckpointError, OutputError for a disk that is full or cannot be written
@@ -125,11 +228,8 @@ def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
     done = 0
     with SafetensorsWriter(folder / WEIGHTS_NAME, tensors) as writer, RandomReader() as reader:
         for info in infos.values():
-            for begin in range(0, info.num_bytes, CHUNK_BYTES):
-                chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
-                reader.read_range_into(info, begin, chunk)
-                writer.write(info.name, chunk, begin)
-                done += len(chunk)
+            for num_bytes in copy_tensor(info, info.name, reader, writer):
+                done += num_bytes
                 on_progress(done, total)
 
 

@@ -3,14 +3,11 @@
 Never maps a file: on network disks, WSL and Windows page-sized faults make loading many times slower.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -18,7 +15,7 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo, printable
 from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import LARGEST_ROUNDED, STORED_AS, Array, round_nearest, widen
+from llmcli.quantization.rounding import LARGEST_ROUNDED, STORED_AS, Array, round_nearest, widen
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -142,14 +139,12 @@ class TensorReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def read_tensor_into(self, info: TensorInfo, buffer: WriteableBuffer) -> None:
+    def read_tensor_into(self, info: TensorInfo, buffer: "WriteableBuffer") -> None:
         """Fill `buffer` with the tensor's bytes as they are on disk.
 
         Fastest in the order of a file's offsets, which is the order of `read_header`.
@@ -166,7 +161,7 @@ class TensorReader:
         if info.num_bytes > 0:  # a view with a zero in its shape cannot be cast
             self._read_range(info, 0, view.cast("B"))
 
-    def read_range_into(self, info: TensorInfo, begin: int, buffer: WriteableBuffer) -> None:
+    def read_range_into(self, info: TensorInfo, begin: int, buffer: "WriteableBuffer") -> None:
         """Fill `buffer` with the tensor's bytes from the byte `begin` on, for a caller that converts piece by piece.
 
         Shapes: buffer any C-contiguous writable buffer of at most `info.num_bytes - begin` bytes.

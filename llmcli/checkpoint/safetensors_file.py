@@ -1,7 +1,5 @@
 """Safetensors files: what a header may hold, one file read by the library, one file written as its data comes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -12,13 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from safetensors import safe_open
 
-from llmcli.errors import CheckpointError, LLMCliError, UnsupportedModelError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import CheckpointError, LLMCliError, UnsupportedModelError, foreign_errors_explained
 from llmcli.reading import GIT_LFS_START
 
 if TYPE_CHECKING:
@@ -31,25 +27,10 @@ if TYPE_CHECKING:
 # through; `raise_fault` says which tensor and value is wrong in what it has refused, and what was expected.
 
 ITEMSIZE_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E5M2": 1,
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-    "F8_E5M2FNUZ": 1,
-    "F8_E4M3FNUZ": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -70,6 +51,12 @@ def printable(value: object) -> str:
     if isinstance(value, str) and value.isprintable() and len(value) <= _shortened.maxstring:
         return value
     return _shortened.repr(value)
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first names, printable; the rest are counted."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more
 
 
 def truncated(path: Path, actual_bytes: int, expected_bytes: int) -> CheckpointError:
@@ -389,12 +376,10 @@ class SafetensorsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def write(self, name: str, data: ReadableBuffer, begin: int = 0) -> None:
+    def write(self, name: str, data: "ReadableBuffer", begin: int = 0) -> None:
         """Write bytes of the tensor `name` from its byte `begin` on. Shapes: data any C-contiguous buffer."""
         self._file.seek(self._data_start + self._offsets[name] + begin)
         self._write_all(memoryview(data).cast("B"))
@@ -411,7 +396,7 @@ class SafetensorsWriter:
         if found != self._tensors:
             raise CheckpointError(f"{self._path} does not hold the tensors that were written; check the disk")
 
-    def _write_all(self, data: ReadableBuffer) -> None:
+    def _write_all(self, data: "ReadableBuffer") -> None:
         view = memoryview(data)
         while len(view):
             view = view[self._file.write(view) :]  # a full disk writes a part, then raises

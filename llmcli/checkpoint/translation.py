@@ -14,11 +14,9 @@ import numpy.typing as npt
 from llmcli.checkpoint.formats import Array, PackedLayer, PackQuantized, StoredLayer, read_layer
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, WEIGHT_SUFFIX, ExpectedTensor
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import Floats, TensorReader, read_floats, read_rows, read_whole
+from llmcli.checkpoint.reader import Floats, TensorReader, read_floats, read_rows
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo
-from llmcli.errors import CheckpointError
-from llmcli.quantization.floats import widen
-from llmcli.quantization.packing import pack_zero_points, unpack_rows, unpack_zero_points
+from llmcli.quantization.rounding import pack_zero_points, unpack_rows, unpack_zero_points, widen
 from llmcli.quantization.schemes import WeightScheme
 
 # A model of another format as if its files were compressed-tensors `pack-quantized`, for reading tensors by ranges.
@@ -184,10 +182,3 @@ def _widen(codes: npt.NDArray[Any], scales: Floats, zeros: npt.NDArray[Any] | in
         zeros = zeros.astype(np.float32)[:, :, None]
     np.subtract(codes.reshape(grouped.shape), zeros, out=grouped, dtype=np.float32)
     grouped *= scales[:, :, None]
-
-
-def check_shape(info: TensorInfo, shape: tuple[int, int], reader: TensorReader) -> None:
-    """Refuse a stored weight_shape unlike the layer's. Raises: CheckpointError, also for read errors."""
-    stored = read_whole(info, reader)
-    if tuple(stored.tolist()) != shape:
-        raise CheckpointError(f"{info.name} is {stored.tolist()}, expected {list(shape)}; damaged export?")

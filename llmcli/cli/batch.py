@@ -17,9 +17,8 @@ import typer
 
 from llmcli.batch.input import Line, LineId
 from llmcli.batch.output import InOrder, Journal, holds_something
-from llmcli.batch.record import load_record, record_path, refuse_other_settings, save_record
 from llmcli.batch.run import BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
-from llmcli.batch.shards import find_shards, merge_shards
+from llmcli.batch.shards import find_shards, load_record, merge_shards, record_path, refuse_other_settings, save_record
 from llmcli.cli import lazy
 from llmcli.cli.batch_engines import BatchEngine, engine_here, engine_on_ray, require_ray
 from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
@@ -32,7 +31,7 @@ from llmcli.cli.run import check_run
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
-from llmcli.engine.events import Failed, Finished
+from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
 from llmcli.openai_body import FINISH_REASONS
 

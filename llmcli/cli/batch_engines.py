@@ -26,7 +26,7 @@ from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.engine.drafts import DraftUsage
-    from llmcli.engine.remote.asked import OpenedEngine
+    from llmcli.engine.remote.worker import OpenedEngine
 
 MIXED_CARDS = "mixed cards"  # the device in a record
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
 from llmcli.batch.input import Line, LineId, LineReader, Problems, parse_line, read_input
-from llmcli.batch.on_disk import DiskDict
-from llmcli.batch.output import Written, holds_something, read_output
-from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
-from llmcli.batch.shards import parse_shard
+from llmcli.batch.output import DiskDict, Written, holds_something, read_output
+from llmcli.batch.shards import INPUT, Record, check_record_path, load_record, parse_shard, refuse_other_settings
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import Schemas

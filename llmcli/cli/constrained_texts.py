@@ -16,7 +16,7 @@ from llmcli.cli.command import option
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.session import Session, TokenTree
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished
+from llmcli.engine.request import Event, Finished
 from llmcli.errors import UnfinishedTextError, UsageError
 from llmcli.reading import GRAMMAR, SCHEMA, parse_json
 

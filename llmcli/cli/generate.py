@@ -34,14 +34,14 @@ from llmcli.cli.prompt import parse_template_variables, read_prompt, refuse_unde
 from llmcli.cli.run import Run, check_run, open_run
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished
+from llmcli.engine.request import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
-    from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
     from llmcli.engine.roads import Road, Roads
+    from llmcli.engine.scheduler import Generation
     from llmcli.lab.own_kernel import OwnKernel
     from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import Runner

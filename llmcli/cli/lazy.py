@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.adapter import open_adapter
     from llmcli.checkpoint.adapter_merge import merge_adapters
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_files import add_evaluation
     from llmcli.checkpoint.export_plan import plan_conversion, plan_export
-    from llmcli.checkpoint.export_workspace import refuse_existing, require_text, resolve_destination
+    from llmcli.checkpoint.export_workspace import add_evaluation, refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.hub import (
         find_cached,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     )
     from llmcli.checkpoint.hub_library import cached_repo_ids
     from llmcli.checkpoint.model import num_parameters, open_model
-    from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
+    from llmcli.checkpoint.random_weights import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
     from llmcli.cli.chat_session.keeping import Keeper
@@ -45,17 +44,15 @@ if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.server_client import ServerClient
-    from llmcli.config.fields import Fields
-    from llmcli.config.generation import read_generation_defaults
+    from llmcli.config.fields import Fields, read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset, preset_names
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.draft_sources import DraftModel, NgramSource
     from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting
-    from llmcli.engine.generation import Generation
-    from llmcli.engine.remote.asked import EngineFacts, OpenedEngine
+    from llmcli.engine.remote.worker import EngineFacts, OpenedEngine
     from llmcli.engine.request import Request
     from llmcli.engine.roads import Roads, find_forks
-    from llmcli.engine.scheduler import Scheduler
+    from llmcli.engine.scheduler import Generation, Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
@@ -71,8 +68,7 @@ if TYPE_CHECKING:
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, diff, evaluate, verdict
     from llmcli.measure.info import inspect_model
-    from llmcli.measure.scratch import Scratch
-    from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject
+    from llmcli.measure.subject import Scratch, Subject, measure_subject, plan_bench, plan_draft, plan_subject
     from llmcli.measure.verify import compare_layers, compare_logits
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.receipt import (
@@ -108,12 +104,11 @@ if TYPE_CHECKING:
     )
     from llmcli.schema.library import Tokens
     from llmcli.schema.schema import Schema, Vocabulary
+    from llmcli.serve.app import LOOPBACK_NAMES
     from llmcli.serve.front import FrontWork, ServerOptions
-    from llmcli.serve.gate import LOOPBACK_NAMES
     from llmcli.serve.server import LogWriter, Server
     from llmcli.serve.service import ClientLimits
-    from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
-    from llmcli.tokenizer.chat_template import load_chat_template
+    from llmcli.tokenizer.chat_encoding import encode_chat, load_chat_template, turn_end_token_ids
     from llmcli.tokenizer.load import load_tokenizer
     from llmcli.tokenizer.pieces import TokenPieces, find_kept_pieces, keep_pieces
 else:

@@ -21,8 +21,7 @@ from llmcli import __version__
 from llmcli.cli.command import HELP_NAMES, Group, usage_message
 from llmcli.cli.commands import add_commands
 from llmcli.cli.terminal import OutputClosedError, give_up, terminal
-from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError
-from llmcli.foreign_errors import is_memory_error, out_of_memory
+from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError, is_memory_error, out_of_memory
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141

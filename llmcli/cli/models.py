@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.command import argument, command_group, option
 from llmcli.cli.completion import complete_hub_id

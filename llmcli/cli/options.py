@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.command import OptionEach, argument, option
 from llmcli.cli.completion import (

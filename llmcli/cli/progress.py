@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from llmcli.cli import lazy
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import counted
-from llmcli.private_folder import folder_problem
-from llmcli.resources import kernel_cache_folder
+from llmcli.resources import folder_problem, kernel_cache_folder
 
 
 @contextmanager

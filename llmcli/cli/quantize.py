@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
 from llmcli.cli import lazy
 from llmcli.cli.command import argument, option
 from llmcli.cli.completion import complete_device, complete_model
@@ -37,9 +36,8 @@ from llmcli.cli.prompt import read_text
 from llmcli.cli.session import model_folder, open_session, shown_name
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import divergence, first_of
-from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
-from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError, foreign_errors_explained
+from llmcli.quantization.schemes import DEFAULT_SHARD_BYTES, ExportOptions, WeightScheme
 from llmcli.resources import resource_folder
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.checkpoint.hub_library import HubId, find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import Schemas
@@ -36,7 +36,7 @@ from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.run import LoadedRunner, Run
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished
+from llmcli.engine.request import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, DeviceError, DifferentTextError, TokenizerError, UsageError
 from llmcli.resources import built_in_model
 from llmcli.sampling.params import ResolvedSampling

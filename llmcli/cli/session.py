@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
@@ -38,17 +38,16 @@ from llmcli.timeline import IMPORTS, Timeline
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
     from llmcli.cli.prompt import SamplerFlags
-    from llmcli.config.fields import Fields
-    from llmcli.config.generation import GenerationDefaults
+    from llmcli.config.fields import Fields, GenerationDefaults
     from llmcli.config.llama import LlamaConfig
     from llmcli.engine.drafts import Drafting
-    from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
+    from llmcli.engine.scheduler import Generation
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import Sampler
     from llmcli.schema.library import Tokens
     from llmcli.tokenizer.base import Tokenizer
-    from llmcli.tokenizer.chat_template import ChatTemplate
+    from llmcli.tokenizer.chat_encoding import ChatTemplate
 
 _MAX_NAMED = 3
 

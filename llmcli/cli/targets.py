@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.progress import progress

@@ -1,7 +1,6 @@
 """`Chat`: runs the turns of a conversation on a runner, and computes in each only what is new."""
 
-from __future__ import annotations
-
+import codecs
 import os
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -22,9 +21,8 @@ from llmcli.engine.chat_events import (
 )
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
-from llmcli.engine.generation import Generation, scores
-from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.request import Event, Finished, FinishReason, KeptRow, PrefillProgress, Request, Timings, Token
+from llmcli.engine.scheduler import Generation, scores
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
 from llmcli.runners.interrupts import interrupts_held_back
@@ -32,8 +30,7 @@ from llmcli.sampling.chain import log_probabilities
 from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
 from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer, decode
-from llmcli.tokenizer.chat_encoding import ChatPrompt, Generated, encode_history, num_agreeing_tokens
-from llmcli.tokenizer.chat_template import ChatTemplate
+from llmcli.tokenizer.chat_encoding import ChatPrompt, ChatTemplate, Generated, encode_history, num_agreeing_tokens
 
 if TYPE_CHECKING:
     from llmcli.schema.schema import Schema
@@ -218,12 +215,9 @@ def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...])
 
 def _ends_within_character(text: bytes) -> bool:
     """Whether the last bytes begin a UTF-8 character and do not end it."""
-    for length in range(1, min(4, len(text)) + 1):
-        byte = text[-length]
-        if byte & 0xC0 != 0x80:  # not a continuation byte
-            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return needed > length
-    return False
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(text)
+    return bool(decoder.getstate()[0])
 
 
 NUM_SAMPLES = 2**32  # the range of the counter of the draws
@@ -241,7 +235,7 @@ class ChatSettings:
     max_new_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     overflow: Overflow = "drop-oldest"
-    schema: Schema | None = None
+    schema: "Schema | None" = None
 
 
 class Chat:
@@ -507,7 +501,7 @@ class Chat:
             schema=self._schema(fitted, begun),
         )
 
-    def _schema(self, fitted: FittedPrompt, begun: Answer) -> Schema | None:
+    def _schema(self, fitted: FittedPrompt, begun: Answer) -> "Schema | None":
         schema = self.settings.schema
         if schema is None:
             return None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmcli.engine.conversation import Answer
-from llmcli.engine.events import PrefillProgress, Timings
+from llmcli.engine.request import PrefillProgress, Timings
 
 # Separates a model's reasoning, between `<think>` and `</think>`, from its answer.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from llmcli.engine.events import FinishReason
+from llmcli.engine.request import FinishReason
 from llmcli.errors import UsageError
 from llmcli.reading import CONVERSATION
 from llmcli.writing import OutputFile

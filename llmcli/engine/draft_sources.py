@@ -1,7 +1,5 @@
 """Where drafts come from: the text itself, and a smaller model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmcli.engine.drafts import Guesses

@@ -2,8 +2,6 @@
 
 A guess never changes a text."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

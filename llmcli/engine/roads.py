@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from llmcli.engine.events import Failed, Finished, FinishReason, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Failed, Finished, FinishReason, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.sampling.filters import mu_behind
+from llmcli.sampling.chain import mu_behind
 from llmcli.sampling.inspect import Inspection
 from llmcli.tokenizer.base import StreamDecoder, Tokenizer
 

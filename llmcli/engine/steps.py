@@ -1,7 +1,5 @@
 """What a step of the scheduler runs: spans of prompts and of texts, their masks and drafts, and the tokens chosen."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting, Guesses, TextDrafts
-from llmcli.engine.events import Event, Failed, Token
+from llmcli.engine.request import Event, Failed, Token
 from llmcli.engine.texts import Queued, Sample, Score, Shared, Text
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, PAGE_TOKENS, Chosen, Logits, Masks, Runner, Span
@@ -248,7 +246,7 @@ _FORCED = -1  # the kind of these guesses; the model may write the same characte
 class ConstrainedGuesses:
     """The guesses for a text with a schema: what the schema forces, otherwise those of another source."""
 
-    def __init__(self, guesses: Guesses, constrained_text: ConstrainedText):
+    def __init__(self, guesses: Guesses, constrained_text: "ConstrainedText"):
         self._guesses = guesses
         self._constrained_text = constrained_text
         self._forced: tuple[int, ...] = ()

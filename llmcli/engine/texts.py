@@ -8,8 +8,7 @@ from itertools import count
 from typing import NamedTuple
 
 from llmcli.engine.drafts import TextDrafts
-from llmcli.engine.events import Failed, Finished, FinishReason, PromptScored, Scored, Timings
-from llmcli.engine.request import Request, ScoreRequest
+from llmcli.engine.request import Failed, Finished, FinishReason, PromptScored, Request, Scored, ScoreRequest, Timings
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import AllLogits, Logits, Runner, Step
 from llmcli.runners.interrupts import interrupts_held_back

@@ -21,8 +21,7 @@ from llmcli.errors import KernelCompileError
 from llmcli.kernels import compiler, environment
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 from llmcli.kernels.sources import flatten
-from llmcli.private_folder import private_folder, read_private, temporary_folder
-from llmcli.resources import kernel_cache_folder
+from llmcli.resources import kernel_cache_folder, private_folder, read_private, temporary_folder
 
 _FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
 _log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
-from llmcli.private_folder import private_folder, read_private, temporary_folder
-from llmcli.resources import kernel_cache_folder, resource_folder
+from llmcli.resources import kernel_cache_folder, private_folder, read_private, resource_folder, temporary_folder
 
 # Without contraction a product and its sum are rounded separately, on every processor and by every compiler.
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from llmcli.private_folder import private_folder
-from llmcli.resources import kernel_cache_folder
+from llmcli.resources import kernel_cache_folder, private_folder
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_CUDA_VERSION = (12, 0)

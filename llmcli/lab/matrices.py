@@ -22,8 +22,7 @@ from llmcli.kernels.tiles import (
     tile_layout,
 )
 from llmcli.lab.problem import Arrays, stored_values
-from llmcli.quantization.floats import E4M3_VALUES
-from llmcli.quantization.packing import pack_rows, pack_zero_points
+from llmcli.quantization.rounding import E4M3_VALUES, pack_rows, pack_zero_points
 
 # Values as arrays store them: float32, float16, and bfloat16 in uint16.
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llmcli.child import child_program
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import CardFacts
@@ -21,6 +20,7 @@ from llmcli.lab.nsight import Counters, count
 from llmcli.lab.problem import Problem
 from llmcli.lab.study import Study, find_rung, load_study, solve
 from llmcli.lab.walk import Call, Lengths, Walk, use_of
+from llmcli.patterns import child_program
 from llmcli.runners.cuda.predict.dry_run import PRODUCT
 
 # CuPy is imported later, with the worker: `find_problem` first gives it a folder.

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llmcli.engine.events import Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError
 from llmcli.measure.energy import Energy, EnergyMeter
@@ -322,7 +321,6 @@ class Bench:
         self._runner = runner
         self._predictor = predictor
         self._options = options
-        self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
         self._tokenizer = NoText(runner.config.vocab_size)
         self._random = random.Random(0)
         self._meter = meter
@@ -355,16 +353,12 @@ class Bench:
                     )
         return count
 
-    def measure_prompt(self, num_tokens: int) -> PromptFigures:
-        """Time a prompt and the choice of the next token."""
-        return self.compare_prompt(num_tokens, (nullcontext,))[0]
-
-    def compare_prompt(self, num_tokens: int, ways: Sequence[Way]) -> list[PromptFigures]:
-        """The same for several sets of kernels, in turns."""
+    def measure_prompt(self, num_tokens: int, ways: Sequence[Way] = (nullcontext,)) -> list[PromptFigures]:
+        """Time a prompt and the choice of the next token, for each set of kernels in turns."""
 
         def run() -> tuple[float, float]:
             prompt = self._prompt(num_tokens)
-            row = self._runner.open(prompt, self._sampler)
+            row = self._runner.open(prompt, _GREEDY)
             start = time.perf_counter()
             for span in spans_of_prompt(self._runner, row, prompt):
                 step = self._runner.queue([span])
@@ -387,12 +381,8 @@ class Bench:
             for runs in self._repeat(run, ways)
         ]
 
-    def measure_decode(self, depth: int) -> DecodeFigures:
-        """Time steps of all rows, once each has its prompt and a token."""
-        return self.compare_decode(depth, (nullcontext,))[0]
-
-    def compare_decode(self, depth: int, ways: Sequence[Way]) -> list[DecodeFigures]:
-        """The same for several sets of kernels, in turns."""
+    def measure_decode(self, depth: int, ways: Sequence[Way] = (nullcontext,)) -> list[DecodeFigures]:
+        """Time steps of all rows, once each has its prompt and a token, for each set of kernels in turns."""
         options = self._options
         count, num_rows = options.num_new_tokens, options.num_rows
         prompts = [self._prompt(depth) for _ in range(num_rows)]
@@ -461,7 +451,7 @@ class Bench:
         return list(texts.values())
 
     def _request(self, prompt: Sequence[int], count: int) -> Request:
-        return Request(tuple(prompt), self._sampler, samples=(0,), max_new_tokens=count)
+        return Request(tuple(prompt), _GREEDY, samples=(0,), max_new_tokens=count)
 
     def _prompt(self, num_tokens: int) -> list[int]:
         """Random ids, different in each call: cached tokens would not run again."""
@@ -514,21 +504,20 @@ def measure_change(runner: Runner, engine_kernels: Way, num_tokens: int) -> Kern
     length = min(num_tokens, MAX_PROMPT, runner.limits.max_seq_len - NUM_STEPS - 1)
     if length < 1:
         return None
-    sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
     numbers = random.Random(0)
 
     def run() -> tuple[float, float]:
         # Different ids in each run: cached tokens would not run again.
-        return _run(runner, numbers.choices(range(runner.config.vocab_size), k=length), sampler)
+        return _run(runner, numbers.choices(range(runner.config.vocab_size), k=length))
 
     times = run_in_turns(run, (nullcontext, engine_kernels), 1 + _REPEATS)
     prompts, steps = ([spread_of([one[part] for one in runs[1:]]) for runs in times] for part in (0, 1))
     return KernelChange(length, *prompts, *steps)
 
 
-def _run(runner: Runner, prompt: Sequence[int], sampler: Sampler) -> tuple[float, float]:
+def _run(runner: Runner, prompt: Sequence[int]) -> tuple[float, float]:
     """Seconds of the prompt, and of a step."""
-    row = runner.open(prompt, sampler)
+    row = runner.open(prompt, _GREEDY)
     try:
         begin = time.perf_counter()
         for span in spans_of_prompt(runner, row, prompt, chooses=True):

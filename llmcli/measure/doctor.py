@@ -12,8 +12,7 @@ from typing import Literal
 from llmcli.checkpoint.hub import hub_cache_folder
 from llmcli.kernels import environment
 from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
-from llmcli.private_folder import folder_problem
-from llmcli.resources import kernel_cache_folder, token_cache_folder
+from llmcli.resources import folder_problem, kernel_cache_folder, token_cache_folder
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, but nothing is broken by that
 
@@ -31,8 +30,9 @@ class Check:
 def examine() -> list[Check]:
     """All checks; a check comes after those that it depends on. Changes nothing."""
     driver = environment.find_driver()
+    python = Check("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     packages = [_package(name) for name in ("numpy", "torch", "tokenizers", "sentencepiece")]
-    checks = [_python(), *packages, _cpp_compiler(), _driver(driver)]
+    checks = [python, *packages, _cpp_compiler(), _driver(driver)]
     checks += _cards(driver)
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))
@@ -45,10 +45,6 @@ def examine() -> list[Check]:
         checks.append(_private(folder, name, consequence) or _writable(name, folder, consequence, "LLMCLI_HOME"))
     checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
     return checks
-
-
-def _python() -> Check:
-    return Check("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _package(name: str) -> Check:

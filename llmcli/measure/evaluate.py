@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.engine.events import Token
-from llmcli.engine.generation import Generation, scores_side_by_side
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, Token
+from llmcli.engine.scheduler import Generation, scores_side_by_side
 from llmcli.errors import UsageError
-from llmcli.runners.base import AllLogits, Runner
+from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import gather_candidates
+from llmcli.sampling.chain import log_probabilities
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer
 
@@ -133,13 +133,6 @@ def compare(
     )
 
 
-def log_softmax(logits: AllLogits) -> Probabilities:
-    """Natural logarithms of the probabilities. Shapes: logits and result [num_tokens, vocab_size]."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    result: Probabilities = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
-
-
 def _scored(
     runners: Sequence[Runner], token_ids: Sequence[int], stride: int, bos_token_ids: Sequence[int]
 ) -> Iterator[tuple[npt.NDArray[np.int64], list[Probabilities]]]:
@@ -149,7 +142,7 @@ def _scored(
     for window in windows(token_ids, runners[0].limits.max_seq_len, stride, bos_token_ids):
         targets = np.asarray(window.token_ids[window.first :], dtype=np.int64)
         for logits in scores_side_by_side(runners, window.token_ids, window.first):
-            logprobs = [log_softmax(chunk) for chunk in logits]
+            logprobs = [log_probabilities(chunk) for chunk in logits]
             yield targets[: len(logprobs[0])], logprobs
             targets = targets[len(logprobs[0]) :]
 
@@ -223,7 +216,7 @@ def diff(
     for logits in scores_side_by_side((first, second), (*prompt, *said), len(prompt)):
         for row, of_second in enumerate(logits[1], len(prompt) + place):
             gather_candidates(of_second, row)  # refuses what no sound model computes, as the first one's choices did
-        for p, q in zip(*(log_softmax(chunk) for chunk in logits), strict=True):
+        for p, q in zip(*(log_probabilities(chunk) for chunk in logits), strict=True):
             token_id = said[place]
             with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) if both exclude a token
                 kl = float(np.nansum(np.exp(p) * (p - q)))

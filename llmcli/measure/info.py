@@ -1,14 +1,14 @@
 """The contents and needs of a model folder: shape, tensors, bytes, special tokens, sampling defaults."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.checkpoint.export_files import read_card
+from llmcli.checkpoint.export_workspace import read_card
 from llmcli.checkpoint.formats import PackedLayer, PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.quantized_layers import Layer
+from llmcli.checkpoint.model import Layer, Model
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.tokenizer.base import Tokenizer
 
@@ -75,12 +75,12 @@ def inspect_model(
         bytes_by_dtype[info.dtype] += info.num_bytes
         module = name.rpartition(".")[0]
         if module not in layers or name.endswith(".bias"):
-            num_parameters += _numel(info.shape)
+            num_parameters += math.prod(info.shape)
             plain_bytes += info.num_bytes
         elif module in model.tensors.scaled:
             plain_bytes += info.num_bytes
-    num_plain = num_parameters + sum(_numel(layer.shape) for layer in model.tensors.scaled.values())
-    num_parameters += sum(_numel(layer.shape) for layer in layers.values())
+    num_plain = num_parameters + sum(math.prod(layer.shape) for layer in model.tensors.scaled.values())
+    num_parameters += sum(math.prod(layer.shape) for layer in layers.values())
     embedding = infos[EMBEDDING]
     weights_bytes = sum(bytes_by_dtype.values())
     is_tied = model.tensors.head == EMBEDDING
@@ -135,10 +135,3 @@ def _scheme_name(layer: Layer) -> str:
     if isinstance(layer, PackedLayer) and layer.format != PackQuantized():
         return f"{layer.scheme}, stored as {layer.format.name}"
     return str(layer.scheme)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

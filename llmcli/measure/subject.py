@@ -1,21 +1,33 @@
 """The subjects of `plan` and `bench`: a model or a shape, its possible device, and what is known of both."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+import os
+import re
+import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from llmcli.checkpoint.model import Model, num_parameters
+import psutil
+
+from llmcli.checkpoint.model import Model, num_parameters, open_model
+from llmcli.checkpoint.random_weights import OnProgress, write_shape
 from llmcli.engine.drafts import MAX_DRAFT_ROWS
 from llmcli.errors import InsufficientMemoryError
-from llmcli.measure.bench import Bench, BenchOptions, BenchReport, EngineFigures, KernelComparison
+from llmcli.measure.bench import (
+    Bench,
+    BenchOptions,
+    BenchReport,
+    DecodeFigures,
+    EngineFigures,
+    KernelComparison,
+    PromptFigures,
+    Way,
+)
 from llmcli.measure.energy import EnergyMeter
 from llmcli.measure.plan import DraftPlan, MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
-
-OnProgress = Callable[[int, int], None]  # done so far, all
 
 
 @dataclass(frozen=True)
@@ -122,22 +134,14 @@ def measure_subject(
     with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
         num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
-    prompts, decode, engine_prompts, engine_decode = [], [], [], []
+    ways: Sequence[Way] = (nullcontext,) if comparison is None else comparison.ways
+    prompts: list[list[PromptFigures]] = []  # of each length: for each way
+    decode: list[list[DecodeFigures]] = []
     for length in options.prompts:
-        if comparison is None:
-            prompts.append(bench.measure_prompt(length))
-        else:
-            own_prompt, engine_prompt = bench.compare_prompt(length, comparison.ways)
-            prompts.append(own_prompt)
-            engine_prompts.append(engine_prompt)
+        prompts.append(bench.measure_prompt(length, ways))
         on_progress(1 + len(prompts), total)
     for depth in options.depths:
-        if comparison is None:
-            decode.append(bench.measure_decode(depth))
-        else:
-            own_step, engine_step = bench.compare_decode(depth, comparison.ways)
-            decode.append(own_step)
-            engine_decode.append(engine_step)
+        decode.append(bench.measure_decode(depth, ways))
         on_progress(1 + len(prompts) + len(decode), total)
     draft_steps = []
     for place, depth in enumerate(drafted_depths, 1):
@@ -145,7 +149,9 @@ def measure_subject(
         on_progress(1 + len(prompts) + len(decode) + place, total)
     engine = None
     if comparison is not None:
-        engine = EngineFigures(comparison.own_kernels, tuple(engine_prompts), tuple(engine_decode))
+        engine = EngineFigures(
+            comparison.own_kernels, tuple(ours for _, ours in prompts), tuple(ours for _, ours in decode)
+        )
     return BenchReport(
         model=subject.full_name,
         precision=planned.precision,
@@ -157,8 +163,57 @@ def measure_subject(
         num_checked_tokens=num_checked_tokens,
         idle_watts=bench.idle_watts,
         energy_problem=energy_problem,
-        prompts=tuple(prompts),
-        decode=tuple(decode),
+        prompts=tuple(own for own, *_ in prompts),
+        decode=tuple(own for own, *_ in decode),
         engine=engine,
         draft_steps=tuple(draft_steps),
     )
+
+
+# Files of a shape with random weights: written for a measurement, and removed after it unless they are kept.
+
+# A scratch folder, or what an export or its source leaves next to it: the name holds the number of its process.
+_SCRATCH_NAME = re.compile(r"\.?[\w.-]+-(?:int8|int4|awq|fp8|bf16)\.([0-9]+)(?:\.source|\.partial-[0-9a-f]+)?")
+
+
+class Scratch:
+    """The folder of the shape `name` in the format `form`, inside `parent`. As a context it removes what is not kept.
+
+    `is_there` means that an earlier run has kept it: it is used as it is.
+    """
+
+    def __init__(self, name: str, form: str, parent: Path, *, keep: bool) -> None:
+        kept = parent / f"{name}-{form}"
+        self.is_there = kept.exists()
+        self.folder = kept if keep or self.is_there else kept.with_name(f"{kept.name}.{os.getpid()}")
+        self._is_kept = keep or self.is_there
+        self._name, self._form = name, form
+
+    def __enter__(self) -> "Scratch":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._is_kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self, on_progress: OnProgress) -> None:
+        """Write the weights, and remove what killed runs have left next to them.
+
+        Raises: LLMCliError and its subclasses
+        """
+        _remove_abandoned(self.folder.parent)
+        write_shape(self._name, self._form, self.folder, on_progress)
+
+    def open(self) -> Model:
+        """The model. Raises: CheckpointError and its subclasses."""
+        return open_model(self.folder)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove what killed runs have left: folders whose name ends in the number of no running process."""
+    if not parent.is_dir():
+        return
+    for path in parent.iterdir():
+        match = _SCRATCH_NAME.fullmatch(path.name)
+        if match and path.is_dir() and not psutil.pid_exists(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)

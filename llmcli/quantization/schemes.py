@@ -146,3 +146,18 @@ def vllm_concerns(
     if any(not scheme.is_symmetric for scheme in quantized.values()):
         concerns.append("vLLM takes asymmetric weights only in versions of spring 2025 and later (its PR 14211)")
     return concerns
+
+
+# What a user asks of an export, as a value; light, so that the command line can build it at once.
+
+DEFAULT_SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The user's choices. `head_bits` None keeps the output head; `skip` are patterns of layers to keep."""
+
+    scheme: WeightScheme
+    head_bits: int | None = None
+    skip: tuple[str, ...] = ()
+    shard_bytes: int = DEFAULT_SHARD_BYTES

@@ -4,8 +4,6 @@ A receipt has token ids and resolved settings, not flags. So if a default, a pre
 changed since, a replay names it, and the text stays the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -40,8 +38,7 @@ from llmcli.runners.base import Arithmetic
 from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
 if TYPE_CHECKING:
-    from llmcli.engine.events import Finished
-    from llmcli.engine.request import Request
+    from llmcli.engine.request import Finished, Request
     from llmcli.runners.base import Runner
 
 
@@ -268,10 +265,10 @@ def look_at_files(model: Model, prompt: PromptFacts) -> FileDigests:
 def describe_run(
     name: str,
     model: Model,
-    runner: Runner,
+    runner: "Runner",
     card: int | None,
     prompt: PromptFacts,
-    request: Request,
+    request: "Request",
     files: Mapping[str, FileFacts],
     samples: tuple[SampleFacts, ...],
 ) -> Receipt:
@@ -304,7 +301,7 @@ def describe_run(
     )
 
 
-def describe_samples(finished: Sequence[Finished]) -> tuple[SampleFacts, ...]:
+def describe_samples(finished: "Sequence[Finished]") -> tuple[SampleFacts, ...]:
     """The texts that have ended."""
     return tuple(
         SampleFacts(item.sample + 1, item.token_ids, item.text, item.finish_reason)

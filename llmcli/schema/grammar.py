@@ -18,9 +18,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from llmcli.errors import UsageError
 from llmcli.reading import object_of_unique_keys, parse_json
 from llmcli.schema.constraint import Constraint
-from llmcli.schema.json_schema import CheckedSchema
+from llmcli.schema.json_schema import CheckedSchema, check_regex
 from llmcli.schema.library import MaskLimits, Matcher, Tokens, byte_tokens
-from llmcli.schema.regex import check_regex
 from llmcli.tokenizer.bounded_process import BoundedProcess
 from llmcli.tokenizer.pieces import TokenPieces
 

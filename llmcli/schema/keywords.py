@@ -15,47 +15,19 @@ LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 COUNTS = (
-    "minProperties",
-    "maxProperties",
-    "minItems",
-    "maxItems",
-    "minLength",
-    "maxLength",
-    "minContains",
-    "maxContains",
+    *("minProperties", "maxProperties", "minItems", "maxItems"),
+    *("minLength", "maxLength", "minContains", "maxContains"),
 )
 VALUES = (
-    *(
-        "$ref",
-        "$dynamicRef",
-        "type",
-        "const",
-        "enum",
-        "required",
-        "dependentRequired",
-        "uniqueItems",
-        "pattern",
-        "format",
-    ),
-    *(*COUNTS, *BOUNDS, "multipleOf"),
+    *("$ref", "$dynamicRef", "type", "const", "enum", "required", "dependentRequired", "uniqueItems"),
+    *("pattern", "format", *COUNTS, *BOUNDS, "multipleOf"),
 )
 HELD = {*ONE, *UNEVALUATED, *LISTS, *NAMED, *VALUES}
 # Keywords that do not restrict values, or only define what a `$ref` means.
 ANNOTATIONS = {
-    *(
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$dynamicAnchor",
-        "$vocabulary",
-        "$comment",
-        "title",
-        "description",
-        "default",
-    ),
-    *("example", "examples", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType"),
-    *("contentSchema", "discriminator", "externalDocs", "xml"),
+    *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "title", "description"),
+    *("default", "example", "examples", "deprecated", "readOnly", "writeOnly", "contentEncoding"),
+    *("contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml"),
 }
 
 # The type that a keyword restricts; values of other types fit it.

@@ -4,8 +4,6 @@ Its Python classes hold the interpreter's lock for half a second while they buil
 weights are read. The C functions know no lock: here slow calls release it and quick calls keep it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import weakref
@@ -148,7 +146,7 @@ class Matcher:
         self._functions = _library()
         self._handle = _owned(self, handle, self._functions.quick.llg_free_matcher)
 
-    def copy(self) -> Matcher:
+    def copy(self) -> "Matcher":
         """A second matcher in the same state."""
         copied = Matcher.__new__(Matcher)
         copied._set(self._tokens, self._functions.quick.llg_clone_matcher(self._handle))
@@ -199,7 +197,7 @@ class Matcher:
         return not self.has_error
 
     @staticmethod
-    def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.uint32]) -> None:
+    def fill_masks(matchers: "Sequence[Matcher]", masks: NDArray[np.uint32]) -> None:
         """`fill_mask` for many, one after the other; those that fail then have an error.
 
         Shapes: masks [matchers, num_words of their tokens], contiguous

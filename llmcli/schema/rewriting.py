@@ -367,10 +367,6 @@ def _made(schema: Any, place: str) -> Any:
     return made
 
 
-def _not(schema: dict[str, Any], refs: References) -> list[Any]:
-    return [negated(schema["not"], refs)]
-
-
 def _if(schema: dict[str, Any], refs: References) -> list[Any]:
     condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
     if then is True and otherwise is True:
@@ -491,7 +487,7 @@ def _unique_items(schema: dict[str, Any], refs: References) -> list[Any]:
 
 
 _RULES: dict[str, Any] = {
-    "not": _not,
+    "not": lambda schema, refs: [negated(schema["not"], refs)],
     "if": _if,
     "oneOf": _one_of,
     "dependentRequired": _dependent_required,

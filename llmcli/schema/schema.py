@@ -1,7 +1,5 @@
 """`Schema`: a grammar in the tokens of a model's `Vocabulary`; `ConstrainedText`: one text's state in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -96,7 +94,7 @@ class Schema:
             raise UsageError(f"{grammar.name}: {first_line(self._matcher.error)}")
         self._spelled = Matcher(byte_tokens(), grammar.lark)
 
-    def behind(self, token_ids: Sequence[int]) -> Schema:
+    def behind(self, token_ids: Sequence[int]) -> "Schema":
         """What may follow the tokens of a text that has begun. Raises: UsageError if they do not fit"""
         held = self.begin(at_start=True)
         try:
@@ -110,7 +108,7 @@ class Schema:
         rest._matcher, rest._spelled = held._matcher, held.spelled()
         return rest
 
-    def begin(self, *, at_start: bool) -> ConstrainedText:
+    def begin(self, *, at_start: bool) -> "ConstrainedText":
         """An empty text. `at_start` means that nothing visible comes before it."""
         return ConstrainedText(self.grammar.name, self._matcher, self._spelled, self.vocabulary, at_start=at_start)
 

@@ -4,10 +4,12 @@ A key that is unknown, or given twice, is refused by name, never ignored. A null
 so do OpenAI's other keys with values that ask for nothing.
 """
 
-from __future__ import annotations
-
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
@@ -26,6 +28,7 @@ from pydantic import (
 from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.openai_body import BodyError, drop_idle, read_messages, unknown_key
+from llmcli.patterns import child_program
 from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
@@ -139,7 +142,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
-    def _check_constraint(self) -> TextsBody:
+    def _check_constraint(self) -> "TextsBody":
         _ = self.constraint
         if not self.stream and (self.includes_usage or self.counts_in_pieces):
             raise Refusal(400, 'stream_options needs "stream": true', param="stream_options")
@@ -190,7 +193,7 @@ class ChatBody(TextsBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> ChatBody:
+    def _refuse_contradictions(self) -> "ChatBody":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             message = "max_tokens and max_completion_tokens set the same limit; give one of them"
             raise Refusal(400, message, param="max_tokens")
@@ -232,7 +235,7 @@ class CompletionBody(TextsBody):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> CompletionBody:
+    def _refuse_contradictions(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
             raise Refusal(400, "max_tokens is 0, expected >= 1, or echo: true", param="max_tokens")
         return self
@@ -257,7 +260,7 @@ class TokenizeBody(Body):
     messages: Messages | None = None
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> TokenizeBody:
+    def _refuse_contradictions(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             given = "missing" if self.prompt is None else "given"
             raise Refusal(400, f"prompt and messages are both {given}, expected one of them", param="prompt")
@@ -364,3 +367,67 @@ def _path(parts: Sequence[str | int]) -> str:
         elif not part.startswith(("list[", "function-", "constrained-")):
             path += f".{part}" if path else part
     return path[:200]
+
+
+# `BodyReader`: reads long bodies in a separate process.
+#
+# A thread of the front would compete with the event loop for Python's lock, which the loop releases at each system
+# call: all clients would wait for a second. Garbage collection of what is read would stop both.
+
+_PROGRAM = child_program("llmcli.serve.bodies", "main(int(sys.argv[1]))")
+
+
+class BodyReader:
+    """See above. For one thread at a time. The process ends with its parent."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def start(self) -> None:
+        """Start the process now; else the first body waits for it."""
+        self._connection, there = Pipe()
+        with there:
+            command = [sys.executable, "-P", "-c", _PROGRAM, str(there.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(there.fileno(),))
+
+    def read(self, kind: type[Kind], content: bytes) -> Kind:
+        """As `parse_body`. Raises: as it does; a Refusal if the process dies, and the next body starts a new one"""
+        if self._connection is None:
+            self.start()
+        assert self._connection is not None
+        try:
+            self._connection.send((kind, content))
+            body: Kind | Refusal = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self.close()
+            raise Refusal(500, "the body could not be read; send a shorter one") from error
+        if isinstance(body, Refusal):
+            try:
+                raise body
+            finally:
+                del body  # else error, traceback and this frame would be a reference cycle, which keeps the content
+        return body
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None and self._connection is not None:
+            self._process.kill()
+            self._process.wait()
+            self._connection.close()
+        self._process = self._connection = None
+
+
+def main(link: int) -> None:
+    """Read bodies until the other process closes the link."""
+    with Connection(link) as connection:
+        while True:
+            try:
+                kind, content = connection.recv()
+            except (EOFError, OSError):
+                return
+            try:
+                answer: Body | Refusal = parse_body(kind, content)
+            except Refusal as refusal:
+                answer = refusal
+            connection.send(answer)

@@ -1,9 +1,11 @@
 """`Refusal`: a request that is not served, with its HTTP status, and every error in OpenAI's form."""
 
-from __future__ import annotations
-
+import io
+import json
 from functools import partial
 from typing import Any
+
+from starlette.responses import JSONResponse, Response
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
 
@@ -45,3 +47,27 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, LLMCliError):
         return Refusal(500, str(error))
     return Refusal(500, f"internal error, please report it: {type(error).__name__}: {error}")
+
+
+# JSON as the server writes it: on one line, in UTF-8.
+
+# json.dumps would make one for each value.
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def to_json(value: object) -> bytes:
+    """JSON on one line."""
+    return _JSON.encode(value).encode()
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A response of JSON."""
+    return Response(to_json(value), status, media_type=JSONResponse.media_type)
+
+
+def large_json_response(value: object) -> Response:
+    """The same, for a thread: lets other threads run meanwhile, which C's encoder does not."""
+    text = io.StringIO()
+    for piece in _JSON.iterencode(value):  # millions of pieces, which a list would keep
+        text.write(piece)
+    return Response(text.getvalue(), media_type=JSONResponse.media_type)

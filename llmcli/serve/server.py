@@ -1,7 +1,5 @@
 """`Server`: runs from the first connection to the end, with the engine in this process, the front in another."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -11,12 +9,13 @@ import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 
-from llmcli.child import child_program
 from llmcli.engine.remote.link import EngineEnd
-from llmcli.engine.remote.worker import Hold, ServerScheduler
+from llmcli.engine.remote.worker import Hold
+from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import LLMCliError
+from llmcli.patterns import child_program
 from llmcli.serve.front import SIGNALS, FrontWork
 
 _END_SECONDS = 5.0  # for the front's process, once the link is closed
@@ -50,12 +49,10 @@ class Server:
         listener.close()  # only the front has it: once it takes no more clients, they are refused
         self._connection.send(work)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> "Server":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
         self._signals.close()
         try:
@@ -66,7 +63,7 @@ class Server:
 
     def run(
         self,
-        scheduler: ServerScheduler,
+        scheduler: Scheduler,
         hold: Hold,
         *,
         log: Callable[[str], None],

@@ -4,13 +4,259 @@ Refuses text that has no UTF-8 form. Two libraries do the actual tokenizing.
 """
 
 import codecs
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from llmcli.errors import TokenizerError, UsageError
-from llmcli.tokenizer.settings import MAX_TOKEN_ID, TokenizerSettings
+from llmcli.reading import TOKENIZER_SETTINGS
+
+# Reads the small JSON files next to a tokenizer: tokenizer_config.json, special_tokens_map.json, added_tokens.json, and
+# config.json where it names the tokenizer's class.
+#
+# Refuses malformed values; every other key of these files is ignored.
+
+# Source: transformers 5.23, `PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES`.
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Source: transformers 5.23, `LlamaTokenizer.__init__`.
+LLAMA_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# Types that this program runs, for which transformers' AutoTokenizer uses another class nevertheless.
+OTHER_CLASS_TYPES = ("mistral", "qwen2")
+MAX_TOKEN_ID = 2**22  # four times the largest vocabulary known; loops over all ids must end
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token outside the trained vocabulary; `lstrip` and `rstrip` let it swallow the white space around it.
+
+    With `normalized` it is looked for in the normalized text, as in the `tokenizers` library.
+    """
+
+    content: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """The declarations of one model folder; the defaults are those of a folder without any of these files.
+
+    `named_tokens` holds those with a name, as in `"pad_token": "<pad>"`; `extra_tokens` the special ones without.
+    `added_tokens` is by id; `is_complete` means that it is `added_tokens_decoder`, and wins over tokenizer.json.
+    `legacy` is Hugging Face's word for a LLaMA tokenizer that puts a space after each special token and not only at
+    the start of the text; without `add_prefix_space` it puts none anywhere. `llama_tokens` are None unless
+    transformers reads the folder with its class LlamaTokenizer: the tokens that this class names itself, since no file
+    does.
+    """
+
+    named_tokens: Mapping[str, AddedToken] = field(default_factory=dict)
+    extra_tokens: tuple[AddedToken, ...] = ()
+    added_tokens: Mapping[int, AddedToken] = field(default_factory=dict)
+    is_complete: bool = False
+    add_bos_token: bool | None = None  # None: not declared
+    add_eos_token: bool = False
+    legacy: bool = False
+    add_prefix_space: bool = True
+    llama_tokens: Mapping[str, AddedToken] | None = None
+
+    @property
+    def bos_token(self) -> str | None:
+        """The content of the named BOS token, None if there is none."""
+        return self._named("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The content of the named EOS token, None if there is none."""
+        return self._named("eos_token")
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, AddedToken]:
+        """Every token that must never be shown, by its content.
+
+        These are the named ones, the added ones called special, and the extra ones, except an extra one that is an
+        ordinary added token.
+        """
+        added = {token.content: token for token in self.added_tokens.values()}
+        tokens: dict[str, AddedToken] = {}
+        for token in [*self.named_tokens.values(), *self.extra_tokens]:
+            # A name without a behaviour does not change the behaviour given by another.
+            if token.content and (token.content not in tokens or token != AddedToken(token.content, special=True)):
+                tokens[token.content] = token
+        ordinary = {content for content, token in added.items() if not token.special} - self.named_contents
+        special = {content: replace(token, special=True) for content, token in added.items()}
+        return {
+            content: special.get(content, token) for content, token in tokens.items() if content not in ordinary
+        } | {content: token for content, token in added.items() if token.special}
+
+    @cached_property
+    def named_contents(self) -> frozenset[str]:
+        """The strings of the named tokens."""
+        return frozenset(token.content for token in self.named_tokens.values())
+
+    def _named(self, name: str) -> str | None:
+        return self.named_tokens[name].content or None if name in self.named_tokens else None
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """Reads the declarations of a model folder; a missing file declares nothing.
+
+    As in transformers, a tokenizer_config.json with `added_tokens_decoder` is complete, and the two older files are
+    read only if it has none. Named tokens are the seven of `TOKEN_NAMES`, every other key that ends in `_token`, and
+    those of an `extra_special_tokens` that is an object. `additional_special_tokens` is that key's older name.
+
+    Raises: TokenizerError, naming the file, for broken JSON or a value of the wrong type.
+    Source: transformers 5.23, `_from_pretrained` and `__init__` of `PreTrainedTokenizerBase`.
+    """
+    config_path, token_map_path = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    config = read_optional_object(config_path)
+    is_complete = config.get("added_tokens_decoder") is not None
+    token_map = {} if is_complete else read_optional_object(token_map_path)
+
+    named = _named_tokens(token_map_path, token_map) | _named_tokens(config_path, config)
+    for name in TOKEN_NAMES:  # for these the older file wins, also with a null
+        if name in token_map:
+            named[name] = _token(token_map_path, name, token_map[name])
+    extra: dict[str, AddedToken] = {}
+    for path, declared in ((config_path, config), (token_map_path, token_map)):
+        more_named, more = _extra_special_tokens(path, declared, is_first=not extra)
+        named |= more_named
+        extra |= {token.content: token for token in more}
+
+    if is_complete:
+        added_tokens = _added_tokens_decoder(config_path, config["added_tokens_decoder"])
+    else:
+        # As in transformers here: the seven names, and no object in tokenizer_config.json.
+        names = [n for n in TOKEN_NAMES if n in token_map or isinstance(config.get(n), str)]
+        declared_special = {token.content for n in names if (token := named[n]) is not None} | extra.keys()
+        added_tokens = _added_tokens_file(folder / "added_tokens.json", declared_special)
+    add_prefix_space = _flag(config_path, config, "add_prefix_space")
+    return TokenizerSettings(
+        named_tokens={name: token for name, token in named.items() if token is not None},
+        extra_tokens=tuple(extra.values()),
+        added_tokens=dict(sorted(added_tokens.items())),
+        is_complete=is_complete,
+        add_bos_token=_flag(config_path, config, "add_bos_token"),
+        add_eos_token=bool(_flag(config_path, config, "add_eos_token")),
+        legacy=bool(_flag(config_path, config, "legacy")),
+        add_prefix_space=add_prefix_space is not False,
+        llama_tokens=_llama_tokens(config, read_optional_object(folder / "config.json"), named),
+    )
+
+
+def read_optional_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of settings, {} if there is no such file.
+
+    Raises: TokenizerError, as `SmallFile.read_json_object`.
+    """
+    # A broken link counts as present, so that its name is reported.
+    return TOKENIZER_SETTINGS.read_json_object(path) if os.path.lexists(path) else {}
+
+
+def _flag(path: Path, config: dict[str, Any], name: str) -> bool | None:
+    value = config.get(name)
+    if not isinstance(value, bool | None):
+        raise TokenizerError(f"{name} in {path} is {_shown(value)}, expected true, false or null")
+    return value
+
+
+def _llama_tokens(
+    config: dict[str, Any], model_config: dict[str, Any], named: Mapping[str, AddedToken | None]
+) -> dict[str, AddedToken] | None:
+    """See `TokenizerSettings`. Source: transformers 5.23, `AutoTokenizer.from_pretrained`."""
+    tokenizer_class = config.get("tokenizer_class") or model_config.get("tokenizer_class")
+    is_llama = tokenizer_class in ("LlamaTokenizer", "LlamaTokenizerFast")
+    if not is_llama or model_config.get("model_type") in OTHER_CLASS_TYPES:
+        return None
+    return {name: AddedToken(content, special=True) for name, content in LLAMA_NAMES.items() if name not in named}
+
+
+def _token(path: Path, name: str, value: Any) -> AddedToken | None:
+    """A special token in the form of these files: null, a string, or an object with "content"."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        return replace(_added_token(value, {"special": True}), special=True)
+    expected = 'a string, an object with "content", or null'
+    raise TokenizerError(f"{name} in {path} is {_shown(value)}, expected {expected}")
+
+
+def _added_token(entry: dict[str, Any], defaults: dict[str, bool]) -> AddedToken:
+    behaviour = {name: bool(entry.get(name)) for name in ("special", "lstrip", "rstrip", "single_word")} | defaults
+    return AddedToken(entry["content"], **behaviour, normalized=bool(entry.get("normalized", not behaviour["special"])))
+
+
+def _named_tokens(path: Path, declared: dict[str, Any]) -> dict[str, AddedToken | None]:
+    """Tokens by name; a key that ends in `_token` and is not one of the seven counts only if it holds a token."""
+    tokens = {name: _token(path, name, declared[name]) for name in TOKEN_NAMES if name in declared}
+    for name, value in declared.items():
+        is_token = isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
+        if name.endswith("_token") and name not in tokens and is_token:
+            tokens[name] = _token(path, name, value)
+    return tokens
+
+
+def _extra_special_tokens(
+    path: Path, declared: dict[str, Any], is_first: bool
+) -> tuple[dict[str, AddedToken | None], list[AddedToken]]:
+    """The tokens with a name and those without, in `extra_special_tokens`.
+
+    Its older name counts only if nothing else does, as in transformers.
+    """
+    name = "extra_special_tokens"
+    if is_first and not declared.get(name):
+        name = "additional_special_tokens"
+    values = declared.get(name) or []
+    if isinstance(values, dict):
+        return {key: _token(path, name, value) for key, value in values.items()}, []
+    if not isinstance(values, list):
+        raise TokenizerError(f"{name} in {path} is {_shown(values)}, expected a list of tokens or an object")
+    return {}, [token for value in values if (token := _token(path, name, value)) is not None]
+
+
+def _added_tokens_decoder(path: Path, entries: Any) -> dict[int, AddedToken]:
+    if not isinstance(entries, dict):
+        raise TokenizerError(f"added_tokens_decoder in {path} is {_shown(entries)}, expected an object")
+    tokens = {}
+    for key, entry in entries.items():
+        content = entry.get("content") if isinstance(entry, dict) else None
+        is_number = key.isascii() and key.isdigit() and len(key) < 20
+        if not is_number or not isinstance(content, str) or not content:
+            expected = 'a token id with an object that has "content"'
+            raise TokenizerError(f"added_tokens_decoder in {path} holds {_shown({key: entry})}, expected {expected}")
+        tokens[_token_id(path, int(key), content)] = _added_token(entry, {})
+    return tokens
+
+
+def _added_tokens_file(path: Path, special: set[str]) -> dict[int, AddedToken]:
+    tokens = {}
+    for content, token_id in read_optional_object(path).items():
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not content:
+            raise TokenizerError(f"{path} holds {_shown({content: token_id})}, expected token strings with ids")
+        is_special = content in special
+        tokens[_token_id(path, token_id, content)] = AddedToken(content, is_special, normalized=not is_special)
+    return tokens
+
+
+def _token_id(path: Path, token_id: int, content: str) -> int:
+    if not 0 <= token_id <= MAX_TOKEN_ID:
+        raise TokenizerError(f"{path} gives {_shown(content)} the id {token_id}, expected 0 to {MAX_TOKEN_ID}")
+    return token_id
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a wrong value, as JSON: it goes to a terminal, and may be long."""
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class Tokenizer(ABC):

@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.child import child_program
 from llmcli.errors import TokenizerError
+from llmcli.patterns import child_program
 
 START_LIMIT_SECONDS = 60  # our own program starts in 0.2 s; a cold disk takes longer
 # The longest answers: 4 MB of a template's output at up to six bytes a character ("\u0001"), or the ids of a long text.

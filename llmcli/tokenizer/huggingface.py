@@ -15,12 +15,10 @@ from typing import Any
 
 import tokenizers
 
-from llmcli.errors import TokenizerError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import TokenizerError, foreign_errors_explained
 from llmcli.reading import check_value, parse_json
-from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.base import AddedToken, Tokenizer, TokenizerSettings
 from llmcli.tokenizer.bounded_process import BoundedProcess
-from llmcli.tokenizer.settings import AddedToken, TokenizerSettings
 
 # A tokenizer.json as text for the `tokenizers` library, and whether the library may be trusted with it.
 #

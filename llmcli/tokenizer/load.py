@@ -7,11 +7,9 @@ import os
 import re
 from pathlib import Path
 
-from llmcli.errors import TokenizerError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import TokenizerError, foreign_errors_explained
 from llmcli.reading import GIT_LFS_START, TOKENIZER_MODEL
-from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.settings import read_settings
+from llmcli.tokenizer.base import Tokenizer, read_settings
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -4,8 +4,6 @@ Asking a tokenizer of 128,000 tokens takes 0.15 s, after it is loaded; a kept fi
 Its name is a digest of the tokenizer's files, and it holds a digest of its own content.
 """
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +15,8 @@ from numpy.typing import NDArray
 
 from llmcli import __version__
 from llmcli.errors import LLMCliError
-from llmcli.private_folder import private_folder, read_private
 from llmcli.reading import TOKENIZER_MODEL, TOKENIZER_SETTINGS
-from llmcli.resources import token_cache_folder
+from llmcli.resources import private_folder, read_private, token_cache_folder
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.writing import OutputFile
 
@@ -44,13 +41,13 @@ class TokenPieces:
     lengths: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenPieces:
+    def of(cls, tokenizer: Tokenizer) -> "TokenPieces":
         """The pieces of every token of the vocabulary; b"" for special ones."""
         pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
         return cls.from_list(pieces)
 
     @classmethod
-    def from_list(cls, pieces: list[bytes]) -> TokenPieces:
+    def from_list(cls, pieces: list[bytes]) -> "TokenPieces":
         """Join these pieces."""
         return cls(b"".join(pieces), np.fromiter(map(len, pieces), np.uint32, len(pieces)))
 
@@ -61,7 +58,7 @@ class TokenPieces:
         end = int(self._ends[token_id])
         return self.content[end - int(self.lengths[token_id]) : end]
 
-    def first(self, count: int) -> TokenPieces:
+    def first(self, count: int) -> "TokenPieces":
         """The pieces of the first `count` tokens."""
         if count >= len(self):
             return self

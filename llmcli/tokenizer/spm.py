@@ -11,8 +11,7 @@ from pathlib import Path
 import sentencepiece
 
 from llmcli.errors import TokenizerError
-from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.settings import AddedToken, TokenizerSettings
+from llmcli.tokenizer.base import AddedToken, Tokenizer, TokenizerSettings
 
 # A private-use character that no vocabulary holds, so it never merges with the text after it.
 SENTINEL = "\U0010fffd"

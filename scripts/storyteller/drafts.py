@@ -17,8 +17,7 @@ from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.run import DRAFT_WORDS, open_draft
 from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Finished, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request, Token
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Runner
 

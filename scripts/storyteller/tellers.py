@@ -14,8 +14,7 @@ from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Finished
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request
 from llmcli.tokenizer.chat_encoding import encode_chat
 
 Message = dict[str, str]

@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llmcli.engine.events import Event, Failed, Finished, Timings, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Event, Failed, Finished, Request, Timings, Token
 from llmcli.errors import DeviceError
 
 TIMINGS = Timings(1, 0.0, 0.0, 0, 0.0)

@@ -15,9 +15,8 @@ from llmcli import __version__
 from llmcli.batch import on_ray
 from llmcli.batch.on_ray import RayScheduler, Work
 from llmcli.batch.run import Progress, run_batch
-from llmcli.engine.events import Failed, Finished
-from llmcli.engine.remote.asked import Answer, Asked, EngineFacts
-from llmcli.engine.request import Request
+from llmcli.engine.remote.worker import Answer, Asked, EngineFacts
+from llmcli.engine.request import Failed, Finished, Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError, UsageError
 from llmcli.sampling.params import Sampler, SamplingParams

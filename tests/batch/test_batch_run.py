@@ -13,9 +13,9 @@ from batch.fake_scheduler import FakeScheduler, length_of, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmcli.batch.on_disk import DiskDict
-from llmcli.batch.output import InOrder, Journal, Written, holds_something, read_output
-from llmcli.batch.record import (
+from llmcli.batch.output import DiskDict, InOrder, Journal, Written, holds_something, read_output
+from llmcli.batch.run import Progress, RowsOverTime, estimate_seconds, run_batch
+from llmcli.batch.shards import (
     Record,
     check_record_path,
     load_record,
@@ -23,9 +23,7 @@ from llmcli.batch.record import (
     refuse_other_settings,
     save_record,
 )
-from llmcli.batch.run import Progress, RowsOverTime, estimate_seconds, run_batch
-from llmcli.engine.events import Failed, Finished
-from llmcli.engine.request import Request
+from llmcli.engine.request import Failed, Finished, Request
 from llmcli.errors import DeviceError, OutputError, UsageError
 from llmcli.sampling.params import Sampler, SamplingParams
 

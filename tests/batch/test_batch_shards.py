@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.batch.record import Record, load_record, save_record
-from llmcli.batch.shards import Merged, Shard, find_shards, merge_shards, parse_shard
+from llmcli.batch.shards import Merged, Record, Shard, find_shards, load_record, merge_shards, parse_shard, save_record
 from llmcli.errors import UsageError
 
 

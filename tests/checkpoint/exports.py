@@ -10,12 +10,10 @@ from safetensors import safe_open
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
-from llmcli.quantization.packing import unpack_rows, unpack_zero_points
-from llmcli.quantization.rounding import TensorQuality
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.rounding import TensorQuality, unpack_rows, unpack_zero_points
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 

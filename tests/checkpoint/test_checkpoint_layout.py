@@ -14,15 +14,13 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model, num_parameters, open_model
-from llmcli.checkpoint.random_weights import RandomReader, write_shape
+from llmcli.checkpoint.random_weights import FORMATS, RandomReader, shape_model, shape_names, write_shape
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
 from llmcli.errors import CheckpointError, OutputError, UnsupportedModelError, UsageError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.torch.load import load
 
 
@@ -171,7 +169,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 320}
     config = {**CONFIG, **sizes, "dtype": "float16", "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     (folder / "Tiny.json").write_text(json.dumps(config))
-    monkeypatch.setattr("llmcli.checkpoint.shapes.resource_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr("llmcli.checkpoint.random_weights.resource_folder", lambda name: tmp_path / name)
     return "Tiny"
 
 

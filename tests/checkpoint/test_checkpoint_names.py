@@ -13,11 +13,10 @@ from row_steps import PROMPT, logits_of, relative_error
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.torch.load import load
 
 transformers = pytest.importorskip("transformers")

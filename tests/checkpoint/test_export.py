@@ -12,13 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_files import read_card
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
+from llmcli.checkpoint.export_workspace import read_card
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, OutputTensor, SafetensorsWriter, read_header
 from llmcli.errors import CheckpointError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 INT8 = WeightScheme(8, 64)
 ASYMMETRIC = WeightScheme(4, 64, is_symmetric=False)

@@ -12,13 +12,12 @@ import pytest
 from exports import contents, export, write_model
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.export_workspace import resolve_destination
 from llmcli.checkpoint.model import open_model
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, UsageError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 INT8 = WeightScheme(8, 64)
 HOLDER = """

@@ -13,11 +13,10 @@ import pytest
 from exports import contents, export, write_model
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 INT4 = WeightScheme(4, 32, is_symmetric=False)
 SHARD_BYTES = 60_000

@@ -9,13 +9,12 @@ import pytest
 from exports import contents, export, write_model
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.folder import SourceState
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 INT8 = WeightScheme(8, 64)
 OPTIONS = ExportOptions(INT8, shard_bytes=60_000)

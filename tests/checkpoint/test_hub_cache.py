@@ -11,7 +11,7 @@ from hub_server import HubServer
 from huggingface_hub import constants
 
 from llmcli.checkpoint.hub import list_cached_models, plan_removal, resolve_model
-from llmcli.checkpoint.hub_id import HubId
+from llmcli.checkpoint.hub_library import HubId
 from llmcli.errors import CheckpointError
 
 

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from llmcli.checkpoint.hub import resolve_model
 from llmcli.checkpoint.hub_client import HubClient
-from llmcli.checkpoint.hub_id import HubId
+from llmcli.checkpoint.hub_library import HubId
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError
 from llmcli.reading import CONFIG

@@ -16,8 +16,7 @@ from llmcli.checkpoint.hub_files import (
     checked_revision,
     is_weights_name,
 )
-from llmcli.checkpoint.hub_id import HubId, find_hub_id
-from llmcli.checkpoint.hub_library import hub_settings
+from llmcli.checkpoint.hub_library import HubId, find_hub_id, hub_settings
 from llmcli.errors import CheckpointError
 
 BAD_NAMES = (

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from llmcli.cli.output.base import Output, RunFacts
-from llmcli.engine.events import Event, Finished, FinishReason, Timings, Token
+from llmcli.engine.request import Event, Finished, FinishReason, Timings, Token
 from llmcli.engine.texts import StopStrings
 from llmcli.sampling.inspect import inspect_choice
 from llmcli.sampling.params import Sampler, SamplingParams, resolve
-from llmcli.tokenizer.base import StreamDecoder, Tokenizer
-from llmcli.tokenizer.settings import TokenizerSettings
+from llmcli.tokenizer.base import StreamDecoder, Tokenizer, TokenizerSettings
 
 END = "</s>"  # a special token, without text
 

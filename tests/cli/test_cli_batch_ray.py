@@ -26,9 +26,9 @@ from results import Llmcli, Result
 
 from llmcli.batch import on_ray
 from llmcli.batch.output import Journal
-from llmcli.batch.record import load_record
+from llmcli.batch.shards import load_record
 from llmcli.cli.batch_engines import LEAST_RAY
-from llmcli.engine.remote.asked import AskedEngine
+from llmcli.engine.remote.worker import AskedEngine
 
 NEEDS_RAY = "--ray needs Ray 2.60 or later: run `pip install 'llmcli[ray]'`"
 NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from results import Llmcli
 
-from llmcli.batch.record import load_record
+from llmcli.batch.shards import load_record
 from llmcli.runners.stepping import SteppingRunner
 
 LINES = [

@@ -34,7 +34,7 @@ def shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "configs" / "models").mkdir(parents=True)
     config = {**CONFIG, **SIZES, "dtype": "bfloat16"}
     (tmp_path / "configs" / "models" / "Tiny.json").write_text(json.dumps(config))
-    monkeypatch.setattr("llmcli.checkpoint.shapes.resource_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr("llmcli.checkpoint.random_weights.resource_folder", lambda name: tmp_path / name)
     return "Tiny"
 
 

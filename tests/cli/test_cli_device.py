@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from results import Llmcli
 
-from llmcli.checkpoint.shapes import shape_model
+from llmcli.checkpoint.random_weights import shape_model
 from llmcli.cli import device_choice, lazy
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.device_targets import CardTarget
 from llmcli.cli.output.base import decode_wall_seconds
-from llmcli.engine.events import Timings
+from llmcli.engine.request import Timings
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels import device
 from llmcli.kernels.card_facts import TYPICAL_CARD

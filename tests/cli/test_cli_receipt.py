@@ -12,7 +12,7 @@ from hub_server import HubServer
 from results import Llmcli, Result
 from safetensors.torch import load_file, save_file
 
-from llmcli.engine.generation import Generation
+from llmcli.engine.scheduler import Generation
 from llmcli.receipt.receipt import load_receipt, save_receipt
 
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"

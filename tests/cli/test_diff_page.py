@@ -17,7 +17,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.cli.output.page_diff import DiffFacts, render_diff_page, verdict_sentence
 from llmcli.cli.units import divergence
-from llmcli.engine.generation import scores
+from llmcli.engine.scheduler import scores
 from llmcli.measure.evaluate import Alternative, DiffToken, diff, verdict
 from llmcli.runners.torch.load import load
 from llmcli.tokenizer.load import load_tokenizer

@@ -23,7 +23,7 @@ from llmcli.cli.output.tokens import (
     why_no_color,
 )
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Finished, Timings
+from llmcli.engine.request import Finished, Timings
 
 FLOWER = "🌼".encode()
 WORDS = ["Once", " upon", "\n\n a", " ", "S", "TOP", FLOWER[:1], FLOWER[1:3], FLOWER[3:], "x  y z \n"]

@@ -14,7 +14,7 @@ from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
 from llmcli.cli.output import page
 from llmcli.cli.output.page import HtmlOutput
 from llmcli.cli.output.tokens import LEVEL_LIMITS
-from llmcli.engine.events import Finished, Token
+from llmcli.engine.request import Finished, Token
 from llmcli.sampling.params import SamplingParams
 
 HOSTILE = [

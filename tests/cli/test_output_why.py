@@ -11,7 +11,7 @@ from tiny_models import BOS, BOS_ID, write_byte_tokenizer
 
 from llmcli.cli.output.tokens import WhyOutput, percent, show_piece, show_text
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Token
+from llmcli.engine.request import Token
 from llmcli.sampling.inspect import inspect_choice
 from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.load import load_tokenizer

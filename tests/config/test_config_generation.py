@@ -9,8 +9,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor
 
-from llmcli.config.fields import Fields
-from llmcli.config.generation import NOT_APPLIED, GenerationDefaults, read_generation_defaults
+from llmcli.config.fields import NOT_APPLIED, Fields, GenerationDefaults, read_generation_defaults
 from llmcli.errors import CheckpointError
 
 VOCAB_SIZE = 100

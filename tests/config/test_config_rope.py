@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llmcli.config.fields import Fields
-from llmcli.config.rope import RopeParameters, read_rope_parameters
+from llmcli.config.llama import RopeParameters, read_rope_parameters
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 transformers = pytest.importorskip("transformers")

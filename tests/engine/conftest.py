@@ -14,7 +14,7 @@ from tiny_models import write_byte_tokenizer
 from llmcli.runners.base import Runner
 from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.chat_template import PLAIN, PLAIN_SOURCE, load_chat_template
+from llmcli.tokenizer.chat_encoding import PLAIN, PLAIN_SOURCE, load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Finished, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Event, Finished, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.sampling.params import Sampler, SamplingParams

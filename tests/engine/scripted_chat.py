@@ -13,8 +13,7 @@ from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer, decode
-from llmcli.tokenizer.chat_encoding import turn_end_token_ids
-from llmcli.tokenizer.chat_template import ChatTemplate
+from llmcli.tokenizer.chat_encoding import ChatTemplate, turn_end_token_ids
 
 
 class ChatModel(NamedTuple):

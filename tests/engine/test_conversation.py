@@ -12,7 +12,7 @@ from scripted_chat import ChatModel, ScriptedChat, ScriptedChatRunner, finished,
 from llmcli.engine.chat_events import ReasoningSplitter, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.errors import TokenizerError, UsageError
-from llmcli.tokenizer.chat_template import ChatTemplate
+from llmcli.tokenizer.chat_encoding import ChatTemplate
 
 Load = Callable[[str], ChatModel]
 NAMES = ["tiny", "llama2", "llama3.1", "qwen2.5", "qwen3", "plain llama2", "plain llama3"]

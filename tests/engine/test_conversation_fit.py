@@ -24,7 +24,7 @@ from llmcli.engine.conversation import (
 from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.chat_template import ChatTemplate, load_chat_template
+from llmcli.tokenizer.chat_encoding import ChatTemplate, load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
 Load = Callable[[str], ChatModel]

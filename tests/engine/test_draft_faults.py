@@ -13,7 +13,7 @@ from tiny_models import write_broken_llama, write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Finished
+from llmcli.engine.request import Finished
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.kernels.device import device_errors
 from llmcli.runners.base import Runner, Span, Step

@@ -17,8 +17,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_sources import DraftModel, NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage, Guesses
-from llmcli.engine.events import Finished, Token
-from llmcli.engine.request import KeptRow
+from llmcli.engine.request import Finished, KeptRow, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Chosen
 from llmcli.runners.numpy.load import load

@@ -18,8 +18,7 @@ from tiny_models import EOS_ID, write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_sources import DraftModel, NgramSource
 from llmcli.engine.drafts import Drafting, DraftSource
-from llmcli.engine.events import Failed, Finished, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Failed, Finished, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
 from llmcli.sampling.params import Sampler, SamplingParams

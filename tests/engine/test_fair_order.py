@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from page_device import PageDevice
 
-from llmcli.engine.events import Event, Finished, PromptScored, Token
-from llmcli.engine.request import Request
+from llmcli.engine.request import Event, Finished, PromptScored, Request, Token
 from llmcli.engine.scheduler import Scheduler
 from llmcli.engine.texts import FairOrder
 from llmcli.runners.stepping import SteppingRunner

@@ -12,9 +12,8 @@ from page_device import PageDevice
 from tiny_models import BOS_ID, EOS_ID
 
 from llmcli.engine import texts as sample_module
-from llmcli.engine.events import Finished, PrefillProgress, Token
-from llmcli.engine.generation import Generation
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, PrefillProgress, Request, Token
+from llmcli.engine.scheduler import Generation
 from llmcli.runners.base import Logits
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.inspect import Inspection

@@ -15,10 +15,8 @@ from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_sources import NgramSource
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Failed, Finished, Token
-from llmcli.engine.generation import Generation
-from llmcli.engine.request import KeptRow, Request
-from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.request import Event, Failed, Finished, KeptRow, Request, Token
+from llmcli.engine.scheduler import Generation, Scheduler
 from llmcli.errors import UsageError
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load.model import load as load_on_card

@@ -11,16 +11,14 @@ from page_device import PageDevice
 from tiny_models import EOS_ID
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.events import Finished, Token
-from llmcli.engine.generation import Generation
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request, Token
 from llmcli.engine.roads import ENOUGH_TOKENS, MOST_TOKENS, Fork, Road, Roads, find_forks
+from llmcli.engine.scheduler import Generation
 from llmcli.errors import CheckpointError
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.load import load
-from llmcli.sampling.chain import choose, run_steps
-from llmcli.sampling.filters import next_mu
+from llmcli.sampling.chain import choose, next_mu, run_steps
 from llmcli.sampling.inspect import Inspection, StepEffect, TokenLogprob, TokenProbability
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.tokenizer.base import Tokenizer

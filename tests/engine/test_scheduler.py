@@ -12,8 +12,18 @@ from scripted_drafts import ScriptedSource
 from tiny_models import EOS_ID
 
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, PromptScored, Scored, Token
-from llmcli.engine.request import KeptRow, Request, ScoreRequest
+from llmcli.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    KeptRow,
+    PrefillProgress,
+    PromptScored,
+    Request,
+    Scored,
+    ScoreRequest,
+    Token,
+)
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError
 from llmcli.runners.stepping import SteppingRunner

@@ -12,10 +12,8 @@ from scripted_drafts import ScriptedSource
 from tiny_models import EOS_ID
 
 from llmcli.engine.drafts import Drafting
-from llmcli.engine.events import Event, Finished, Token
-from llmcli.engine.generation import Generation
-from llmcli.engine.request import KeptRow, Request
-from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.request import Event, Finished, KeptRow, Request, Token
+from llmcli.engine.scheduler import Generation, Scheduler
 from llmcli.engine.steps import Fill
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams

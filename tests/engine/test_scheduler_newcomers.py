@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from page_device import VOCAB_SIZE, NextToken, PageDevice, PageStep
 
-from llmcli.engine.events import Finished, Token
-from llmcli.engine.request import Request, ScoreRequest
+from llmcli.engine.request import Finished, Request, ScoreRequest, Token
 from llmcli.engine.scheduler import WAIT_SECONDS, Scheduler
 from llmcli.engine.steps import MOST_FILL_TOKENS, FillBudget
 from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen

@@ -10,8 +10,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.quantize_rows import LONG_GROUP, quantize_rows, quantize_rows_cost
 from llmcli.lab.cases.weights import SCALE_TYPES, any_bits, form_of, on_the_grid, ordinary
 from llmcli.quantization import rounding
-from llmcli.quantization.floats import STORED_AS, narrow
-from llmcli.quantization.packing import pack_rows
+from llmcli.quantization.rounding import STORED_AS, narrow, pack_rows
 from llmcli.quantization.schemes import WeightScheme, packed_size
 
 KINDS = [(8, True), (4, True), (4, False), (8, False)]

@@ -6,7 +6,7 @@ from fenced import to_host
 
 from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.sources import kernels_folder
-from llmcli.sampling.philox import gumbel_from_bits, random_bits, uniform
+from llmcli.sampling.chain import gumbel_from_bits, random_bits, uniform
 
 cupy = pytest.importorskip("cupy")
 

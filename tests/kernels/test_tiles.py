@@ -5,7 +5,7 @@ import pytest
 
 from llmcli.kernels.tiles import segment_offsets, stored_group_size, tile_layout
 from llmcli.lab.matrices import aligned_zeros, random_matrix, tiles_of
-from llmcli.quantization.floats import E4M3_VALUES
+from llmcli.quantization.rounding import E4M3_VALUES
 
 
 def mma(a: np.ndarray, b: np.ndarray, sums: np.ndarray) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.shapes import shape_model, shape_names
+from llmcli.checkpoint.random_weights import shape_model, shape_names
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD

@@ -11,7 +11,7 @@ from own_kernel_example import FAULTS, NAME, example, write_example
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.shapes import shape_model
+from llmcli.checkpoint.random_weights import shape_model
 from llmcli.errors import DeviceError, KernelCompileError, UsageError
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD

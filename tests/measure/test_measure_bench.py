@@ -83,7 +83,7 @@ def test_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = bench(runner)
     measuring.check_tokens()
     runner.num_prompt_tokens.clear()
-    figures = measuring.measure_prompt(100)
+    (figures,) = measuring.measure_prompt(100)
     assert figures.seconds.median == pytest.approx(1.0)
     assert figures.tokens_per_second == pytest.approx(100)
     assert figures.first_token_seconds.median == pytest.approx(1.1)
@@ -95,7 +95,7 @@ def test_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_decoding_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch)
-    figures = bench(runner).measure_decode(50)
+    (figures,) = bench(runner).measure_decode(50)
     assert figures.step_seconds.median == pytest.approx(0.025)
     assert figures.tokens_per_second == pytest.approx(40)
     assert figures.bytes_per_step == 1000 + 10 * 55  # halfway through
@@ -107,7 +107,7 @@ def test_decoding_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = bench(ClockedRunner(monkeypatch, num_rows=4), num_rows=4).measure_decode(50)
+    (figures,) = bench(ClockedRunner(monkeypatch, num_rows=4), num_rows=4).measure_decode(50)
     assert figures.step_seconds.median == pytest.approx(0.04)
     assert figures.tokens_per_second == pytest.approx(100)
     assert figures.bytes_per_step == 1000 + 10 * 55 * 4
@@ -117,7 +117,7 @@ def test_rows_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_rows_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch, num_rows=60)
     runner._device.seconds = lambda position, num_tokens: 1.0  # type: ignore[attr-defined]  # running rows would not wait so long
-    figures = bench(runner, num_rows=60).measure_decode(50)
+    (figures,) = bench(runner, num_rows=60).measure_decode(50)
     assert figures.step_seconds.median == pytest.approx(0.02 + 0.005 * 60)
     assert runner.num_steps == 10 + 1
 
@@ -125,7 +125,7 @@ def test_all_rows_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_median_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch)
     runner.slows_down_by = 0.05  # and a run has two prompts
-    spread = bench(runner).measure_prompt(100).seconds
+    spread = bench(runner).measure_prompt(100)[0].seconds
     assert (spread.median, spread.fastest, spread.slowest) == pytest.approx((1.3, 1.1, 1.5))
     assert spread.num_runs == 5
 
@@ -133,7 +133,7 @@ def test_median_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("num_tokens", "num_runs"), [(200, 5), (700, 2), (1450, 1), (9000, 1)])
 def test_long_runs_are_repeated_less_often(num_tokens: int, num_runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch)
-    spread = bench(runner).measure_prompt(num_tokens).seconds
+    spread = bench(runner).measure_prompt(num_tokens)[0].seconds
     assert spread.num_runs == num_runs
     assert spread.median == pytest.approx(num_tokens / 100)
     # If a run takes half a minute, the warm-up run is the figure.

@@ -106,7 +106,7 @@ def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: runner.now))
     bench = Bench(runner, Predictor(), OPTIONS, meter)
     assert bench.idle_watts == IDLE_WATTS
-    figures = bench.measure_decode(50)
+    (figures,) = bench.measure_decode(50)
     assert figures.average_watts == pytest.approx(WORKING_WATTS, rel=1e-3)
     # A run of 12 tokens takes 0.395 s. The times themselves are those of the runs before.
     assert figures.joules_per_token == pytest.approx((WORKING_WATTS - IDLE_WATTS) * 0.395 / 12, rel=1e-3)
@@ -117,7 +117,7 @@ def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> N
 def test_bench_without_a_meter_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch)
     bench = Bench(runner, Predictor(), OPTIONS)
-    figures = bench.measure_decode(50)
+    (figures,) = bench.measure_decode(50)
     assert (bench.idle_watts, figures.joules_per_token, figures.average_watts) == (None, None, None)
 
 

@@ -8,11 +8,10 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.export import Exporter  # noqa: E402
-from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.export_plan import plan_export  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.measure.evaluate import compare  # noqa: E402
-from llmcli.quantization.schemes import WeightScheme  # noqa: E402
+from llmcli.quantization.schemes import ExportOptions, WeightScheme  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 

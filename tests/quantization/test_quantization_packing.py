@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmcli.quantization.floats import Array
-from llmcli.quantization.packing import (
+from llmcli.quantization.rounding import (
+    Array,
     pack_rows,
     pack_zero_points,
     reorder_rows,

@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmcli.quantization.floats import SMALLEST_NORMAL, STORED_AS, Array, narrow, round_up, widen
-from llmcli.quantization.rounding import LONG_GROUP, QuantizedRows, quantize_rows
+from llmcli.quantization.rounding import (
+    LONG_GROUP,
+    SMALLEST_NORMAL,
+    STORED_AS,
+    Array,
+    QuantizedRows,
+    narrow,
+    quantize_rows,
+    round_up,
+    widen,
+)
 from llmcli.quantization.schemes import WeightScheme
 
 # Relative rounding of each dtype: half a unit in the last place.

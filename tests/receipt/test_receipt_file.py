@@ -28,18 +28,22 @@ from llmcli.kernels import environment
 from llmcli.kernels.environment import Card, Driver
 from llmcli.kernels.sources import kernels_folder, sources_digest
 from llmcli.receipt import describe
-from llmcli.receipt.codec import MalformedError, Range, StringForm, from_json, to_json
 from llmcli.receipt.describe import describe_run, sampler_of
 from llmcli.receipt.receipt import (
     FileFacts,
     LoadedReceipt,
+    MalformedError,
     ModelFacts,
+    Range,
     Receipt,
     SampleFacts,
+    StringForm,
     compare_receipts,
     compare_samples,
+    from_json,
     load_receipt,
     save_receipt,
+    to_json,
 )
 from llmcli.runners.base import Arithmetic
 

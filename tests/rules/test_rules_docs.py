@@ -72,8 +72,8 @@ def test_the_index_of_decisions_is_whole() -> None:
 
 
 def test_missing_names_are_found() -> None:
-    assert "Generation.events" in names_in(ROOT / "llmcli" / "engine" / "generation.py")
-    assert "Generation.no_such" not in names_in(ROOT / "llmcli" / "engine" / "generation.py")
+    assert "Generation.events" in names_in(ROOT / "llmcli" / "engine" / "scheduler.py")
+    assert "Generation.no_such" not in names_in(ROOT / "llmcli" / "engine" / "scheduler.py")
     assert PATH.fullmatch("runners/nowhere.py")
     assert NAME.fullmatch("NoSuchClass.method")
     assert not {"NoSuchClass", "method"} <= source_words()

@@ -9,10 +9,9 @@ import torch
 from quantized import SIZES, export
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.device import Device
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 FIXTURES = Path(__file__).resolve().parents[2] / ".fixtures"
 

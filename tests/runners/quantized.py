@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "vocab_size": 288}
 SCHEMES = {

@@ -12,7 +12,7 @@ from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.attention_prefill import PromptInputs
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache
 from llmcli.kernels.stage_wide import ImageRows
-from llmcli.quantization.floats import widen
+from llmcli.quantization.rounding import widen
 
 
 def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:

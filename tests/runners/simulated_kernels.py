@@ -13,8 +13,7 @@ from llmcli.kernels.chunks import num_chunks  # noqa: E402
 from llmcli.kernels.gemv import GATED_SCALE, NextRows, RowNorm  # noqa: E402
 from llmcli.kernels.repack import NOT_HALF, row_bytes  # noqa: E402
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, lifted  # noqa: E402
-from llmcli.quantization.floats import E4M3_VALUES, widen  # noqa: E402
-from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
+from llmcli.quantization.rounding import E4M3_VALUES, unpack_zero_points, widen  # noqa: E402
 
 LARGEST_UNSCALED = 2.0**15
 

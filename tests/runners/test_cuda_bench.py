@@ -98,10 +98,10 @@ def test_bench_of_a_runner(device: Device, model: Path) -> None:
     options = BenchOptions((100, 2048), (100, 2048), 2, 32, 3)
     bench = Bench(runner, CardPredictor(plan, rates, device.facts), options)
     assert bench.check_tokens() == 32
-    short, long = (bench.measure_prompt(length) for length in options.prompts)
+    short, long = (bench.measure_prompt(length)[0] for length in options.prompts)
     assert short.seconds.median < long.seconds.median <= long.first_token_seconds.median
     for depth in options.depths:
-        figures = bench.measure_decode(depth)
+        (figures,) = bench.measure_decode(depth)
         assert figures.tokens_per_second > 100
         assert figures.step_seconds.num_runs == 3
 

@@ -16,12 +16,12 @@ from quantized import SCHEMES, SIZES, export
 from simulated_card import SimulatedDevice, allocate
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.tiles import fastest_widening
+from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

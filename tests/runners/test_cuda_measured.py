@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.checkpoint.shapes import shape_model
+from llmcli.checkpoint.random_weights import shape_model
 from llmcli.kernels.attention_prefill import attention_prefill_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.launches import Launch

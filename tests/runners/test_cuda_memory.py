@@ -11,14 +11,13 @@ from quantized import SIZES, export
 from simulated_card import allocate
 from tiny_models import CONFIG, write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.gemm_packed import takes
 from llmcli.kernels.tiles import tile_layout
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Arithmetic, Limits
 from llmcli.runners.cuda.plan.choice import PromptWays, most_tokens_of
 from llmcli.runners.cuda.plan.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory

@@ -17,7 +17,6 @@ from quantized import export
 from side_by_side import check_one_arithmetic
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.chunks import num_chunks
@@ -25,7 +24,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.lab.cases.gemm import with_model_scales
 from llmcli.lab.matrices import StoredMatrix, aligned_zeros, random_matrix, tiles_of
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.plan import workspace
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.regions import held_bytes, lay_out

@@ -12,9 +12,9 @@ from row_steps import GREEDY, PROMPT
 from simulated_card import simulate
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.measure.evaluate import evaluate
+from llmcli.quantization.schemes import ExportOptions
 from llmcli.resources import built_in_model
 from llmcli.runners.base import Logits, Runner, Span
 from llmcli.runners.cuda.load.model import load as load_simulated

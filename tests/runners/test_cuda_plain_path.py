@@ -12,8 +12,7 @@ import pytest
 from row_steps import run_prompt, single_steps
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.events import Finished
-from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.request import Finished, KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.kernels.device import Device
 from llmcli.resources import STORYTELLER, resource_folder

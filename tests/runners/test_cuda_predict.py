@@ -12,12 +12,11 @@ from quantized import SCHEMES, SIZES, export
 from test_cuda_dry_run_launches import plan_of
 from tiny_models import CONFIG, write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel

@@ -14,8 +14,8 @@ from side_by_side import check_prompts_together
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
+from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.load.model import load
 from llmcli.runners.cuda.step.batch import Chunk, Lanes

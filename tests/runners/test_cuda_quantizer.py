@@ -20,14 +20,16 @@ from simulated_card import Event, SimulatedDevice, send  # noqa: E402
 from simulated_kernels import allocate, on_host  # noqa: E402
 
 from llmcli.checkpoint.export import Exporter  # noqa: E402
-from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.export_plan import plan_export  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.errors import CheckpointError  # noqa: E402
 from llmcli.kernels.device import Device  # noqa: E402
 from llmcli.quantization import rounding  # noqa: E402
-from llmcli.quantization.packing import pack_rows  # noqa: E402
-from llmcli.quantization.schemes import WeightScheme  # noqa: E402
+from llmcli.quantization.rounding import pack_rows
+from llmcli.quantization.schemes import (
+    ExportOptions,
+    WeightScheme,  # noqa: E402
+)
 from llmcli.runners.cuda.load import quantizer
 from llmcli.runners.cuda.load.quantizer import CardQuantizer  # noqa: E402
 from llmcli.runners.cuda.step import arena

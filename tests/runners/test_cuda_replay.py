@@ -12,11 +12,10 @@ from quantized import SCHEMES, SIZES, export
 from simulated_card import allocate
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.plan.choice import Way
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

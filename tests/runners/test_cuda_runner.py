@@ -17,12 +17,11 @@ from row_steps import GREEDY, PROMPT, WARM, go_on, logits_of, one, relative_erro
 from side_by_side import check_changing_pages, check_comings_and_goings, check_rows_together, tell
 from tiny_models import CONFIG, write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.registry import KERNELS
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load as load_on_cpu
 from llmcli.sampling.chain import choose

@@ -20,11 +20,10 @@ from side_by_side import check_one_arithmetic, check_rows_together, tell
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.formats import LayerSource, StoredLayer, input_order, read_layer
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
 from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.cuda.plan.stored import StoredModel

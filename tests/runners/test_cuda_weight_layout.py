@@ -17,13 +17,12 @@ from simulated_kernels import floats, on_host, weights_of
 from test_cuda_simulated import load_simulated, worst_error
 from tiny_models import CONFIG, write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
-from llmcli.quantization.packing import unpack_rows, unpack_zero_points
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.rounding import unpack_rows, unpack_zero_points
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.load.weight_pieces import WeightPieces
 from llmcli.runners.cuda.plan import staging as staging_module
 from llmcli.runners.cuda.plan.memory import plan_memory

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from simulated_card import SimulatedDevice, fetch, simulate
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.load.model import load as load_on_card
 from llmcli.runners.cuda.step import attention, forward, products

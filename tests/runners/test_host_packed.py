@@ -13,9 +13,8 @@ from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, PROMPT, go_on, same
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.host.device import chunk_end, chunks, span_end
 from llmcli.runners.torch import codes_product, int4_tiles, packed_linear

@@ -16,9 +16,8 @@ from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
 from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
-from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
-from llmcli.quantization.schemes import WeightScheme  # noqa: E402
+from llmcli.quantization.schemes import ExportOptions, WeightScheme  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 

@@ -9,9 +9,8 @@ from quantized import export
 from row_steps import PROMPT, logits_of
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.torch import codes_product
 from llmcli.runners.torch.load import load
 from llmcli.runners.torch.packed_linear import JoinedLinear, PackedLinear

@@ -10,10 +10,10 @@ from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, WARM, go_on, run_prompt
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, num_parameters, open_model
 from llmcli.checkpoint.translation import widened
 from llmcli.errors import CheckpointError
+from llmcli.quantization.schemes import ExportOptions
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Runner
 from llmcli.runners.host.load import read_weights

@@ -14,10 +14,9 @@ from row_steps import PROMPT, relative_error, single_steps, start
 from tiny_models import write_tiny_llama
 from torch import Tensor
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.host.cache import RowCache
 from llmcli.runners.torch import codes_product, token_operators
 from llmcli.runners.torch.codes_product import CAPABILITIES

@@ -9,13 +9,12 @@ from foreign_models import write_fp8
 from quantized import SIZES, export
 from tiny_models import write_tiny_llama
 
-from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, open_model
-from llmcli.checkpoint.shapes import shape_model
+from llmcli.checkpoint.random_weights import shape_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.targets import open_target
 from llmcli.measure.subject import Subject
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.host.load import describe
 from llmcli.runners.torch import precision

@@ -31,10 +31,9 @@ from transformers.generation.logits_process import (
 )
 
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.sampling.chain import choose, draw, log_probabilities, run_steps
+from llmcli.sampling.chain import choose, draw, gumbel, log_probabilities, run_steps, uniform
 from llmcli.sampling.inspect import inspect_choice
 from llmcli.sampling.params import Sampler, SamplingParams
-from llmcli.sampling.philox import gumbel, uniform
 
 PURE = SamplingParams(temperature=1, top_p=1)
 GREEDY = SamplingParams(temperature=0)

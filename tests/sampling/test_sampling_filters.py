@@ -28,9 +28,8 @@ from transformers.generation.logits_process import (
 )
 
 from llmcli.sampling.candidates import gather_candidates
-from llmcli.sampling.chain import choose, run_steps
+from llmcli.sampling.chain import choose, run_steps, uniform
 from llmcli.sampling.inspect import inspect_choice
-from llmcli.sampling.philox import uniform
 
 
 @every_row

@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from llmcli.sampling.philox import PURPOSE_XTC, gumbel, gumbel_from_bits, philox4x32, random_bits, uniform
+from llmcli.sampling.chain import PURPOSE_XTC, gumbel, gumbel_from_bits, philox4x32, random_bits, uniform
 
 # Random123, tests/kat_vectors, lines "philox4x32 10": counter, key, expected.
 KNOWN_ANSWERS = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmcli.checkpoint.shapes import shape_model
+from llmcli.checkpoint.random_weights import shape_model
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

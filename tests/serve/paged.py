@@ -19,7 +19,7 @@ from llmcli.errors import UsageError
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import Sampler, SamplingParams
 from llmcli.schema.grammar import Grammar
-from llmcli.serve.desk import Desk
+from llmcli.serve.service import Desk
 from llmcli.tokenizer.base import Tokenizer
 
 ENDLESS = 1_000_000  # a seed

@@ -16,17 +16,14 @@ from paged import ENDLESS, hold_to_nothing, ids_alone, make_request, open_desk, 
 from starlette.requests import ClientDisconnect
 
 from llmcli import __version__
-from llmcli.engine.events import Event, Failed, Finished, Timings, Token
-from llmcli.engine.remote.asked import AskedEngine, EngineFacts, OpenedEngine
 from llmcli.engine.remote.link import EngineState, FrontEnd
-from llmcli.engine.remote.worker import Job, Worker
-from llmcli.engine.request import Request
+from llmcli.engine.remote.worker import AskedEngine, EngineFacts, Job, OpenedEngine, Worker
+from llmcli.engine.request import Event, Failed, Finished, Request, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, UsageError
 from llmcli.schema.constraint import Constraint
-from llmcli.serve.desk import Desk, Texts
 from llmcli.serve.refusal import Refusal
-from llmcli.serve.service import ClientLimits, Service, unless_gone
+from llmcli.serve.service import ClientLimits, Desk, Service, Texts, unless_gone
 from llmcli.tokenizer.base import Tokenizer
 
 

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmcli.serve import http, service
+from llmcli.serve import front, service
+from llmcli.serve.app import Gate
 from llmcli.serve.bodies import CompletionBody
-from llmcli.serve.gate import Gate
-from llmcli.serve.http import HttpServer
+from llmcli.serve.front import HttpServer
 from llmcli.serve.service import ClientLimits, Metrics, Service
 
 SECONDS = 30
@@ -75,8 +75,8 @@ async def until_closed(reader: asyncio.StreamReader, writer: Any, part: bytes) -
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "HEADER_SECONDS", 1.0)
-    monkeypatch.setattr(http, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(front, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(front, "CLOSE_SECONDS", 1.0)
     monkeypatch.setattr(service, "BODY_SECONDS", 1.0)
 
 
@@ -113,7 +113,7 @@ async def test_what_has_no_end_is_refused_before_its_time_is_over(
     begin: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that the parser would keep: parts of a request outside the body, and requests that wait for an answer."""
-    monkeypatch.setattr(http, "HEADER_SECONDS", 600.0)
+    monkeypatch.setattr(front, "HEADER_SECONDS", 600.0)
     monkeypatch.setattr(service, "BODY_SECONDS", 600.0)
     async with serving() as (server, port):
         client = socket.create_connection(("127.0.0.1", port))

@@ -14,9 +14,8 @@ from raw_client import get, metric, request_bytes
 from server import ServerProcess, running_server
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.events import Finished
-from llmcli.engine.generation import Generation
-from llmcli.engine.request import Request
+from llmcli.engine.request import Finished, Request
+from llmcli.engine.scheduler import Generation
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.numpy.load import load
 from llmcli.sampling.params import Sampler, SamplingParams

@@ -12,8 +12,7 @@ from here import run_here
 from server import ServerProcess
 
 from llmcli.serve.bodies import Body, ChatBody, CompletionBody, TokenizeBody, parse_body
-from llmcli.serve.json_text import to_json
-from llmcli.serve.refusal import Refusal
+from llmcli.serve.refusal import Refusal, to_json
 
 MODEL = "storyteller"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of a snail."}]

@@ -27,14 +27,13 @@ from raw_client import post
 from server import ROOT, running_server
 from starlette.types import Message, Receive, Scope, Send
 
-from llmcli.engine.events import Finished, Timings, Token
 from llmcli.engine.remote.link import EngineState, Sender
+from llmcli.engine.request import Finished, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
-from llmcli.serve.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
-from llmcli.serve.body_reader import BodyReader
-from llmcli.serve.gate import Gate
+from llmcli.serve.app import Gate
+from llmcli.serve.bodies import Body, BodyReader, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.server import LogWriter
 from llmcli.serve.service import FairThread, Metrics, unless_gone
@@ -170,7 +169,7 @@ def test_after_its_death_another_one_reads() -> None:
 
 
 def test_it_ends_with_who_has_started_it() -> None:
-    program = "import time; from llmcli.serve.body_reader import BodyReader; BodyReader().start(); time.sleep(60)"
+    program = "import time; from llmcli.serve.bodies import BodyReader; BodyReader().start(); time.sleep(60)"
     parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)})
     end = time.monotonic() + 30
     while not (children := psutil.Process(parent.pid).children()):

@@ -21,11 +21,9 @@ from llmcli.runners.numpy.load import load
 from llmcli.schema.grammar import Grammar, lark_grammar
 from llmcli.schema.library import MaskLimits, Matcher
 from llmcli.schema.schema import Schema, Vocabulary
-from llmcli.serve.answers import CompletionAnswer
-from llmcli.serve.desk import Desk
-from llmcli.serve.gate import Gate
-from llmcli.serve.service import ClientLimits, Service
-from llmcli.serve.texts import TextsResponse
+from llmcli.serve.answers import CompletionAnswer, TextsResponse
+from llmcli.serve.app import Gate
+from llmcli.serve.service import ClientLimits, Desk, Service
 from llmcli.tokenizer.base import Tokenizer
 
 SECONDS = 30

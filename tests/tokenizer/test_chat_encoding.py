@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llmcli.errors import UsageError
-from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
-from llmcli.tokenizer.chat_template import ChatTemplate, load_chat_template
+from llmcli.tokenizer.chat_encoding import ChatTemplate, encode_chat, load_chat_template, turn_end_token_ids
 from llmcli.tokenizer.load import load_tokenizer
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"

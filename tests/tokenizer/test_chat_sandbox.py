@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from llmcli.errors import TokenizerError
-from llmcli.tokenizer import chat_template
-from llmcli.tokenizer.chat_template import ChatTemplate
+from llmcli.tokenizer import chat_encoding
+from llmcli.tokenizer.chat_encoding import ChatTemplate
 
 ROOT = Path(__file__).resolve().parents[2]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -24,14 +24,14 @@ TOO_LONG = "T failed: it does not end within 1 s; choose another one with --chat
 TOO_MUCH_MEMORY = "T failed: it needs more than 256 MB of memory"
 TOO_MUCH_OUTPUT = "T failed: it writes more than 4 MB"
 
-assert chat_template.TIME_LIMIT_SECONDS == 2
+assert chat_encoding.TIME_LIMIT_SECONDS == 2
 
 needs_memory_limit = pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to its limit")
 
 
 @pytest.fixture
 def _short_limit(monkeypatch):
-    monkeypatch.setattr(chat_template, "TIME_LIMIT_SECONDS", 1)
+    monkeypatch.setattr(chat_encoding, "TIME_LIMIT_SECONDS", 1)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_rendering_is_quick_once_the_process_runs():
 
 def test_nothing_is_imported_or_started_before_a_rendering():
     program = (
-        "import sys; import llmcli.tokenizer.chat_encoding as encoding, llmcli.tokenizer.chat_template as templates\n"
+        "import sys; import llmcli.tokenizer.chat_encoding as encoding, llmcli.tokenizer.chat_encoding as templates\n"
         "templates.ChatTemplate('', 'T', {})\n"
         "import psutil; print({'jinja2', 'tokenizers', 'sentencepiece'} & set(sys.modules), "
         "psutil.Process().children())"
@@ -235,9 +235,9 @@ def test_nothing_is_imported_or_started_before_a_rendering():
 
 
 RENDER_ENDLESSLY = f"""
-from llmcli.tokenizer import chat_template
-from llmcli.tokenizer.chat_template import ChatTemplate
-chat_template.TIME_LIMIT_SECONDS = 1
+from llmcli.tokenizer import chat_encoding
+from llmcli.tokenizer.chat_encoding import ChatTemplate
+chat_encoding.TIME_LIMIT_SECONDS = 1
 template = ChatTemplate({ENDLESS + "{{ messages }}"!r}, "T", {{}})
 idle = ChatTemplate("ready", "T", {{}})
 idle.render([])

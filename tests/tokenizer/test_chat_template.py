@@ -14,8 +14,7 @@ from chat_templates import LLAMA2_TEMPLATE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
-from llmcli.tokenizer.chat_encoding import encode_chat
-from llmcli.tokenizer.chat_template import PLAIN_SOURCE, ChatTemplate, load_chat_template
+from llmcli.tokenizer.chat_encoding import PLAIN_SOURCE, ChatTemplate, encode_chat, load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]

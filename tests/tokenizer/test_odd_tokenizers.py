@@ -18,8 +18,7 @@ from transformers import AutoTokenizer
 
 from llmcli.errors import TokenizerError
 from llmcli.tokenizer.base import decode
-from llmcli.tokenizer.chat_encoding import encode_chat
-from llmcli.tokenizer.chat_template import load_chat_template
+from llmcli.tokenizer.chat_encoding import encode_chat, load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
 NUM_ALWAYS = 24

@@ -7,8 +7,7 @@ from transformers import AutoTokenizer
 
 from llmcli.config.llama import FAMILIES
 from llmcli.tokenizer.base import decode
-from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
-from llmcli.tokenizer.chat_template import load_chat_template
+from llmcli.tokenizer.chat_encoding import encode_chat, load_chat_template, turn_end_token_ids
 from llmcli.tokenizer.load import load_tokenizer
 
 PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "<", "/", "s", ">", "▁a", "▁b", "</", "s>"]

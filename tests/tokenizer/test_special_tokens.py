@@ -8,10 +8,9 @@ from conftest import write_json
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from llmcli.tokenizer.base import decode
-from llmcli.tokenizer.chat_template import load_chat_template
+from llmcli.tokenizer.base import decode, read_settings
+from llmcli.tokenizer.chat_encoding import load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
-from llmcli.tokenizer.settings import read_settings
 
 NAMES = ["unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "image_token"]
 TEXT = "a<|eot|>a <tool>, b <new> c"

@@ -10,7 +10,7 @@ from conftest import train_sentencepiece
 from tokenizers import decoders
 
 from llmcli.errors import TokenizerError
-from llmcli.tokenizer.chat_template import load_chat_template
+from llmcli.tokenizer.chat_encoding import load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
 DEEP = b'{"a": ' * 5000 + b"1" + b"}" * 5000

@@ -12,7 +12,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.tokenizer import huggingface
-from llmcli.tokenizer.chat_template import load_chat_template
+from llmcli.tokenizer.chat_encoding import load_chat_template
 from llmcli.tokenizer.huggingface import KNOWN_PATTERNS, read_document
 from llmcli.tokenizer.load import load_tokenizer
 

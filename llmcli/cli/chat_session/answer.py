@@ -15,7 +15,7 @@ from llmcli.cli.chat_session.state import ChatSession, Talk, Thinking, TurnRecor
 from llmcli.cli.terminal import has_color, no_interrupts, terminal, visible
 from llmcli.engine.chat_events import AnswerPiece, ChatEvent, OfAnswer, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import UNFINISHED
-from llmcli.engine.events import PrefillProgress
+from llmcli.engine.request import PrefillProgress
 
 # A prefill of fewer tokens ends before anyone could read the progress.
 MIN_PREFILL_SHOWN = 256

@@ -18,8 +18,7 @@ from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block,
 from llmcli.cli.chat_session.state import ChatSession, Outcome, Talk, TurnRecord
 from llmcli.cli.constrained_texts import remedy_of
 from llmcli.cli.terminal import terminal
-from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError, foreign_errors_explained
 
 TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would show in the text
 

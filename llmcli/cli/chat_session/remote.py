@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.cli.chat_session.state import Talk
 from llmcli.engine.chat_events import ChatEvent, ReasoningSplitter, TurnFinished, TurnStarted, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
-from llmcli.engine.events import FinishReason, Timings
+from llmcli.engine.request import FinishReason, Timings
 from llmcli.errors import ServerError, UsageError
 
 if TYPE_CHECKING:

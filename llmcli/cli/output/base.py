@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcli.cli.tables import aligned_lines
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
+from llmcli.engine.request import Event, Finished, PrefillProgress, Timings, Token
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.timeline import Part, Timeline
 

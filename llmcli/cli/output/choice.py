@@ -14,7 +14,7 @@ from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.output.tokens import ColorOutput, WhyOutput, why_no_color
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished
+from llmcli.engine.request import Event, Finished
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from llmcli.cli.output.page_kit import (
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
-from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.request import Event, Finished, Token
 from llmcli.tokenizer.base import decode
 
 if TYPE_CHECKING:

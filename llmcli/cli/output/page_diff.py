@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
 from llmcli.cli.units import counted, divergence
-from llmcli.engine.events import Finished, Timings, Token
+from llmcli.engine.request import Finished, Timings, Token
 from llmcli.tokenizer.base import StreamDecoder, decode
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from rich.cells import cell_len, set_cell_size
 from llmcli.cli.output.base import RunFacts, TextOutput
 from llmcli.cli.terminal import terminal, visible
 from llmcli.cli.units import counted
-from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.request import Event, Finished, Token
 from llmcli.tokenizer.base import StreamDecoder
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ There are two processes because threads of one take turns: serving 256 clients w
 Messages are tuples whose first element is a word.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -18,13 +16,13 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from llmcli.engine.events import Event, Failed, PrefillProgress, Token
-from llmcli.engine.remote.worker import Hold, Job, ServerScheduler, Worker, holder
-from llmcli.engine.request import Request
+from llmcli.engine.remote.worker import Hold, Job, Worker, holder
+from llmcli.engine.request import Event, Failed, PrefillProgress, Request, Token
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, LLMCliError
 
 if TYPE_CHECKING:
+    from llmcli.engine.scheduler import Scheduler
     from llmcli.schema.grammar import Grammar
 
 
@@ -107,7 +105,7 @@ class EngineState:
 class EngineEnd:
     """Runs a scheduler for the front, until the front closes the link."""
 
-    def __init__(self, connection: Connection, scheduler: ServerScheduler, hold: Hold):
+    def __init__(self, connection: Connection, scheduler: "Scheduler", hold: Hold):
         """`hold` is called for requests with a grammar, in its own thread: the first schema takes seconds."""
         self._connection = connection
         self._scheduler = scheduler
@@ -144,7 +142,7 @@ class EngineEnd:
             self._worker.stop(_STEP_SECONDS)
             self._sender.close()
 
-    def _submit(self, key: int, request: Request, grammar: Grammar | None) -> None:
+    def _submit(self, key: int, request: Request, grammar: "Grammar | None") -> None:
         self._jobs[key] = self._worker.submit(request, key, holder(self._hold, grammar))
 
     def _cancel(self, key: int) -> None:
@@ -200,7 +198,7 @@ class FrontEnd:
         self._state: asyncio.Future[EngineState] | None = None  # shared by all that ask
         self._loop.add_reader(connection.fileno(), self._read)
 
-    def submit(self, request: Request, grammar: Grammar | None = None) -> int:
+    def submit(self, request: Request, grammar: "Grammar | None" = None) -> int:
         """Queue a request, held to `grammar`; return its number.
 
         Events end with a `Finished` for each sample, or one `Failed` for all.

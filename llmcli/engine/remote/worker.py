@@ -3,56 +3,24 @@
 Requests come from any thread. Events go out by one call a step, in the worker's thread.
 """
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from llmcli.engine.events import Event, Failed, Finished
-from llmcli.engine.request import Request
+from llmcli import __version__
+from llmcli.engine.request import Event, Failed, Finished, Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
-from llmcli.runners.base import Runner
 
 if TYPE_CHECKING:
+    from llmcli.engine.scheduler import Scheduler
     from llmcli.schema.grammar import Grammar
 
 # Returns a request whose texts are held to a grammar. Raises: UsageError if that is impossible
 Hold = Callable[[Request, "Grammar"], Request]
-
-
-class ServerScheduler(Protocol):
-    """The part of the engine's scheduler that a server uses."""
-
-    runner: Runner
-
-    @property
-    def num_waiting(self) -> int:
-        """Texts that have no row yet."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits or runs."""
-
-    @property
-    def usage(self) -> Usage:
-        """The work so far."""
-
-    def submit(self, request: Request) -> int:
-        """Queue a request; return its number."""
-
-    def cancel(self, request: int) -> None:
-        """Drop a request; its rows are free at once."""
-
-    def interrupt(self) -> list[Event]:
-        """Drop all requests."""
-
-    def step(self) -> list[Event]:
-        """Run one step; return its events."""
 
 
 @dataclass(eq=False)
@@ -73,7 +41,7 @@ class Job:
 Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 
 
-def holder(hold: Hold, grammar: Grammar | None) -> Callable[[Request], Request] | None:
+def holder(hold: Hold, grammar: "Grammar | None") -> Callable[[Request], Request] | None:
     """The `prepare` of `Worker.submit` for texts that follow a grammar; None if there is none."""
     return None if grammar is None else lambda request: hold(request, grammar)
 
@@ -85,7 +53,7 @@ class Worker:
     library written in Rust is no Exception, and would leave clients without an answer.
     """
 
-    def __init__(self, scheduler: ServerScheduler, deliver: Deliver):
+    def __init__(self, scheduler: "Scheduler", deliver: Deliver):
         self.fault: LLMCliError | None = None
         self._scheduler = scheduler
         self._deliver = deliver
@@ -217,3 +185,87 @@ def as_ours(error: BaseException) -> LLMCliError:
     if isinstance(error, LLMCliError):
         return error
     return DeviceError(f"internal error, please report it: {type(error).__name__}: {error}")
+
+
+# `AskedEngine`: the engine's end for another machine, which asks for what has ended.
+#
+# A call hands over new requests, and returns the texts that have ended since the last one. So requests, ended texts and
+# errors cross the network, and tokens do not; and whoever asks has one call at a time under way. It knows no network:
+# Ray makes an actor of it, and a program may call it as it is.
+
+# A request with its number, and the grammar that its texts follow.
+Asked = tuple[int, Request, "Grammar | None"]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is known of an engine elsewhere. Its texts depend on `device`; `files` tell one model from another."""
+
+    device: str
+    load_seconds: float
+    files: Mapping[str, str]
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """A model that is ready to run."""
+
+    scheduler: "Scheduler"
+    hold: Hold
+    facts: EngineFacts
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The texts that have ended, and the work so far. After a `fault` the engine cannot continue."""
+
+    ended: Sequence[Finished | Failed]
+    usage: Usage
+    fault: LLMCliError | None
+
+
+class AskedEngine:
+    """See above. For one thread. Call `version` first: its answer is understood by every version."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ended: list[Finished | Failed] = []
+        self._fault: LLMCliError | None = None
+
+    def version(self) -> str:
+        """The version of llmcli here."""
+        return __version__
+
+    def open(self, open_engine: Callable[[], OpenedEngine]) -> EngineFacts | LLMCliError:
+        """Load the model. An error is returned, as a foreign library would wrap one that is raised."""
+        try:
+            opened = open_engine()
+        except Exception as error:
+            return as_ours(error)
+        self._scheduler, self._hold = opened.scheduler, opened.hold
+        self._worker = Worker(opened.scheduler, self._deliver)
+        self._worker.start()
+        return opened.facts
+
+    def exchange(self, asked: Sequence[Asked], wait_seconds: float) -> Answer:
+        """Begin some requests of one text each; return what has ended, or wait for it a while."""
+        for number, request, grammar in asked:
+            self._worker.submit(request, number, holder(self._hold, grammar))
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._fault, wait_seconds)
+            ended, self._ended = self._ended, []
+            return Answer(ended, replace(self._scheduler.usage), self._fault)
+
+    def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
+        """Runs in the worker's thread. A lack of memory, or the device's fault, is no fault of a text."""
+        with self._changed:
+            for job, event in events:
+                if isinstance(event, Failed) and isinstance(event.error, InsufficientMemoryError):
+                    self._fault = event.error
+                elif isinstance(event, Finished | Failed):
+                    self._ended.append(replace(event, request=job.key))
+            if self._worker.fault is not None:
+                self._fault = self._worker.fault
+                self._ended = [event for event in self._ended if isinstance(event, Finished)]
+            self._changed.notify_all()

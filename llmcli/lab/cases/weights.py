@@ -21,8 +21,7 @@ from llmcli.kernels.repack import (
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, storage_name, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.quantization import rounding
-from llmcli.quantization.floats import STORED_AS, narrow
-from llmcli.quantization.packing import pack_rows
+from llmcli.quantization.rounding import STORED_AS, narrow, pack_rows
 from llmcli.quantization.schemes import WeightScheme, packed_size
 
 # dequantize: tiles of a stored matrix to plain rows.

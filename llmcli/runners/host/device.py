@@ -9,8 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from llmcli.errors import DeviceError, LLMCliError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import DeviceError, LLMCliError, foreign_errors_explained
 from llmcli.runners.base import MAX_SPAN, AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
 from llmcli.runners.host.llama import Hidden, Llama
 from llmcli.runners.step_device import SINGLE, Work

@@ -10,8 +10,7 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader, read_floats
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.translation import widen_layer, widened
-from llmcli.errors import DeviceError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import DeviceError, foreign_errors_explained
 from llmcli.runners.base import Arithmetic
 from llmcli.runners.host.device import HostDevice, limits_of
 from llmcli.runners.host.llama import SeparateLinears

@@ -7,8 +7,7 @@ import torch
 
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
-from llmcli.errors import DeviceError
-from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.errors import DeviceError, foreign_errors_explained
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.cpp_library import source_digest
 from llmcli.runners.base import Arithmetic

@@ -19,8 +19,7 @@ from llmcli.checkpoint.export_plan import PlannedWeight
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.quantize_rows import SPEC, CodeForm, quantize_rows
-from llmcli.quantization.floats import STORED_AS
-from llmcli.quantization.rounding import RowErrors, steps_of_range
+from llmcli.quantization.rounding import STORED_AS, RowErrors, steps_of_range
 from llmcli.quantization.schemes import WeightScheme, packed_size
 from llmcli.runners.cuda.plan.regions import BYTE, FLOAT32, INT32, STORED_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.step.arena import on_card, pinned_bytes, send

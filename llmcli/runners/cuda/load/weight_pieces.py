@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.formats import Fp8Layer
+from llmcli.checkpoint.formats import Fp8Layer, check_shape
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_floats
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.translation import PackedTensors, check_shape, read_widened
+from llmcli.checkpoint.translation import PackedTensors, read_widened
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device

@@ -23,7 +23,7 @@ from llmcli.kernels.sample_token import (
     STEPS,
     RowLayout,
 )
-from llmcli.sampling.filters import current_mu
+from llmcli.sampling.chain import current_mu
 from llmcli.sampling.params import OFF_VALUES, SPECS, Sampler, SamplingParams
 
 # The card counts in 32 bits. A larger window, limit or number of tokens has the same effect as this one.
