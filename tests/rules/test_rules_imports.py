@@ -190,7 +190,7 @@ LATE_IMPORTS = {
     "llmcli.checkpoint.hub_library",
     "llmcli.kernels.device",
     "llmcli.lab.trial",
-    "llmcli.private_folder",  # grp and pwd, which Windows lacks
+    "llmcli.resources",  # grp and pwd, which Windows lacks
     "llmcli.runners.cuda.step.arena",
     "llmcli.tokenizer.load",
 }
