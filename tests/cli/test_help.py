@@ -16,8 +16,7 @@ from results import Result
 from test_docs import options_of, table_rows
 
 from llmcli.cli.command import add_command
-from llmcli.cli.commands import COMMANDS
-from llmcli.cli.main import main
+from llmcli.cli.main import COMMANDS, main
 from llmcli.cli.option_names import ALIASES, COMMAND_ALIASES, refuse_unknown_option
 from llmcli.errors import UsageError
 

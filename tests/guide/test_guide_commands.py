@@ -22,7 +22,7 @@ from guide_pages import GUIDE, PAGES, ROOT, fenced, indented_lines
 from safetensors.torch import load_file, save_file
 
 from llmcli.cli.command import add_command
-from llmcli.cli.commands import COMMANDS
+from llmcli.cli.main import COMMANDS
 from llmcli.resources import STORYTELLER, resource_folder
 
 NO_COMMANDS = {"COMMAND", "receipt"}  # a placeholder, and the name of a file's format
