@@ -16,9 +16,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import check_run
 from llmcli.cli.serve import ServeOptions, open_served_model
+from llmcli.cli.shared import RunOptions, SamplerOptions
 from llmcli.engine.request import Event, Finished, Request, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.serve.front import FrontWork, ServerOptions

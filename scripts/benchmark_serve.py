@@ -44,9 +44,9 @@ import psutil
 from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.constrained_texts import Schemas
-from llmcli.cli.options import RunOptions, SamplerOptions
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve import ServeOptions, open_served_model
+from llmcli.cli.shared import RunOptions, SamplerOptions
 from llmcli.engine.remote.worker import Hold
 from llmcli.engine.request import Event, Failed, Finished, Request, Token
 from llmcli.engine.scheduler import Scheduler

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -19,12 +19,11 @@ from llmcli.batch.input import Line, LineId
 from llmcli.batch.output import InOrder, Journal, holds_something
 from llmcli.batch.run import BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
 from llmcli.batch.shards import find_shards, load_record, merge_shards, record_path, refuse_other_settings, save_record
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.batch_engines import BatchEngine, engine_here, engine_on_ray, require_ray
 from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
 from llmcli.cli.command import given_options
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
-from llmcli.cli.options import MessageOptions, RunOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress
 from llmcli.cli.run import check_run
@@ -34,9 +33,6 @@ from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
 from llmcli.openai_body import FINISH_REASONS
-
-if TYPE_CHECKING:
-    from llmcli.measure.subject import TargetPlan
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
@@ -101,7 +97,7 @@ def show_check(job: BatchJob) -> None:
     terminal.write(fact_lines(facts.items(), 15, sys.stdout))
 
 
-def _plan(job: BatchJob) -> TargetPlan:
+def _plan(job: BatchJob) -> lazy.TargetPlan:
     """The memory and the speed of the rows that the run will have."""
     run = job.prompts.run
     subject = lazy.Subject(run.session.name, run.session.model, None)
@@ -143,9 +139,14 @@ def run_job(job: BatchJob, open_engine: Open = engine_here, *, require_complete:
             UnfinishedTextError with `require_complete` if a text with a schema was cut, now or earlier
     """
     progress, completeness = Progress(), CompletenessNotice()
-    _count_kept(job, completeness)
+    done, cut = job.written.done, job.written.cut
+    if done:  # texts of an earlier run
+        kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
+        completeness.count_kept([cut.get(task.line.id) for task in kept])
     if job.output is not None and not len(job.todo):
-        _finish_again(job)
+        with _Sink(job) as sink:
+            sink.finish()
+        terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
         completeness.show_count()
     else:
         try:  # Ctrl-C may also come while files are closed
@@ -206,21 +207,6 @@ def _say_how_many(num_prompts: int, engine: BatchEngine) -> None:
     if engine.counts_ended:
         how += " on each worker"
     terminal.info(f"{counted(num_prompts, 'prompt')}, {how}")
-
-
-def _count_kept(job: BatchJob, completeness: CompletenessNotice) -> None:
-    """Count the texts of an earlier run."""
-    done = job.written.done
-    if not done:
-        return
-    kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
-    completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
-
-
-def _finish_again(job: BatchJob) -> None:
-    with _Sink(job) as sink:
-        sink.finish()
-    terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
 
 
 def _end(job: BatchJob, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:
@@ -326,12 +312,12 @@ def merge(files: BatchOptions, given: Sequence[str]) -> None:
 def batch(
     *,
     files: BatchOptions,
-    options: RunOptions,
-    stopping: StoppingOptions,
-    numbers: SamplingNumbers,
-    sampler: SamplerOptions,
+    options: shared.RunOptions,
+    stopping: shared.StoppingOptions,
+    numbers: shared.SamplingNumbers,
+    sampler: shared.SamplerOptions,
     schema: SchemaOptions,
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Run many prompts from a file and write one line of JSON for each.
 

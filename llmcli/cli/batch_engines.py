@@ -12,21 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcli.batch.run import BatchScheduler
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.batch_job import BatchJob, Task
 from llmcli.cli.constrained_texts import Schemas
-from llmcli.cli.options import AUTO, DeviceOptions, RunOptions, SamplerOptions, parse_adapters
 from llmcli.cli.run import NGRAM, OFF, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
 from llmcli.errors import UsageError
-
-if TYPE_CHECKING:
-    from llmcli.engine.drafts import DraftUsage
-    from llmcli.engine.remote.worker import OpenedEngine
 
 MIXED_CARDS = "mixed cards"  # the device in a record
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -55,7 +50,7 @@ class BatchEngine:
     load_seconds: float
     counts_ended: bool = False
     note: Callable[[], str] = str
-    draft_usage: Callable[[], DraftUsage | None] = lambda: None
+    draft_usage: Callable[[], lazy.DraftUsage | None] = lambda: None
 
 
 @contextmanager
@@ -76,7 +71,7 @@ def engine_here(job: BatchJob) -> Iterator[BatchEngine]:
 
 
 @contextmanager
-def engine_on_ray(job: BatchJob, options: RunOptions) -> Iterator[BatchEngine]:
+def engine_on_ray(job: BatchJob, options: shared.RunOptions) -> Iterator[BatchEngine]:
     """The workers of a Ray cluster. Raises: LLMCliError and its subclasses"""
     files, run = job.prompts.options, job.prompts.run
     assert files.ray is not None
@@ -112,12 +107,12 @@ def engine_on_ray(job: BatchJob, options: RunOptions) -> Iterator[BatchEngine]:
         scheduler.close()
 
 
-def require_ray(address: str, options: RunOptions) -> RunOptions:
+def require_ray(address: str, options: shared.RunOptions) -> shared.RunOptions:
     """The options of a driver, which has no device of its own.
 
     Raises: UsageError where the extra is not installed, and for what Ray decides
     """
-    for name, value in (_RAY_DEFAULTS if address == AUTO else _RAY_DEFAULTS | _TRIES).items():
+    for name, value in (_RAY_DEFAULTS if address == shared.AUTO else _RAY_DEFAULTS | _TRIES).items():
         os.environ.setdefault(name, value)
     os.environ.update(_QUIET)
     try:
@@ -130,33 +125,33 @@ def require_ray(address: str, options: RunOptions) -> RunOptions:
     device = options.devices.device
     if device.startswith("cuda:"):
         raise UsageError(f"--ray and --device {device} cannot be combined: Ray chooses the card; use --device cuda")
-    return replace(options, devices=DeviceOptions(device="cpu"), draft=OFF)
+    return replace(options, devices=shared.DeviceOptions(device="cpu"), draft=OFF)
 
 
-def found_everywhere(options: RunOptions) -> RunOptions:
+def found_everywhere(options: shared.RunOptions) -> shared.RunOptions:
     """The options for workers, whose current folder is another: paths from the root. A hub id stays."""
 
     def whole(name: str) -> str:
         return str(Path(name).resolve()) if Path(name).exists() else name
 
-    choices = parse_adapters(options.adapter)
+    choices = shared.parse_adapters(options.adapter)
     draft = options.draft
     return replace(
         options,
         model=None if options.model is None else whole(options.model),
         adapter=[replace(choice, name=whole(choice.name)).text for choice in choices] or None,
-        draft=draft if draft in (OFF, NGRAM, AUTO) else whole(draft),
+        draft=draft if draft in (OFF, NGRAM, shared.AUTO) else whole(draft),
     )
 
 
-def open_far_engine(options: RunOptions, num_rows: int | None) -> OpenedEngine:
+def open_far_engine(options: shared.RunOptions, num_rows: int | None) -> lazy.OpenedEngine:
     """A worker's engine. Requests bring their own sampler, so all that counts here is model and device.
 
     Raises: LLMCliError and its subclasses
     """
     os.environ.setdefault(_BLAS_THREADS, "1")  # as the command line does
     terminal.is_quiet = True
-    request = check_run(options, {}, SamplerOptions(seed=0), None)
+    request = check_run(options, {}, shared.SamplerOptions(seed=0), None)
     run = open_run(request, options.model)
     loaded = run.load(num_rows, host_rows=num_rows or 1)
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)

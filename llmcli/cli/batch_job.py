@@ -19,26 +19,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 from llmcli import __version__
 from llmcli.batch.input import Line, LineId, LineReader, Problems, parse_line, read_input
 from llmcli.batch.output import DiskDict, Written, holds_something, read_output
 from llmcli.batch.shards import INPUT, Record, check_record_path, load_record, parse_shard, refuse_other_settings
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import Schemas
-from llmcli.cli.options import (
-    AUTO,
-    chat_template_option,
-    machines_option,
-    output_option,
-    parse_rows,
-    prompt_option,
-    rows_option,
-    system_option,
-    template_var_option,
-)
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_undecoded
 from llmcli.cli.run import Run, RunRequest, open_run
@@ -48,11 +37,6 @@ from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
 from llmcli.schema.constraint import Constraint
-
-if TYPE_CHECKING:
-    from llmcli.engine.request import Request
-    from llmcli.sampling.params import ResolvedSampling
-    from llmcli.schema.grammar import Grammar
 
 PIPE = "-"
 MERGE = "merge"  # in place of IN
@@ -71,30 +55,32 @@ class BatchOptions:
         metavar="IN",
     )
     output: str = argument(..., "File to write results to; `-` writes standard output.", metavar="OUT")
-    text: bool = prompt_option(False, "IN is plain text: each line is a prompt.")
-    system: str | None = system_option()
-    chat_template: str | None = chat_template_option()
-    template_var: list[str] | None = template_var_option()
-    rows: str = rows_option(AUTO)
-    shard: str | None = machines_option(
+    text: bool = shared.prompt_option(False, "IN is plain text: each line is a prompt.")
+    system: str | None = shared.system_option()
+    chat_template: str | None = shared.chat_template_option()
+    template_var: list[str] | None = shared.template_var_option()
+    rows: str = shared.rows_option(shared.AUTO)
+    shard: str | None = shared.machines_option(
         None, "Run every Nth prompt from the Ith on, into OUT.shard-I-of-N.", metavar="I/N"
     )
-    ray: str | None = machines_option(
-        None, "Run on a Ray cluster: `auto`, or its HOST:PORT.", metavar="ADDRESS", words=(AUTO,)
+    ray: str | None = shared.machines_option(
+        None, "Run on a Ray cluster: `auto`, or its HOST:PORT.", metavar="ADDRESS", words=(shared.AUTO,)
     )
-    workers: int | None = machines_option(
+    workers: int | None = shared.machines_option(
         None, "Most workers of --ray.", min=1, show_default="one per card", hidden=True
     )
-    mixed_cards: bool = machines_option(False, "Let --ray use several kinds of card; texts may differ.", hidden=True)
-    check: bool = output_option(False, "Check IN and OUT and estimate the run, but do not run it.")
-    ordered: bool = output_option(False, "Write results in the order of IN.")
-    stats: str | None = output_option(None, "Print times, rates and rows.", metavar="")
+    mixed_cards: bool = shared.machines_option(
+        False, "Let --ray use several kinds of card; texts may differ.", hidden=True
+    )
+    check: bool = shared.output_option(False, "Check IN and OUT and estimate the run, but do not run it.")
+    ordered: bool = shared.output_option(False, "Write results in the order of IN.")
+    stats: str | None = shared.output_option(None, "Print times, rates and rows.", metavar="")
 
     def __post_init__(self) -> None:
         refuse_undecoded(self.system, "--system")
         if self.stats not in (None, "run"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value")
-        parse_rows(self.rows)
+        shared.parse_rows(self.rows)
         parse_shard(self.shard)
         if self.ray is None and (self.workers is not None or self.mixed_cards):
             raise UsageError(f"{'--mixed-cards' if self.workers is None else '--workers'} needs --ray")
@@ -105,7 +91,7 @@ class BatchOptions:
     @property
     def num_rows(self) -> int | None:
         """Rows at most; None is as many as the device can use."""
-        return parse_rows(self.rows)
+        return shared.parse_rows(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +102,7 @@ class Task:
     token_ids: Sequence[int]
     prompt: EncodedPrompt  # without text and ids
     max_new_tokens: int | None
-    grammar: Grammar | None = None
+    grammar: lazy.Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -127,9 +113,9 @@ class Prompts:
     request: RunRequest
     options: BatchOptions
     max_new_tokens: int | None
-    grammar: Grammar | None = None
-    _resolved: dict[tuple[tuple[str, int | float], ...], ResolvedSampling] = field(default_factory=dict)
-    _grammars: dict[tuple[str, str], Grammar] = field(default_factory=dict)
+    grammar: lazy.Grammar | None = None
+    _resolved: dict[tuple[tuple[str, int | float], ...], lazy.ResolvedSampling] = field(default_factory=dict)
+    _grammars: dict[tuple[str, str], lazy.Grammar] = field(default_factory=dict)
 
     @property
     def _session(self) -> Session:
@@ -206,11 +192,11 @@ class Prompts:
     def _names(self) -> tuple[str, str]:
         return self.run.model, self._session.name
 
-    def request_of(self, task: Task, run_seed: int) -> Request:
+    def request_of(self, task: Task, run_seed: int) -> lazy.Request:
         """What to generate for a task."""
         return self._schemas.hold(*self.asked_of(task, run_seed))
 
-    def asked_of(self, task: Task, run_seed: int) -> tuple[Request, Grammar | None]:
+    def asked_of(self, task: Task, run_seed: int) -> tuple[lazy.Request, lazy.Grammar | None]:
         """What to generate for a task, and the grammar that its text is to be held to."""
         prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
         line = task.line
@@ -243,7 +229,7 @@ class Prompts:
             self._schemas.prepare(grammar, request.sampler)
         return task
 
-    def _grammar(self, constraint: Constraint) -> Grammar:
+    def _grammar(self, constraint: Constraint) -> lazy.Grammar:
         """A line's grammar; equal ones are read once. Raises: UsageError"""
         key = constraint.kind, json.dumps(constraint.value)
         if key not in self._grammars:
@@ -265,7 +251,7 @@ class Prompts:
             raise UsageError(f"logit_bias names token {largest}, expected 0 to {vocab_size - 1}")
         return replace(flags, logit_bias={**flags.logit_bias, **line.logit_bias})
 
-    def _sampling(self, own: Mapping[str, int | float]) -> ResolvedSampling:
+    def _sampling(self, own: Mapping[str, int | float]) -> lazy.ResolvedSampling:
         if not own:
             return self.run.sampling
         key = tuple(sorted(own.items()))
@@ -317,7 +303,11 @@ class BatchJob:
 
 @contextmanager
 def open_job(
-    options: BatchOptions, request: RunRequest, name: str | None, max_new_tokens: int | None, grammar: Grammar | None
+    options: BatchOptions,
+    request: RunRequest,
+    name: str | None,
+    max_new_tokens: int | None,
+    grammar: lazy.Grammar | None,
 ) -> Iterator[BatchJob]:
     """Check everything that can be checked without the weights, and lock the output until the end.
 

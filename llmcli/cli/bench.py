@@ -12,20 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import option
 from llmcli.cli.device_choice import RunnerOptions, load_runner
-from llmcli.cli.options import (
-    DeviceOptions,
-    MessageOptions,
-    SubjectOptions,
-    output_option,
-    parse_rows,
-    rows_option,
-    scratch_option,
-)
 from llmcli.cli.own_kernels import change_text, kernel_option, open_card, opened_card, read_kernels, speed_change
 from llmcli.cli.progress import progress
 from llmcli.cli.tables import csv_text, format_table
@@ -33,15 +24,11 @@ from llmcli.cli.targets import LENGTHS, open_subject, open_target, refuse_scratc
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate
 from llmcli.errors import UsageError
-
-if TYPE_CHECKING:
-    from llmcli.lab.own_kernel import OwnKernel
-    from llmcli.measure.bench import BenchReport, DecodeFigures, DraftFigures, PromptFigures, Spread
-    from llmcli.measure.subject import Subject
+from llmcli.measure.bench import BenchReport
 
 _NOTE = "A change in parentheses may be chance: the runs of both overlap."
 
-FiguresT = TypeVar("FiguresT", "PromptFigures", "DecodeFigures")
+FiguresT = TypeVar("FiguresT", "lazy.PromptFigures", "lazy.DecodeFigures")
 
 CSV_COLUMNS = (
     "model",
@@ -69,7 +56,7 @@ DEFAULT_NEW_TOKENS = 64
 DEFAULT_REPEATS = 5
 
 
-def facts_text(report: BenchReport) -> str:
+def facts_text(report: lazy.BenchReport) -> str:
     """What was measured, a line each."""
     facts = (
         ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
@@ -81,7 +68,7 @@ def facts_text(report: BenchReport) -> str:
     return fact_lines(facts, 18, sys.stdout)
 
 
-def tables_text(report: BenchReport) -> str:
+def tables_text(report: lazy.BenchReport) -> str:
     """The figures of prompts and of decoding, as two tables."""
     engine = report.engine
     has_energy = report.idle_watts is not None
@@ -114,7 +101,7 @@ def _table(
     return format_table([*header, "kernels", "change"], rows)
 
 
-def _prompt_cells(item: PromptFigures) -> list[str]:
+def _prompt_cells(item: lazy.PromptFigures) -> list[str]:
     return [
         str(item.num_tokens),
         rate(item.tokens_per_second),
@@ -127,7 +114,7 @@ def _prompt_cells(item: PromptFigures) -> list[str]:
     ]
 
 
-def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
+def _decode_cells(item: lazy.DecodeFigures, has_energy: bool) -> list[str]:
     energy = [_or_dash(item.joules_per_token, "{:.3g}".format), _or_dash(item.average_watts, "{:.0f}".format)]
     return [
         str(item.depth),
@@ -142,7 +129,7 @@ def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
     ]
 
 
-def _draft_table(items: Sequence[DraftFigures]) -> str:
+def _draft_table(items: Sequence[lazy.DraftFigures]) -> str:
     """A step of one row by its drafts, and the gain for each share of right drafts."""
     header = ["depth", "drafts", "step", "steps of one", *(f"gain at {rate:.0%}" for rate in lazy.RATES), "runs"]
     return format_table(
@@ -174,7 +161,7 @@ def _energy_fact(report: BenchReport) -> str:
     return f"J/token leaves out the {report.idle_watts:.0f} W of the idle card, W includes them"
 
 
-def _spread(count: int, seconds: Spread) -> str:
+def _spread(count: int, seconds: lazy.Spread) -> str:
     return f"{rate(count / seconds.slowest)} to {rate(count / seconds.fastest)}"
 
 
@@ -182,7 +169,7 @@ def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
     return "-" if value is None else written(value)
 
 
-def as_json(report: BenchReport) -> dict[str, Any]:
+def as_json(report: lazy.BenchReport) -> dict[str, Any]:
     """Everything, with the rates that follow from it; with kernels of the user's, each figure next to ours."""
     facts = dataclasses.asdict(report)
     engine = report.engine
@@ -208,16 +195,16 @@ def _records(
     ]
 
 
-def _record(item: PromptFigures | DecodeFigures) -> dict[str, Any]:
+def _record(item: lazy.PromptFigures | lazy.DecodeFigures) -> dict[str, Any]:
     rates = ("tokens_per_second", "predicted_tokens_per_second", "floor_share")
     return dataclasses.asdict(item) | {name: getattr(item, name) for name in rates}
 
 
-def _decode_record(item: DecodeFigures) -> dict[str, Any]:
+def _decode_record(item: lazy.DecodeFigures) -> dict[str, Any]:
     return {**_record(item), "gbps": item.bytes_per_second / 1e9}
 
 
-def _draft_record(item: DraftFigures) -> dict[str, Any]:
+def _draft_record(item: lazy.DraftFigures) -> dict[str, Any]:
     return {
         **dataclasses.asdict(item),
         "steps_of_one": item.steps_of_one,
@@ -225,7 +212,7 @@ def _draft_record(item: DraftFigures) -> dict[str, Any]:
     }
 
 
-def as_csv(report: BenchReport) -> str:
+def as_csv(report: lazy.BenchReport) -> str:
     """A line for each figure, under a header."""
     own = "llmcli" if report.engine is None else ",".join(report.engine.own_kernels)
     rows = [] if report.engine is None else _csv_rows(report.engine.prompts, report.engine.decode, "llmcli")
@@ -236,7 +223,9 @@ def as_csv(report: BenchReport) -> str:
     return csv_text(CSV_COLUMNS, ({"model": report.model, "device": report.device, **row} for row in rows))
 
 
-def _csv_rows(prompts: Sequence[PromptFigures], decode: Sequence[DecodeFigures], kernels: str) -> list[dict[str, Any]]:
+def _csv_rows(
+    prompts: Sequence[lazy.PromptFigures], decode: Sequence[lazy.DecodeFigures], kernels: str
+) -> list[dict[str, Any]]:
     rows = []
     for prompt in prompts:
         row = _csv_row(prompt, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds)
@@ -247,7 +236,7 @@ def _csv_rows(prompts: Sequence[PromptFigures], decode: Sequence[DecodeFigures],
     return rows
 
 
-def _csv_row(item: object, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:
+def _csv_row(item: object, figure: str, length: int, rows: int, count: int, seconds: lazy.Spread) -> dict[str, Any]:
     """What the item has of the columns, and what follows from `seconds` for `count` tokens."""
     return {
         **{name: getattr(item, name) for name in CSV_COLUMNS if hasattr(item, name)},
@@ -284,10 +273,10 @@ class MeasuringOptions:
     tokens: int = measuring_option(DEFAULT_NEW_TOKENS, "New tokens in each run.", min=1)
     repeats: int = measuring_option(DEFAULT_REPEATS, "Runs per figure; long ones are repeated less.", min=1)
     draft: int = measuring_option(0, "Also time steps of one row with 1 to N drafts.", min=0, max=7, show_default=False)
-    scratch: Path | None = scratch_option(rich_help_panel="Measuring")
+    scratch: Path | None = shared.scratch_option(rich_help_panel="Measuring")
     keep: bool = measuring_option(False, "Keep a SHAPE's weights for the next run.", hidden=True)
 
-    def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
+    def lengths(self, subject: lazy.Subject) -> tuple[list[int], list[int]]:
         """The prompts and the depths to measure.
 
         Raises: UsageError for those that do not fit in the model's context.
@@ -309,8 +298,8 @@ class MeasuringOptions:
 class ReportOptions:
     """The form of the report. Raises: UsageError for two forms at once"""
 
-    json_: bool = output_option(False, "Print one JSON object instead of tables.")
-    csv_: bool = output_option(False, "Print one line for each figure instead of tables.")
+    json_: bool = shared.output_option(False, "Print one JSON object instead of tables.")
+    csv_: bool = shared.output_option(False, "Print one line for each figure instead of tables.")
 
     def __post_init__(self) -> None:
         if self.json_ and self.csv_:
@@ -319,13 +308,13 @@ class ReportOptions:
 
 def bench(
     *,
-    names: SubjectOptions,
-    rows: str = rows_option("1"),
-    devices: DeviceOptions,
+    names: shared.SubjectOptions,
+    rows: str = shared.rows_option("1"),
+    devices: shared.DeviceOptions,
     kernel: list[str] | None = kernel_option(),
     measuring: MeasuringOptions,
     output: ReportOptions,
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Measure the speed of a model and compare it with the prediction.
 
@@ -339,7 +328,7 @@ def bench(
 
     llmcli bench my-model --draft 7
     """
-    num_rows = parse_rows(rows)
+    num_rows = shared.parse_rows(rows)
     options = devices.checked()
     kernels = read_kernels(kernel, options)
     subject = open_subject(names.chosen, names.form)
@@ -355,12 +344,12 @@ def bench(
 
 
 def _measure(
-    subject: Subject,
+    subject: lazy.Subject,
     options: RunnerOptions,
     measuring: MeasuringOptions,
     num_rows: int | None,
-    kernels: Sequence[OwnKernel],
-) -> BenchReport:
+    kernels: Sequence[lazy.OwnKernel],
+) -> lazy.BenchReport:
     """Load the model and measure it, and show progress. Raises: LLMCliError and its subclasses"""
     prompts, depths = measuring.lengths(subject)
     context = max(*prompts, *depths) + measuring.tokens + lazy.SPARE_TOKENS

@@ -8,39 +8,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.chat_session.answer import TextWriter, Writer
 from llmcli.cli.chat_session.commands import show_end
-from llmcli.cli.chat_session.kept_chats import names_file, show_list
+from llmcli.cli.chat_session.kept_chats import Keeper, names_file, show_list
 from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line, read_messages
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
-from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
+from llmcli.cli.chat_session.state import OVERFLOW, THINKING, ChatSession, Talk
 from llmcli.cli.command import given_options, option
 from llmcli.cli.constrained_texts import SchemaOptions, Schemas
-from llmcli.cli.options import (
-    KEY_VARIABLE,
-    MessageOptions,
-    RunOptions,
-    SamplerOptions,
-    SamplingNumbers,
-    chat_template_option,
-    chosen_model,
-    model_argument,
-    output_option,
-    parse_adapters,
-    parse_rows,
-    prompt_option,
-    rows_option,
-    stop_option,
-    stopping_option,
-    system_option,
-    template_var_option,
-)
-from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
+from llmcli.cli.prompt import chosen_word, parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.terminal import terminal
@@ -48,11 +28,6 @@ from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import chat_folder
-
-if TYPE_CHECKING:
-    from llmcli.cli.chat_session.keeping import Keeper
-    from llmcli.cli.server_client import ServerClient
-    from llmcli.schema.grammar import Grammar
 
 conversation_option = partial(option, rich_help_panel="Conversation")
 
@@ -71,17 +46,17 @@ class ConversationOptions:
     """
 
     server: str | None = conversation_option(None, "Talk with the model of this server.", metavar="URL")
-    api_key: str | None = conversation_option(None, "The key of --server.", metavar="KEY", envvar=KEY_VARIABLE)
-    system: str | None = system_option()
-    chat_template: str | None = chat_template_option()
-    template_var: list[str] | None = template_var_option()
-    message: list[str] | None = prompt_option(None, "Answer this message and exit; repeatable.", metavar="TEXT")
+    api_key: str | None = conversation_option(None, "The key of --server.", metavar="KEY", envvar=shared.KEY_VARIABLE)
+    system: str | None = shared.system_option()
+    chat_template: str | None = shared.chat_template_option()
+    template_var: list[str] | None = shared.template_var_option()
+    message: list[str] | None = shared.prompt_option(None, "Answer this message and exit; repeatable.", metavar="TEXT")
     resume: str | None = conversation_option(
         None, "Resume a chat: its name or number in --list, or a file written by /save.", metavar="NAME|FILE"
     )
     continue_: bool = conversation_option(False, "Resume the last conversation.")
     list_: bool = conversation_option(False, "List the kept chats and exit.")
-    rows: str = rows_option("1")
+    rows: str = shared.rows_option("1")
     overflow: str = conversation_option(
         "drop-oldest",
         "What to do when the context is full: drop-oldest (turns), or stop.",
@@ -94,14 +69,14 @@ class ConversationOptions:
         if self.resume is not None and self.continue_:
             raise UsageError("--resume and --continue cannot be combined")
         # The variable is for all runs, so it does not conflict with this one.
-        if self.server is None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
+        if self.server is None and self.api_key not in (None, os.environ.get(shared.KEY_VARIABLE)):
             raise UsageError("--api-key needs --server URL")
         for message in self.message or ():
             if not message.strip():
                 raise UsageError("--message is empty; give it a text")
             refuse_undecoded(message, "--message")
-        overflow_policy("--overflow", self.overflow)
-        parse_rows(self.rows)
+        chosen_word("--overflow", self.overflow, OVERFLOW)
+        shared.parse_rows(self.rows)
         parse_template_variables(self.template_var)
         refuse_undecoded(self.system, "--system")
 
@@ -133,10 +108,10 @@ class ConversationOptions:
 class AnswerOptions:
     """What ends an answer, and its schema."""
 
-    max_new_tokens: int | None = stopping_option(
+    max_new_tokens: int | None = shared.stopping_option(
         None, "Stop an answer after this many new tokens.", min=1, show_default="until the context is full"
     )
-    stop: list[str] | None = stop_option()
+    stop: list[str] | None = shared.stop_option()
     schema: SchemaOptions = SchemaOptions()
 
 
@@ -144,30 +119,30 @@ class AnswerOptions:
 class ViewOptions:
     """How answers are shown. Raises: UsageError for an unknown way"""
 
-    markdown: bool = output_option(False, "Render Markdown on a terminal.")
-    thinking: str = output_option(
+    markdown: bool = shared.output_option(False, "Render Markdown on a terminal.")
+    thinking: str = shared.output_option(
         "fold",
         "What to do with a model's reasoning: show, fold or hide.",
         metavar="HOW",
         words=("show", "fold", "hide"),
     )
-    json_: bool = output_option(False, "In a script: print one JSON object with token ids and times.")
-    verbose: bool = output_option(False, "Print times and rates after each answer.")
+    json_: bool = shared.output_option(False, "In a script: print one JSON object with token ids and times.")
+    verbose: bool = shared.output_option(False, "Print times and rates after each answer.")
 
     def __post_init__(self) -> None:
-        thinking_view("--thinking", self.thinking)
+        chosen_word("--thinking", self.thinking, THINKING)
 
 
 def chat(
     *,
-    argument: str | None = model_argument(),
-    options: RunOptions,
+    argument: str | None = shared.model_argument(),
+    options: shared.RunOptions,
     conversation: ConversationOptions,
     answers: AnswerOptions,
-    numbers: SamplingNumbers,
-    sampler: SamplerOptions,
+    numbers: shared.SamplingNumbers,
+    sampler: shared.SamplerOptions,
     view: ViewOptions,
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Talk with a model.
 
@@ -188,8 +163,8 @@ def chat(
     if conversation.server is None:
         grammar = answers.schema.read()
         request = check_run(options, numbers, sampler, answers.stop)
-        name = chosen_model(argument, options.model)
-        with closing(lazy.Keeper(chat_folder())) as keeper:
+        name = shared.chosen_model(argument, options.model)
+        with closing(Keeper(chat_folder())) as keeper:
             saved = _saved(conversation, keeper)
             if saved is not None:
                 name = saved.model if name is None else name
@@ -202,7 +177,7 @@ def chat(
     refuse_beside_server(options, conversation, answers, sampler, view)
     with (
         closing(lazy.ServerClient(conversation.server, conversation.api_key)) as client,
-        closing(lazy.Keeper(chat_folder())) as keeper,
+        closing(Keeper(chat_folder())) as keeper,
     ):
         asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
         talk = _open_remote(client, _saved(conversation, keeper), conversation, view, asked)
@@ -210,7 +185,7 @@ def chat(
 
 
 def _open_remote(
-    client: ServerClient,
+    client: lazy.ServerClient,
     saved: SavedConversation | None,
     options: ConversationOptions,
     view: ViewOptions,
@@ -222,7 +197,7 @@ def _open_remote(
     return RemoteTalk(
         chat=RemoteChat(client, _begun(saved, options), keys),
         model=model,
-        thinking=thinking_view("--thinking", view.thinking),
+        thinking=chosen_word("--thinking", view.thinking, THINKING),
         is_markdown=view.markdown,
         files=options.files(saved),
     )
@@ -243,7 +218,7 @@ def _saved(options: ConversationOptions, keeper: Keeper) -> SavedConversation | 
 def _begun(saved: SavedConversation | None, options: ConversationOptions) -> Conversation:
     """The earlier turns, with the requested system prompt."""
     conversation = saved.conversation if saved else Conversation()
-    return conversation if options.system is None else replace_system(conversation, options.system)
+    return conversation if options.system is None else replace(conversation, system=options.system)
 
 
 def _talk(
@@ -268,7 +243,7 @@ def _talk(
 def _with_adapters_of(saved: SavedConversation, request: RunRequest, name: str | None) -> RunRequest:
     """The request, with the chat's own adapters, which a line names, unless the user names others or another model."""
     if saved.adapters and not request.adapters and name == saved.model:
-        return replace(request, adapters=parse_adapters(saved.adapters))
+        return replace(request, adapters=shared.parse_adapters(saved.adapters))
     used = tuple(adapter.text for adapter in request.adapters)
     if used != saved.adapters:
         held, now = (" and ".join(names) or "no adapter" for names in (saved.adapters, used))
@@ -296,7 +271,7 @@ def _open_state(
     options: ConversationOptions,
     answers: AnswerOptions,
     view: ViewOptions,
-    grammar: Grammar | None,
+    grammar: lazy.Grammar | None,
 ) -> ChatSession:
     """Load the model, and the earlier turns."""
     run = open_run(request, name)
@@ -306,9 +281,9 @@ def _open_state(
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
     schemas = Schemas(session)
     schemas.prepare(grammar, sampler)
-    num_rows = parse_rows(options.rows)
+    num_rows = shared.parse_rows(options.rows)
     loaded = run.load(num_rows, host_rows=num_rows or 1)
-    overflow = overflow_policy("--overflow", options.overflow)
+    overflow = chosen_word("--overflow", options.overflow, OVERFLOW)
     schema = None if grammar is None else schemas.schema(grammar, sampler)
     settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema)
     return ChatSession(
@@ -319,7 +294,7 @@ def _open_state(
         sampling=run.sampling,
         sampler_flags=run.flags,
         turn_end_token_ids=turn_end_token_ids,
-        thinking=thinking_view("--thinking", view.thinking),
+        thinking=chosen_word("--thinking", view.thinking, THINKING),
         is_markdown=view.markdown,
         is_verbose=view.verbose,
         load_seconds=loaded.load_seconds,

@@ -5,8 +5,6 @@ A group is frozen; its fields are options, arguments or groups themselves. Decla
 `hidden=True`; only --help-all shows it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

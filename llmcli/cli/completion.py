@@ -15,11 +15,7 @@ Completer = Callable[[str], list[str]]
 
 def complete_words(*words: str) -> Completer:
     """A completer that offers these words."""
-
-    def complete(incomplete: str) -> list[str]:
-        return _beginning(words, incomplete)
-
-    return complete
+    return lambda incomplete: _beginning(words, incomplete)
 
 
 complete_device = complete_words("auto", "cpu", "cuda")

@@ -9,22 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.command import option
+from llmcli.cli.output.base import Output
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.session import Session, TokenTree
 from llmcli.cli.terminal import terminal
-from llmcli.engine.request import Event, Finished
+from llmcli.engine.request import Finished
 from llmcli.errors import UnfinishedTextError, UsageError
 from llmcli.reading import GRAMMAR, SCHEMA, parse_json
-
-if TYPE_CHECKING:
-    from llmcli.engine.request import Request
-    from llmcli.sampling.params import Sampler
-    from llmcli.schema.grammar import Grammar
-    from llmcli.schema.schema import Schema, Vocabulary
 
 schema_option = partial(option, rich_help_panel="Schema")
 _BOM = "\ufeff"  # some editors begin a text in UTF-8 with it
@@ -70,7 +64,7 @@ class SchemaOptions:
         }
         return [flag for flag, value in named.items() if value is not None]
 
-    def read(self, *, ignore_eos: bool = False) -> Grammar | None:
+    def read(self, *, ignore_eos: bool = False) -> lazy.Grammar | None:
         """The grammar; None if no text has a schema.
 
         Raises: UsageError for one that cannot be kept exactly, or that no text fits; as `SmallFile.read_text`.
@@ -123,7 +117,7 @@ class Schemas:
         self._made = lru_cache(KEPT_SCHEMAS)(self._make)
         self._vocabulary = lru_cache(KEPT_SCHEMAS)(self._make_vocabulary)
 
-    def prepare(self, grammar: Grammar | None, sampler: Sampler) -> None:
+    def prepare(self, grammar: lazy.Grammar | None, sampler: lazy.Sampler) -> None:
         """Start building the tree, if there is a grammar.
 
         Raises: UsageError for settings that stop a text from ending
@@ -141,33 +135,30 @@ class Schemas:
             self._tree = TokenTree(self._session.model.checkpoint.folder, self._session.model.config.vocab_size)
         self._tree.start(self._session.tokenizer)
 
-    def schema(self, grammar: Grammar, sampler: Sampler) -> Schema:
+    def schema(self, grammar: lazy.Grammar, sampler: lazy.Sampler) -> lazy.Schema:
         """Wait for the tree. Raises: UsageError, as `prepare` too"""
         self.prepare(grammar, sampler)
         return self._made(grammar, sampler.eos_token_ids)
 
-    def hold(self, request: Request, grammar: Grammar | None) -> Request:
+    def hold(self, request: lazy.Request, grammar: lazy.Grammar | None) -> lazy.Request:
         """The request with the grammar, if there is one. Raises: as `schema`"""
         return request if grammar is None else replace(request, schema=self.schema(grammar, request.sampler))
 
-    def _make(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Schema:
+    def _make(self, grammar: lazy.Grammar, eos_token_ids: frozenset[int]) -> lazy.Schema:
         return lazy.Schema(grammar, self._vocabulary(eos_token_ids))
 
-    def _make_vocabulary(self, eos_token_ids: frozenset[int]) -> Vocabulary:
+    def _make_vocabulary(self, eos_token_ids: frozenset[int]) -> lazy.Vocabulary:
         assert self._tree is not None
         vocab_size = self._session.model.config.vocab_size
         return lazy.Vocabulary(self._session.tokenizer, eos_token_ids, vocab_size, self._tree.tokens())
 
 
-class CompletenessNotice:
-    """Counts texts that were cut before they fitted their schema; as an `Output`, reports them in a line at the end."""
+class CompletenessNotice(Output):
+    """Counts texts that were cut before they fitted their schema, and reports them in a line at the end."""
 
     def __init__(self) -> None:
         self._num_held = 0
         self._reasons: list[str] = []  # why texts were cut
-
-    def show(self, event: Event) -> None:
-        """Do nothing: only ended texts count."""
 
     def finish(self, finished: Sequence[Finished]) -> None:
         """Count all texts, and say how many are unfinished."""

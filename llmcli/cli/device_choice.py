@@ -9,20 +9,15 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.progress import say_compiling
+from llmcli.cli.prompt import chosen_word
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.environment import find_driver
 from llmcli.kernels.warm_context import start_card
 from llmcli.timeline import IMPORTS, Timeline
-
-if TYPE_CHECKING:
-    from llmcli.checkpoint.model import Model
-    from llmcli.kernels.device import Device
-    from llmcli.runners.base import Runner
 
 _WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _LOAD = Path("/proc/loadavg")
@@ -70,14 +65,13 @@ class RunnerOptions:
     dtype: str
     num_threads: int | None
     kv_cache: str = "auto"
-    opened: Device | None = None
+    opened: lazy.Device | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown names, and a requested card that cannot be used."""
         if not _DEVICE.fullmatch(self.device):
             raise UsageError(f"--device is {self.device!r}, expected auto, cpu, cuda or cuda:N")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        chosen_word("--dtype", self.dtype, DTYPES)
         if self.kv_cache not in KV_CACHES:
             raise UsageError(f"--kv-cache is {self.kv_cache!r}, expected {' or '.join(KV_CACHES)}")
         if self.device.startswith("cuda"):
@@ -110,7 +104,14 @@ class RunnerOptions:
             terminal.warn(f"running on the CPU: {problem}")
         return None
 
-    def runs_on_numpy(self, model: Model) -> bool:
+    def require_card(self, why: str) -> int:
+        """The card to use. Raises: DeviceError if there is none; its message begins with `why`"""
+        if self.card is None:
+            problem = "--device cpu was given" if self.device == "cpu" else lazy.find_problem()
+            raise DeviceError(f"{why}, and no card can be used: {problem}")
+        return self.card
+
+    def runs_on_numpy(self, model: lazy.Model) -> bool:
         """Whether the CPU runs the model with numpy, which imports ten times as fast as torch.
 
         It does so for a small model if no flag needs torch. `--dtype float32` asks for torch.
@@ -161,7 +162,7 @@ def prepare_for_torch(num_threads: int | None) -> None:
 
 
 def load_runner(
-    model: Model,
+    model: lazy.Model,
     options: RunnerOptions,
     context: int,
     num_rows: int | None,
@@ -170,7 +171,7 @@ def load_runner(
     *,
     host_rows: int = 1,
     allows_less: bool = True,
-) -> Runner:
+) -> lazy.Runner:
     """Read the weights onto the chosen device.
 
     `num_rows` is for a card; None is as many as it can use. With `allows_less` they share the memory that there is.

@@ -3,8 +3,6 @@
 The card may be in another machine: nothing here needs CuPy. The CPU's bandwidth is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from llmcli.checkpoint.layout import EMBEDDING

@@ -8,23 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import TYPE_CHECKING
 
 import typer
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import option
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import AUTO, MessageOptions, ModelNames, debug_option, device_option
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError, UsageError
-
-if TYPE_CHECKING:
-    from llmcli.kernels.device import Device
-    from llmcli.lab.verify import KernelVerdict
-    from llmcli.measure.verify import LayerVerdict, LogitsVerdict
 
 _TEXT = (
     "On the first morning of spring the miller opened the door and found a small grey cat asleep on a sack of flour. "
@@ -35,7 +28,7 @@ _TEXT = (
 
 def doctor(
     json_: bool = option(False, "Print a JSON array instead of a table."),
-    debug: bool = debug_option(),
+    debug: bool = shared.debug_option(),
 ) -> None:
     """Check this machine and say how to fix what is wrong.
 
@@ -64,11 +57,11 @@ def doctor(
 
 def verify(
     *,
-    names: ModelNames,
+    names: shared.ModelNames,
     tokens: int = option(32, "Tokens to run through the model.", min=2),
-    device: str = device_option(),
+    device: str = shared.device_option(),
     json_: bool = option(False, "Print one JSON object instead of lines."),
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Check that this machine's card computes what it should.
 
@@ -82,7 +75,7 @@ def verify(
 
     llmcli verify my-model --tokens 200 --json
     """
-    card = _card(device)
+    card = RunnerOptions(device, shared.AUTO, None).require_card("verify compares a card with the CPU")
     session = open_session(names.chosen)
     token_ids = _token_ids(session, tokens)
     opened = lazy.Device.open(card)
@@ -109,15 +102,6 @@ def verify(
         raise typer.Exit(DeviceError.exit_code)
 
 
-def _card(device: str) -> int:
-    """The card to check. Raises: DeviceError if there is none"""
-    card = RunnerOptions(device, AUTO, None).card
-    if card is None:
-        problem = "--device cpu was given" if device == "cpu" else lazy.find_problem()
-        raise DeviceError(f"verify compares a card with the CPU, and no card can be used: {problem}")
-    return card
-
-
 def _token_ids(session: Session, count: int) -> tuple[int, ...]:
     longest = session.model.config.max_position_embeddings
     if count > longest:
@@ -128,9 +112,11 @@ def _token_ids(session: Session, count: int) -> tuple[int, ...]:
     return token_ids[:count]
 
 
-def _compare(session: Session, card: int, token_ids: tuple[int, ...]) -> tuple[list[LayerVerdict], LogitsVerdict]:
+def _compare(
+    session: Session, card: int, token_ids: tuple[int, ...]
+) -> tuple[list[lazy.LayerVerdict], lazy.LogitsVerdict]:
     """The model on the card in its own precision, and on the CPU in float32, both with the stored weights."""
-    runner = session.load_runner(RunnerOptions(f"cuda:{card}", AUTO, None), len(token_ids))[0]
+    runner = session.load_runner(RunnerOptions(f"cuda:{card}", shared.AUTO, None), len(token_ids))[0]
     reference = session.load_runner(RunnerOptions("cpu", "float32", None), len(token_ids))[0]
     terminal.info(f"{session.name}: {runner.description} against {reference.description}")
     with progress("comparing layers and logits", "passes") as on_progress:
@@ -140,16 +126,16 @@ def _compare(session: Session, card: int, token_ids: tuple[int, ...]) -> tuple[l
         return layers, lazy.compare_logits(runner, reference, token_ids)
 
 
-def _first_wrong(layers: list[LayerVerdict]) -> LayerVerdict | None:
+def _first_wrong(layers: list[lazy.LayerVerdict]) -> lazy.LayerVerdict | None:
     return next((layer for layer in layers if not layer.is_right), None)
 
 
 def _as_json(
     model: str,
-    opened: Device,
-    verdicts: list[KernelVerdict],
-    layers: list[LayerVerdict],
-    logits: LogitsVerdict,
+    opened: lazy.Device,
+    verdicts: list[lazy.KernelVerdict],
+    layers: list[lazy.LayerVerdict],
+    logits: lazy.LogitsVerdict,
     is_right: bool,
 ) -> dict[str, object]:
     first_wrong = _first_wrong(layers)
@@ -180,7 +166,7 @@ def _as_json(
     }
 
 
-def _kernel_line(verdict: KernelVerdict) -> str:
+def _kernel_line(verdict: lazy.KernelVerdict) -> str:
     if verdict.num_wrong:
         result = f"WRONG in {verdict.num_wrong}: {verdict.fault}"
     elif verdict.largest == 0:
@@ -190,7 +176,7 @@ def _kernel_line(verdict: KernelVerdict) -> str:
     return f"{verdict.kernel:<18} {verdict.num_cases:>4} cases  {result}\n"
 
 
-def _layers_title(name: str, logits: LogitsVerdict) -> str:
+def _layers_title(name: str, logits: lazy.LogitsVerdict) -> str:
     alone = logits.num_tokens - logits.num_prompt_tokens
     return (
         f"what each layer of {name} adds ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest "
@@ -198,19 +184,19 @@ def _layers_title(name: str, logits: LogitsVerdict) -> str:
     )
 
 
-def _layer_line(layer: LayerVerdict) -> str:
+def _layer_line(layer: lazy.LayerVerdict) -> str:
     result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
     return f"{layer.module:<18} {layer.largest:>10.2g}  {result}{'ok' if layer.is_right else 'WRONG'}\n"
 
 
-def _wrong_layer_text(layer: LayerVerdict) -> str:
+def _wrong_layer_text(layer: lazy.LayerVerdict) -> str:
     return (
         f"{layer.module} is the first that is wrong: behind it element {layer.element} at position {layer.position} is "
         f"{layer.actual:.6g}, expected {layer.expected:.6g}\n"
     )
 
 
-def _logits_text(name: str, logits: LogitsVerdict) -> str:
+def _logits_text(name: str, logits: lazy.LogitsVerdict) -> str:
     alone = logits.num_tokens - logits.num_prompt_tokens
     return (
         f"logits of {name} ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest difference is "

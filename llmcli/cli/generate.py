@@ -1,4 +1,4 @@
-"""`llmcli generate`: continue a prompt, or answer one with the model's chat template."""
+"""`llmcli generate`: continue a prompt, or answer one with the model's chat template; which outputs flags ask for."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions, Schemas
-from llmcli.cli.options import (
-    MessageOptions,
-    RunOptions,
-    SamplerOptions,
-    SamplingNumbers,
-    StoppingOptions,
-    chat_template_option,
-    prompt_option,
-    sampling_option,
-    system_option,
-    template_var_option,
+from llmcli.cli.output.base import (
+    CutNotice,
+    JsonLinesOutput,
+    JsonOutput,
+    Output,
+    RunFacts,
+    StartOutput,
+    StatsOutput,
+    TextOutput,
+    begin_text,
 )
-from llmcli.cli.output.base import CutNotice, Output, begin_text
-from llmcli.cli.output.choice import OutputOptions, ReceiptOutput, open_outputs
+from llmcli.cli.output.page import FindRoads, HtmlOutput
+from llmcli.cli.output.page_kit import PAGE
+from llmcli.cli.output.tokens import ColorOutput, WhyOutput, why_no_color
 from llmcli.cli.own_kernels import kernel_option, open_card, read_kernels, show_change
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import parse_template_variables, read_prompt, refuse_undecoded
@@ -37,17 +36,6 @@ from llmcli.cli.terminal import terminal
 from llmcli.engine.request import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.timeline import IMPORTS, Timeline
-
-if TYPE_CHECKING:
-    from llmcli.engine.request import Request
-    from llmcli.engine.roads import Road, Roads
-    from llmcli.engine.scheduler import Generation
-    from llmcli.lab.own_kernel import OwnKernel
-    from llmcli.receipt.receipt import PromptFacts
-    from llmcli.runners.base import Runner
-    from llmcli.sampling.inspect import Inspection
-    from llmcli.sampling.params import Sampler
-    from llmcli.tokenizer.base import Tokenizer
 
 _START_TIME = 19  # the field `starttime` of /proc/self/stat, counted after the command's name
 
@@ -71,17 +59,17 @@ def process_age() -> float:
 class RoadFinder:
     """Finds the `count` likeliest roads of a request's texts. Ctrl-C ends the search; `is_complete` is then false."""
 
-    runner: Runner
-    tokenizer: Tokenizer
-    request: Request
+    runner: lazy.Runner
+    tokenizer: lazy.Tokenizer
+    request: lazy.Request
     count: int
     is_complete: bool = True
 
-    def __call__(self, texts: Mapping[int, Sequence[Inspection]]) -> Sequence[Road]:
+    def __call__(self, texts: Mapping[int, Sequence[lazy.Inspection]]) -> Sequence[lazy.Road]:
         """Follow the roads that leave these texts, given by the choices of each sample."""
         if not self.count:
             return ()
-        roads: Roads | None = None
+        roads: lazy.Roads | None = None
         try:
             forks = lazy.find_forks(texts, self.count)
             roads = lazy.Roads(self.runner, self.tokenizer, self.request, texts, forks)
@@ -99,7 +87,7 @@ class RoadFinder:
 
 
 @dataclass(frozen=True)
-class KernelRunOptions(RunOptions):
+class KernelRunOptions(shared.RunOptions):
     """The model that runs, with the user's kernels if any."""
 
     kernel: list[str] | None = kernel_option()
@@ -113,12 +101,12 @@ class PromptOptions:
     """
 
     prompt: str | None = argument(None, "Text to continue; without it, or with `-`, read standard input.")
-    file: Path | None = prompt_option(None, "Read the prompt from a file.", "-f")
-    chat: bool = prompt_option(False, "Answer the prompt: apply the model's chat template.")
-    system: str | None = system_option()
-    chat_template: str | None = chat_template_option()
-    template_var: list[str] | None = template_var_option()
-    show_prompt: bool = prompt_option(False, "Show the prompt's text and token ids.", hidden=True)
+    file: Path | None = shared.prompt_option(None, "Read the prompt from a file.", "-f")
+    chat: bool = shared.prompt_option(False, "Answer the prompt: apply the model's chat template.")
+    system: str | None = shared.system_option()
+    chat_template: str | None = shared.chat_template_option()
+    template_var: list[str] | None = shared.template_var_option()
+    show_prompt: bool = shared.prompt_option(False, "Show the prompt's text and token ids.", hidden=True)
 
     def __post_init__(self) -> None:
         refuse_undecoded(self.system, "--system")
@@ -126,7 +114,7 @@ class PromptOptions:
             raise UsageError("--system, --chat-template and --template-var need --chat")
         parse_template_variables(self.template_var)
 
-    def facts(self, text: str, encoded: EncodedPrompt) -> PromptFacts:
+    def facts(self, text: str, encoded: EncodedPrompt) -> lazy.PromptFacts:
         """The prompt for a receipt."""
         return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
@@ -146,8 +134,10 @@ class PromptOptions:
 class SampleOptions:
     """Which continuations are drawn. Raises: UsageError for one that does not exist"""
 
-    num_samples: int = sampling_option(1, "Number of samples.", "-n", "--num-samples", min=1, max=10_000, metavar="K")
-    only: int | None = sampling_option(
+    num_samples: int = shared.sampling_option(
+        1, "Number of samples.", "-n", "--num-samples", min=1, max=10_000, metavar="K"
+    )
+    only: int | None = shared.sampling_option(
         None, "Generate only sample K of -n; its text stays the same.", min=1, max=2**32, metavar="K", hidden=True
     )
 
@@ -169,16 +159,168 @@ class TextOptions:
     schema: SchemaOptions = SchemaOptions()
 
 
+# Tokens listed for each choice: as many as fit on a terminal's line, and on the page.
+WHY_ALTERNATIVES = 5
+HTML_ALTERNATIVES = 10
+
+
+class ReceiptOutput(Output):
+    """Notes the state of the model's files when made, hashes them while the text comes, and writes at the end.
+
+    Raises: CheckpointError for a file that is gone.
+    """
+
+    def __init__(self, path: Path, run: Run, prompt: lazy.PromptFacts, *, replace: bool):
+        self._path = path
+        self._replace = replace
+        self._run = run
+        self._prompt = prompt
+        self._digests = lazy.look_at_files(run.session.model, prompt)
+
+    def begin(self, runner: lazy.Runner, request: lazy.Request) -> ReceiptOutput:
+        """Start hashing the weights, which are read by now, so that it does not delay the first token."""
+        self._runner, self._request = runner, request
+        self._digests.start()
+        return self
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Write the receipt of a finished run.
+
+        Raises: CheckpointError if a file of the model has changed; OutputError, UsageError if it cannot be written.
+        """
+        if len(finished) < len(self._request.samples) or any(item.finish_reason == "interrupted" for item in finished):
+            self._digests.stop()
+            terminal.info("no receipt: the run was interrupted")
+            return
+        run = self._run
+        with progress(f"hashing {run.session.name}") as on_progress:
+            files = self._digests.wait(on_progress)
+        receipt = lazy.describe_run(
+            run.model,
+            run.session.model,
+            self._runner,
+            run.devices.card,
+            self._prompt,
+            self._request,
+            files,
+            lazy.describe_samples(finished),
+        )
+        lazy.save_receipt(self._path, receipt, replace=self._replace)
+        terminal.info(f"receipt: {self._path}")
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """The output flags, checked against each other.
+
+    Raises: UsageError for flags that exclude each other, or a page that cannot be written.
+    """
+
+    json: bool = shared.output_option(False, "Print one JSON object instead of text.")
+    jsonl: bool = shared.output_option(False, "Print one JSON object for each token.", hidden=True)
+    logprobs: int | None = shared.output_option(
+        None,
+        "With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
+        min=0,
+        max=100,
+        metavar="K",
+        hidden=True,
+    )
+    color: str | None = shared.output_option(
+        None, "Color each token by its probability.", metavar="prob", words=("prob",)
+    )
+    why: bool = shared.output_option(False, "Show what each sampling step removed, for each token.")
+    html: Path | None = shared.output_option(None, "Save probabilities and sampling steps as an HTML page.")
+    receipt: Path | None = shared.output_option(None, "Save all that the text depends on, for `llmcli replay`.")
+    force: bool = shared.output_option(False, "Replace an older page of --html or receipt of --receipt.", hidden=True)
+    roads: int | None = shared.output_option(
+        None, "Show on the --html page where the N likeliest tokens that were not drawn would have led.", min=1, max=100
+    )
+    stats: str | None = shared.output_option(
+        None,
+        "Print times, rates and settings; with start: how long each part of the start took.",
+        metavar="[start]",
+        words=("start",),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be shown together."""
+        if self.json and self.jsonl:
+            raise UsageError("--json and --jsonl cannot be combined")
+        if self.logprobs is not None and self.shows_text:
+            raise UsageError("--logprobs needs --json or --jsonl; --why and --html FILE show probabilities too")
+        if self.color not in (None, "prob"):
+            raise UsageError(f"--color is {self.color!r}, expected prob")
+        if self.color is not None and not self.shows_text:
+            raise UsageError("--color cannot be combined with --json or --jsonl")
+        if self.stats not in (None, "run", "start"):
+            raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
+        if self.force and self.html is None and self.receipt is None:
+            raise UsageError("--force needs --html FILE or --receipt FILE")
+        if self.roads is not None and self.html is None:
+            raise UsageError("--roads needs --html FILE")
+        # Before minutes of work.
+        if self.html is not None:
+            PAGE.check(self.html, replace=self.force)
+        if self.receipt is not None:
+            if self.html is not None and self.receipt.absolute() == self.html.absolute():
+                raise UsageError(f"--html and --receipt are both {self.receipt}; name two files")
+            lazy.RECEIPT_FILE.check(self.receipt, replace=self.force)
+
+    @property
+    def shows_text(self) -> bool:
+        """Whether the text itself goes to stdout."""
+        return not (self.json or self.jsonl)
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """How many other tokens the engine has to report for each choice, or None if no output shows them."""
+        wanted = [self.logprobs] if self.logprobs is not None else []
+        wanted += [WHY_ALTERNATIVES] if self.why else []
+        wanted += [HTML_ALTERNATIVES] if self.html is not None else []
+        wanted += [0] if self.color else []
+        return max(wanted, default=None)
+
+
+def open_outputs(options: OutputOptions, facts: RunFacts, find_roads: FindRoads = lambda texts: ()) -> list[Output]:
+    """The outputs the flags ask for: those for stdout first; the page last, since its roads take a while.
+
+    Raises: UsageError if the page of --html cannot be written.
+    """
+    outputs: list[Output] = [_main_output(options, facts)]
+    if options.why:
+        outputs.append(WhyOutput(facts))
+    if options.stats == "run":
+        outputs.append(StatsOutput(facts))
+    if facts.timeline is not None:
+        outputs.append(StartOutput(facts.timeline))
+    if options.html is not None:
+        outputs.append(HtmlOutput(facts, options.html, replace=options.force, find_roads=find_roads))
+    return outputs
+
+
+def _main_output(options: OutputOptions, facts: RunFacts) -> Output:
+    if options.json:
+        return JsonOutput(facts, with_logprobs=options.logprobs is not None)
+    if options.jsonl:
+        return JsonLinesOutput(facts)
+    if options.color and (reason := why_no_color()):
+        terminal.info(reason)
+    elif options.color:
+        return ColorOutput(facts)
+    return TextOutput(facts)
+
+
 def generate(
     *,
     prompt: PromptOptions,
     options: KernelRunOptions,
-    stopping: StoppingOptions,
-    numbers: SamplingNumbers,
+    stopping: shared.StoppingOptions,
+    numbers: shared.SamplingNumbers,
     texts: TextOptions,
-    sampler: SamplerOptions,
+    sampler: shared.SamplerOptions,
     output: OutputOptions,
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Continue a prompt, or answer one with --chat.
 
@@ -219,7 +361,7 @@ def generate(
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
-    generation = session.generation(loaded.runner, wanted, loaded.drafting)
+    generation = lazy.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
     if output.shows_text:
         begin_text(facts, samples.indices[0])
     if not show_all(generation, outputs) or not roads.is_complete:
@@ -230,7 +372,7 @@ def generate(
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
-def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> ReceiptOutput | None:
+def _open_receipt(output: OutputOptions, run: Run, prompt: lazy.PromptFacts) -> ReceiptOutput | None:
     """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
     if output.receipt is None:
         return None
@@ -240,11 +382,11 @@ def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> Recei
 def _request(
     run: Run,
     encoded: EncodedPrompt,
-    sampler: Sampler,
+    sampler: lazy.Sampler,
     samples: SampleOptions,
     output: OutputOptions,
     max_new_tokens: int | None,
-) -> Request:
+) -> lazy.Request:
     return run.session.request(
         encoded,
         sampler,
@@ -256,7 +398,7 @@ def _request(
     )
 
 
-def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:
+def _with_own_kernels(run: Run, kernels: Sequence[lazy.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
     """The run on a card that launches the user's kernels, once they pass their checks.
 
     Raises: LLMCliError and its subclasses
@@ -267,7 +409,7 @@ def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, tim
         return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
 
 
-def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:
+def show_all(generation: lazy.Generation, outputs: Sequence[Output]) -> bool:
     """Pass every event and the end to the outputs; False if Ctrl-C stopped the generation."""
     finished: list[Finished] = []
 

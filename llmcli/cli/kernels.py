@@ -6,23 +6,15 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from llmcli.cli import lazy
+from llmcli.cli import kernel_report, lazy, shared
 from llmcli.cli.command import argument, command_group, option
-from llmcli.cli.kernel_report import as_csv, as_json, finding_text, list_json, list_text, study_text
-from llmcli.cli.kernels_bench import LaunchOptions, bench_kernels, roofline
-from llmcli.cli.kernels_profile import profile_kernel
-from llmcli.cli.options import MessageOptions
+from llmcli.cli.kernels_bench import LaunchOptions, bench_kernels, profile_kernel, roofline
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import DeviceError, UsageError
-
-if TYPE_CHECKING:
-    from llmcli.lab.compare import Finding, Measured
-    from llmcli.lab.study import Rung, Source, Study
 
 arch_option = partial(
     option,
@@ -39,7 +31,7 @@ def list_kernels(
     launches: LaunchOptions,
     arch: str | None = arch_option(),
     json_: bool = option(False, "Print a JSON object instead of tables."),
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """List the kernels and what a model's launches of them take of a multiprocessor.
 
@@ -64,10 +56,12 @@ def list_kernels(
         place = f"{arch}, compiled and not measured"
     walks = lazy.walk_model(subject.model, lengths, card, arch, say_compiling)
     if json_:
-        terminal.write_json(list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.KERNELS))
+        terminal.write_json(
+            kernel_report.list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.KERNELS)
+        )
         return
     title = f"{subject.full_name} on {place}, {card.num_multiprocessors} multiprocessors"
-    terminal.write(list_text(title, walks, lazy.KERNELS), is_drawn=True)
+    terminal.write(kernel_report.list_text(title, walks, lazy.KERNELS), is_drawn=True)
 
 
 def compare(
@@ -78,7 +72,7 @@ def compare(
     arch: str | None = arch_option(),
     json_: bool = option(False, "Print a JSON object instead of tables."),
     csv_: bool = option(False, "Print one line for each rung and choice of sizes."),
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Run a ladder of kernels that compute the same, from the plainest to ours.
 
@@ -138,11 +132,16 @@ def _compare_all(names: list[str], arch: str | None) -> None:
 
 
 def _compare(
-    study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str | None, json_: bool, csv_: bool
+    study: lazy.Study,
+    rungs: list[lazy.Rung],
+    sources: dict[str, lazy.Source],
+    arch: str | None,
+    json_: bool,
+    csv_: bool,
 ) -> None:
     """Measure the rungs on the card, or compile them for `arch`, and report. Raises: DeviceError without a card"""
     card = ""
-    findings: Sequence[Finding] = ()
+    findings: Sequence[lazy.Finding] = ()
     if arch is not None:
         measured, place = lazy.inspect_rungs(study, sources, rungs, arch), f"{arch}, compiled and not measured"
     else:
@@ -157,19 +156,19 @@ def _compare(
         place = f"{card}, {arch}, {device.num_multiprocessors} multiprocessors"
         place += f"; every rung is right at {len(study.check_sizes)} choices of sizes"
     if json_:
-        terminal.write_json(as_json(study, card, arch, measured, findings))
+        terminal.write_json(kernel_report.as_json(study, card, arch, measured, findings))
     elif csv_:
-        terminal.write(as_csv(measured))
+        terminal.write(kernel_report.as_csv(measured))
     else:
         _show(study, place, measured)
         if card:
-            terminal.write("\n" + "".join(f"{finding_text(one)}\n" for one in findings), wraps=True)
+            terminal.write("\n" + "".join(f"{kernel_report.finding_text(one)}\n" for one in findings), wraps=True)
 
 
-def _show(study: Study, place: str, measured: Sequence[Measured]) -> None:
+def _show(study: lazy.Study, place: str, measured: Sequence[lazy.Measured]) -> None:
     lines = (f"{study.name}: {study.title} ({study.source})", *([study.note] if study.note else []), place)
     terminal.write("".join(f"{line}\n" for line in lines) + "\n", wraps=True)
-    terminal.write(study_text(study, measured), is_drawn=True)
+    terminal.write(kernel_report.study_text(study, measured), is_drawn=True)
 
 
 kernels_app = command_group(
@@ -188,4 +187,4 @@ kernels_app = command_group(
 def kernels(context: typer.Context) -> None:
     """See why kernels are fast: studies, side by side, on this machine's card."""
     if context.invoked_subcommand is None:
-        list_kernels(launches=LaunchOptions(), arch=None, json_=False, messages=MessageOptions())
+        list_kernels(launches=LaunchOptions(), arch=None, json_=False, messages=shared.MessageOptions())

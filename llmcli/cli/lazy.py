@@ -1,11 +1,9 @@
-"""Slow imports, by name: `lazy.open_model` imports its module when it is first used.
+"""Slow imports, by name: `lazy.open_model` imports its module when it is first used. A type is named here too.
 
 So `--help` and usage errors are fast. The imports below are for mypy and never run: this module parses them from its
-own text. No other module of the command line imports late, but for `commands.py`, which imports the module
+own text. No other module of the command line imports late, but for `main.py`, which imports the module
 of the called command.
 """
-
-from __future__ import annotations
 
 import ast
 from functools import cache
@@ -17,11 +15,17 @@ if TYPE_CHECKING:
     from llmcli.batch.on_ray import RayScheduler, ray_version
     from llmcli.batch.on_ray import Work as RayWork
     from llmcli.batch.on_ray import connect as connect_to_ray
-    from llmcli.checkpoint.adapter import open_adapter
+    from llmcli.checkpoint.adapter import Adapter, open_adapter
     from llmcli.checkpoint.adapter_merge import merge_adapters
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_plan import plan_conversion, plan_export
-    from llmcli.checkpoint.export_workspace import add_evaluation, refuse_existing, require_text, resolve_destination
+    from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight, plan_conversion, plan_export
+    from llmcli.checkpoint.export_workspace import (
+        ExportWorkspace,
+        add_evaluation,
+        refuse_existing,
+        require_text,
+        resolve_destination,
+    )
     from llmcli.checkpoint.folder import SourceState
     from llmcli.checkpoint.hub import (
         find_cached,
@@ -32,11 +36,10 @@ if TYPE_CHECKING:
         resolve_model,
     )
     from llmcli.checkpoint.hub_library import cached_repo_ids
-    from llmcli.checkpoint.model import num_parameters, open_model
+    from llmcli.checkpoint.model import Model, num_parameters, open_model
     from llmcli.checkpoint.random_weights import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
-    from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.key_echo import discard_typed_keys, keys_unseen
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
@@ -44,42 +47,86 @@ if TYPE_CHECKING:
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.server_client import ServerClient
-    from llmcli.config.fields import Fields, read_generation_defaults
+    from llmcli.config.fields import Fields, GenerationDefaults, read_generation_defaults
+    from llmcli.config.llama import LlamaConfig
     from llmcli.config.presets import list_presets, load_preset, preset_names
+    from llmcli.differences import Difference
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.draft_sources import DraftModel, NgramSource
-    from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting
+    from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting, DraftUsage
     from llmcli.engine.remote.worker import EngineFacts, OpenedEngine
     from llmcli.engine.request import Request
-    from llmcli.engine.roads import Roads, find_forks
+    from llmcli.engine.roads import Road, Roads, RoadToken, find_forks
     from llmcli.engine.scheduler import Generation, Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.kernels.registry import KERNELS
-    from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
-    from llmcli.lab.nsight import find_limit, find_ncu
-    from llmcli.lab.own_kernel import read_own_kernels
+    from llmcli.lab.compare import Finding, Measured, compare_rungs, find_claims, inspect_rungs
+    from llmcli.lab.nsight import Counters, Limit, find_limit, find_ncu
+    from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
-    from llmcli.lab.roofline import Ceilings, find_gap, measure_steps, place_calls
-    from llmcli.lab.study import excerpt, find_rung, find_studies, load_study, own_sources, read_rung, study_names
-    from llmcli.lab.verify import check_own_kernel, prepare_own_kernels, time_own_kernel, verify_kernels
-    from llmcli.lab.walk import Lengths, card_of, walk_model
-    from llmcli.measure.bench import RATES, SPARE_TOKENS, BenchOptions, KernelComparison, measure_change
+    from llmcli.lab.roofline import Ceilings, TimedStep, find_gap, measure_steps, place_calls
+    from llmcli.lab.study import (
+        Rung,
+        Source,
+        Study,
+        excerpt,
+        find_rung,
+        find_studies,
+        load_study,
+        own_sources,
+        read_rung,
+        study_names,
+    )
+    from llmcli.lab.verify import (
+        KernelVerdict,
+        TimesAlone,
+        check_own_kernel,
+        prepare_own_kernels,
+        time_own_kernel,
+        verify_kernels,
+    )
+    from llmcli.lab.walk import Call, Lengths, card_of, walk_model
+    from llmcli.measure.bench import (
+        RATES,
+        SPARE_TOKENS,
+        BenchOptions,
+        BenchReport,
+        DecodeFigures,
+        DraftFigures,
+        KernelComparison,
+        PromptFigures,
+        Spread,
+        measure_change,
+    )
     from llmcli.measure.doctor import examine
-    from llmcli.measure.energy import open_meter
-    from llmcli.measure.evaluate import compare, diff, evaluate, verdict
-    from llmcli.measure.info import inspect_model
-    from llmcli.measure.subject import Scratch, Subject, measure_subject, plan_bench, plan_draft, plan_subject
-    from llmcli.measure.verify import compare_layers, compare_logits
+    from llmcli.measure.energy import EnergyMeter, open_meter
+    from llmcli.measure.evaluate import Comparison, DiffToken, Evaluation, Verdict, compare, diff, evaluate, verdict
+    from llmcli.measure.info import ModelInfo, inspect_model
+    from llmcli.measure.plan import DraftPlan, MemoryUse, Plan
+    from llmcli.measure.subject import (
+        Scratch,
+        Subject,
+        Target,
+        TargetPlan,
+        measure_subject,
+        plan_bench,
+        plan_draft,
+        plan_subject,
+    )
+    from llmcli.measure.verify import LayerVerdict, LogitsVerdict, compare_layers, compare_logits
+    from llmcli.quantization.rounding import TensorQuality
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.receipt import (
         RECEIPT_FILE,
         PromptFacts,
+        Receipt,
+        SampleComparison,
         compare_receipts,
         compare_samples,
         load_receipt,
         save_receipt,
     )
-    from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
+    from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS, Runner
     from llmcli.runners.cuda.load.model import load as load_on_card
     from llmcli.runners.cuda.load.quantizer import CardQuantizer
     from llmcli.runners.cuda.predict.rates import measure_flops, measure_rates
@@ -91,7 +138,9 @@ if TYPE_CHECKING:
     from llmcli.runners.torch.load import TorchProbes
     from llmcli.runners.torch.load import load as load_on_torch
     from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
-    from llmcli.sampling.params import Sampler
+    from llmcli.sampling.inspect import Inspection, StepEffect, TokenProbability
+    from llmcli.sampling.params import ResolvedSampling, Sampler
+    from llmcli.schema.constraint import Constraint
     from llmcli.schema.grammar import (
         Grammar,
         GrammarProcess,
@@ -105,10 +154,12 @@ if TYPE_CHECKING:
     from llmcli.schema.library import Tokens
     from llmcli.schema.schema import Schema, Vocabulary
     from llmcli.serve.app import LOOPBACK_NAMES
+    from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
     from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.server import LogWriter, Server
     from llmcli.serve.service import ClientLimits
-    from llmcli.tokenizer.chat_encoding import encode_chat, load_chat_template, turn_end_token_ids
+    from llmcli.tokenizer.base import Tokenizer
+    from llmcli.tokenizer.chat_encoding import ChatTemplate, encode_chat, load_chat_template, turn_end_token_ids
     from llmcli.tokenizer.load import load_tokenizer
     from llmcli.tokenizer.pieces import TokenPieces, find_kept_pieces, keep_pieces
 else:

@@ -5,28 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import model_option
 from llmcli.cli.progress import say_compiling
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import first_of
-from llmcli.errors import DeviceError
-
-if TYPE_CHECKING:
-    from llmcli.checkpoint.model import Model
-    from llmcli.kernels.device import Device
-    from llmcli.lab.own_kernel import OwnKernel
-    from llmcli.lab.verify import TimesAlone
-    from llmcli.measure.bench import Spread
-    from llmcli.runners.base import Runner
 
 _MOST_LISTED = 3
 
 kernel_option = partial(
-    model_option,
+    shared.model_option,
     None,
     "Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
     metavar="NAME=FILE",
@@ -34,7 +23,7 @@ kernel_option = partial(
 )
 
 
-def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnKernel, ...]:
+def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[lazy.OwnKernel, ...]:
     """Parse the option's files; check that a card can run them.
 
     Raises: UsageError for a name or a file that cannot be, DeviceError without a card
@@ -42,14 +31,12 @@ def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnK
     if not values:
         return ()
     kernels = lazy.read_own_kernels(values)
-    if devices.card is None:
-        problem = "--device cpu was given" if devices.device == "cpu" else lazy.find_problem()
-        raise DeviceError(f"--kernel is for models on a CUDA card, and no card can be used: {problem}")
+    devices.require_card("--kernel is for models on a CUDA card")
     return kernels
 
 
 def open_card(
-    devices: RunnerOptions, kernels: Sequence[OwnKernel], model: Model, context: int, num_rows: int
+    devices: RunnerOptions, kernels: Sequence[lazy.OwnKernel], model: lazy.Model, context: int, num_rows: int
 ) -> RunnerOptions:
     """Open the card for these kernels, check them on it, and return the options with it.
 
@@ -80,13 +67,13 @@ def open_card(
     return replace(devices, opened=device)
 
 
-def opened_card(devices: RunnerOptions) -> Device:
+def opened_card(devices: RunnerOptions) -> lazy.Device:
     """The card that `open_card` has opened."""
     assert devices.opened is not None
     return devices.opened
 
 
-def show_change(devices: RunnerOptions, runner: Runner, num_tokens: int) -> None:
+def show_change(devices: RunnerOptions, runner: lazy.Runner, num_tokens: int) -> None:
     """Measure a prompt of about this length and steps of decoding, with the user's kernels and ours, and say so.
 
     Raises: LLMCliError and its subclasses
@@ -107,22 +94,22 @@ def show_change(devices: RunnerOptions, runner: Runner, num_tokens: int) -> None
         )
 
 
-def speed_change(own: Spread, engine: Spread) -> float:
+def speed_change(own: lazy.Spread, engine: lazy.Spread) -> float:
     """The user's speedup in the median run, as a share of our speed."""
     return engine.median / own.median - 1
 
 
-def change_text(own: Spread, engine: Spread) -> str:
+def change_text(own: lazy.Spread, engine: lazy.Spread) -> str:
     """The same in per cent; in parentheses where it may be chance."""
     text = f"{speed_change(own, engine):+.1%}"
     return f"({text})" if own.overlaps(engine) else text
 
 
-def _milliseconds(spread: Spread) -> str:
+def _milliseconds(spread: lazy.Spread) -> str:
     return f"{1e3 * spread.median:.3f} ms"
 
 
-def _alone_text(kernel: OwnKernel, times: TimesAlone) -> str:
+def _alone_text(kernel: lazy.OwnKernel, times: lazy.TimesAlone) -> str:
     own, engine = times.own.median, times.engine.median
     return (
         f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "

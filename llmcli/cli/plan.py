@@ -5,20 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import option
-from llmcli.cli.options import (
-    AUTO,
-    DeviceOptions,
-    MessageOptions,
-    SubjectOptions,
-    context_option,
-    model_option,
-    parse_rows,
-    rows_option,
-)
 from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target
@@ -26,19 +15,15 @@ from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate, size
 from llmcli.errors import UsageError
 
-if TYPE_CHECKING:
-    from llmcli.measure.plan import DraftPlan, MemoryUse, Plan
-    from llmcli.measure.subject import Target
-
 
 @dataclass(frozen=True)
 class DistantCardOptions:
     """A card in another machine. Raises: UsageError for one half described"""
 
-    memory: float | None = model_option(
+    memory: float | None = shared.model_option(
         None, "Plan for a card with this much memory; needs --bandwidth.", min=0.1, max=1e6, metavar="GiB", hidden=True
     )
-    bandwidth: float | None = model_option(
+    bandwidth: float | None = shared.model_option(
         None, "Read bandwidth of the card that --memory describes.", min=0.1, max=1e6, metavar="GB/s", hidden=True
     )
 
@@ -54,13 +39,13 @@ class PlaceOptions:
     Raises: UsageError for both.
     """
 
-    context: int | None = context_option()
-    rows: str = rows_option("1")
-    devices: DeviceOptions = DeviceOptions()
+    context: int | None = shared.context_option()
+    rows: str = shared.rows_option("1")
+    devices: shared.DeviceOptions = shared.DeviceOptions()
     card: DistantCardOptions = DistantCardOptions()
 
     def __post_init__(self) -> None:
-        if self.card.memory is not None and (self.devices.device, self.devices.threads) != (AUTO, None):
+        if self.card.memory is not None and (self.devices.device, self.devices.threads) != (shared.AUTO, None):
             raise UsageError(
                 "--memory and --bandwidth describe a card that is not here; leave out --device and --threads"
             )
@@ -68,11 +53,11 @@ class PlaceOptions:
 
 def plan(
     *,
-    names: SubjectOptions,
+    names: shared.SubjectOptions,
     place: PlaceOptions,
-    draft: str | None = model_option(None, "A draft model (or SHAPE) beside it.", metavar="MODEL"),
+    draft: str | None = shared.model_option(None, "A draft model (or SHAPE) beside it.", metavar="MODEL"),
     json_: bool = option(False, "Print one JSON object instead of tables."),
-    messages: MessageOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Predict memory and speed of a model without reading its weights.
 
@@ -86,12 +71,12 @@ def plan(
 
     llmcli plan Llama-3.1-8B --draft Llama-3.2-1B
     """
-    num_rows = parse_rows(place.rows)
+    num_rows = shared.parse_rows(place.rows)
     options = place.devices.checked()
     subject = open_subject(names.chosen, names.form)
     card = place.card
     if card.memory is not None and card.bandwidth is not None:
-        target: Target = lazy.distant_card(card.memory, card.bandwidth, options.dtype, options.kv_cache)
+        target: lazy.Target = lazy.distant_card(card.memory, card.bandwidth, options.dtype, options.kv_cache)
     else:
         target = open_target(options, subject)
     context = resolve_context(subject.model.config, subject.name, place.context)
@@ -124,7 +109,7 @@ def plan(
         terminal.write("\n" + format_table(["prompt", "tokens/s", "first token"], rows), is_drawn=True)
 
 
-def _lines(facts: Plan, source: str, drafter: DraftPlan | None) -> list[tuple[str, str]]:
+def _lines(facts: lazy.Plan, source: str, drafter: lazy.DraftPlan | None) -> list[tuple[str, str]]:
     memory = facts.memory
     cache = f"KV cache {size(memory.cache_bytes)} ({memory.cache_type})"
     parts = f"weights {size(memory.weight_bytes)} + {cache}"
@@ -141,14 +126,14 @@ def _lines(facts: Plan, source: str, drafter: DraftPlan | None) -> list[tuple[st
     ]
 
 
-def _draft_text(facts: Plan, drafter: DraftPlan) -> str:
+def _draft_text(facts: lazy.Plan, drafter: lazy.DraftPlan) -> str:
     more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
     fits = drafter.bytes_of_both <= facts.memory.available_bytes
     return f"{drafter.model} needs {more} more, {both} in all{'' if fits else ', which is not free'}"
 
 
-def _as_json(facts: Plan, drafter: DraftPlan | None) -> dict[str, object]:
-    def with_total(memory: MemoryUse) -> dict[str, object]:
+def _as_json(facts: lazy.Plan, drafter: lazy.DraftPlan | None) -> dict[str, object]:
+    def with_total(memory: lazy.MemoryUse) -> dict[str, object]:
         return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
 
     record = {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}

@@ -6,10 +6,10 @@ import re
 import select
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
@@ -21,6 +21,8 @@ MAX_BYTES = 64 * 1024**2  # far beyond any context; stops endless input, such as
 _ALMOST_JSON = ("true", "false", "null", "none")
 
 NO_BREAKERS = "none"
+
+WordT = TypeVar("WordT", bound=str)
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -84,6 +86,14 @@ def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
             raise UsageError("--stop is empty; give it the text to stop at")
         refuse_undecoded(flag, "--stop")
     return tuple(flags or ())
+
+
+def chosen_word(name: str, value: str, words: Collection[WordT]) -> WordT:
+    """The value of an option or setting that takes one of these words. Raises: UsageError for another"""
+    for word in words:
+        if value == word:
+            return word
+    raise UsageError(f"{name} is {value!r}, expected one of {', '.join(words)}")
 
 
 def refuse_undecoded(argument: str | None, what: str) -> None:

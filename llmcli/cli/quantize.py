@@ -11,43 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.filesize import decimal
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument, option
 from llmcli.cli.completion import complete_device, complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.evaluate import DEFAULT_WINDOW, evaluate_models
-from llmcli.cli.options import (
-    AUTO,
-    AdapterChoice,
-    MessageOptions,
-    adapter_option,
-    add_adapters,
-    output_option,
-    parse_adapters,
-    with_adapters,
-)
 from llmcli.cli.progress import progress, say_compiling
-from llmcli.cli.prompt import read_text
+from llmcli.cli.prompt import chosen_word, read_text
 from llmcli.cli.session import model_folder, open_session, shown_name
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import divergence, first_of
 from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError, foreign_errors_explained
 from llmcli.quantization.schemes import DEFAULT_SHARD_BYTES, ExportOptions, WeightScheme
 from llmcli.resources import resource_folder
-
-if TYPE_CHECKING:
-    from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
-    from llmcli.checkpoint.export_workspace import ExportWorkspace
-    from llmcli.checkpoint.folder import SourceState
-    from llmcli.checkpoint.model import Model
-    from llmcli.quantization.rounding import TensorQuality
-    from llmcli.runners.cuda.load.quantizer import CardQuantizer
 
 _UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _MAX_LISTED = 8  # layers named in one line; the model card has them all
@@ -59,7 +39,7 @@ GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
 HEAD_BITS = {"keep": None, "int8": 8}
 
 
-def report_layers(plan: ExportPlan) -> None:
+def report_layers(plan: lazy.ExportPlan) -> None:
     """Say which layers stay as they are, which tensors are left out, and which programs may not accept the result."""
     if plan.skipped:
         terminal.info(f"kept as they are: {first_of(plan.skipped, _MAX_LISTED)}")
@@ -69,7 +49,7 @@ def report_layers(plan: ExportPlan) -> None:
         terminal.warn(concern)
 
 
-def report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
+def report_earlier_run(workspace: lazy.ExportWorkspace, num_shards: int) -> None:
     """Report what a stopped run has left."""
     if workspace.num_resumed:
         terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
@@ -77,7 +57,7 @@ def report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
         terminal.info("starting over: the unfinished earlier run had another source or other options")
 
 
-def size_table(plan: ExportPlan) -> str:
+def size_table(plan: lazy.ExportPlan) -> str:
     """Sizes by kind of tensor, before and after."""
     lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
     for kind, sizes in {**plan.sizes, "all": plan.total}.items():
@@ -108,8 +88,11 @@ class FileOptions:
 
 
 def run_export(
-    exporter: Exporter, workspace: ExportWorkspace, doing: str, on_tensor: Callable[[str, TensorQuality], None]
-) -> dict[str, TensorQuality]:
+    exporter: lazy.Exporter,
+    workspace: lazy.ExportWorkspace,
+    doing: str,
+    on_tensor: Callable[[str, lazy.TensorQuality], None],
+) -> dict[str, lazy.TensorQuality]:
     """Write the export under a progress bar named `doing`; Ctrl-C ends the command and says how to resume."""
     try:
         with progress(doing) as on_progress:
@@ -119,67 +102,37 @@ def run_export(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def open_export(
-    source: str,
-    destination: Path,
-    options: ExportOptions,
-    adapters: Sequence[AdapterChoice] = (),
-    *,
-    card: int | None,
-    replace: bool,
-    dry_run: bool,
-) -> Exporter:
-    """Check the source, its adapters and the destination of an export and plan it; `card` None is the CPU.
-
-    Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
-    """
-    model, state, name, destination = _open_source(source, destination, replace=replace, dry_run=dry_run)
-    plan = lazy.plan_export(add_adapters(model, adapters), options, state)
-    if card is None:
-        return lazy.Exporter(plan, destination, name, replace=replace)
-    open_quantizer = partial(_open_card_quantizer, card, plan.weights)
-    return lazy.Exporter(plan, destination, name, replace=replace, open_quantizer=open_quantizer)
-
-
-def open_conversion(source: str, destination: Path, shard_bytes: int, *, replace: bool, dry_run: bool) -> Exporter:
-    """Check the source and the destination of a conversion and plan it.
+def _open_source(files: FileOptions) -> tuple[lazy.Model, lazy.SourceState, str, Path]:
+    """The source with the state of its files, its name in the cards, and the resolved destination.
 
     Raises: UsageError and CheckpointError, with their subclasses.
     """
-    model, state, name, destination = _open_source(source, destination, replace=replace, dry_run=dry_run)
-    return lazy.Exporter(lazy.plan_conversion(model, state, shard_bytes), destination, name, replace=replace)
-
-
-def _open_source(
-    source: str, destination: Path, *, replace: bool, dry_run: bool
-) -> tuple[Model, SourceState, str, Path]:
-    """A source with the state of its files, its name in the cards, and the resolved destination."""
-    destination = lazy.resolve_destination(destination)  # before anything is downloaded
-    if not dry_run:
-        lazy.refuse_existing(destination, replace=replace)
-    folder = model_folder(source)
+    destination = lazy.resolve_destination(files.destination)  # before anything is downloaded
+    if not files.dry_run:
+        lazy.refuse_existing(destination, replace=files.force)
+    folder = model_folder(files.source)
     state = lazy.SourceState.record(folder)
     model = lazy.open_model(folder)
-    name = shown_name(source, folder)
+    name = shown_name(files.source, folder)
     lazy.require_text(name, "the name of the source")
     return model, state, name, destination
 
 
-def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQuantizer:
+def _open_card_quantizer(card: int, weights: Sequence[lazy.PlannedWeight]) -> lazy.CardQuantizer:
     device = lazy.Device.open(card)
     terminal.info(f"quantizing on {device.name} (cuda:{device.index})")
     return lazy.CardQuantizer(device, weights, on_compile=say_compiling)
 
 
 def evaluate_export(
-    source: str, adapters: Sequence[AdapterChoice], destination: Path, text: str, options: RunnerOptions
+    source: str, adapters: Sequence[shared.AdapterChoice], destination: Path, text: str, options: RunnerOptions
 ) -> None:
     """Measure the effect of quantizing on a text: `builtin`, or a file. The figures go into the export's cards.
 
     Raises: UsageError for a text that cannot be read.
     """
     content, name = read_evaluation_text(text)
-    sessions = [with_adapters(open_session(source), adapters), open_session(str(destination))]
+    sessions = [shared.with_adapters(open_session(source), adapters), open_session(str(destination))]
     window = sessions[0].resolve_context(None, DEFAULT_WINDOW)
     (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
     assert comparison is not None
@@ -214,7 +167,7 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
     return read_text(Path(choice), "--eval"), Path(choice).name
 
 
-def convert(*, files: FileOptions, messages: MessageOptions) -> None:
+def convert(*, files: FileOptions, messages: shared.MessageOptions) -> None:
     """Write an AWQ, GPTQ or w8a8 model as compressed-tensors.
 
     Codes, scales and zero points stay the same; nothing is quantized again. Run the same command again to resume.
@@ -227,9 +180,10 @@ def convert(*, files: FileOptions, messages: MessageOptions) -> None:
     """
     source, destination, shard_bytes = files.source, files.destination, files.shard_bytes()
     with foreign_errors_explained(f"reading {source}", CheckpointError):
-        exporter = open_conversion(source, destination, shard_bytes, replace=files.force, dry_run=files.dry_run)
+        model, state, name, folder = _open_source(files)
+        exporter = lazy.Exporter(lazy.plan_conversion(model, state, shard_bytes), folder, name, replace=files.force)
 
-    def run(workspace: ExportWorkspace) -> None:
+    def run(workspace: lazy.ExportWorkspace) -> None:
         run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
         total = exporter.plan.total
         terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")
@@ -258,7 +212,7 @@ class FormOptions:
         """The checked options. Raises: UsageError for an unknown value"""
         return ExportOptions(
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
-            head_bits=_choice("--head", self.head, HEAD_BITS),
+            head_bits=HEAD_BITS[chosen_word("--head", self.head, HEAD_BITS)],
             skip=tuple(self.skip or ()),
             shard_bytes=shard_bytes,
         )
@@ -268,7 +222,7 @@ class FormOptions:
 class WorkOptions:
     """The device of the work, and the text that measures its result."""
 
-    device: str = option(AUTO, "auto, cpu, cuda or cuda:N; the files are the same.", complete=complete_device)
+    device: str = option(shared.AUTO, "auto, cpu, cuda or cuda:N; the files are the same.", complete=complete_device)
     eval_: str | None = option(
         None, "Measure perplexity and divergence on a text, and write them into the export.", metavar="FILE|builtin"
     )
@@ -276,12 +230,12 @@ class WorkOptions:
 
 def quantize(
     *,
-    adapter: list[str] | None = adapter_option(),
+    adapter: list[str] | None = shared.adapter_option(),
     form: FormOptions,
     work: WorkOptions,
     files: FileOptions,
-    verbose: bool = output_option(False, "Print the error of every layer.", "-v"),
-    messages: MessageOptions,
+    verbose: bool = shared.output_option(False, "Print the error of every layer.", "-v"),
+    messages: shared.MessageOptions,
 ) -> None:
     """Quantize a model to int8 or int4; transformers can load it too.
 
@@ -294,17 +248,21 @@ def quantize(
     llmcli quantize ORG/NAME my-int4 --bits 4 --dry-run
     """
     source, destination, options = files.source, files.destination, form.checked(files.shard_bytes())
-    adapters = parse_adapters(adapter)
-    runner_options = RunnerOptions(work.device, AUTO, None)
+    adapters = shared.parse_adapters(adapter)
+    runner_options = RunnerOptions(work.device, shared.AUTO, None)
     if work.eval_ is not None:
         read_evaluation_text(work.eval_)  # before hours of work, not after
     card = None if files.dry_run else runner_options.card
     with foreign_errors_explained(f"reading {source}", CheckpointError):
-        exporter = open_export(
-            source, destination, options, adapters, card=card, replace=files.force, dry_run=files.dry_run
-        )
+        model, state, name, folder = _open_source(files)
+        plan = lazy.plan_export(shared.add_adapters(model, adapters), options, state)
+        if card is None:
+            exporter = lazy.Exporter(plan, folder, name, replace=files.force)
+        else:
+            open_quantizer = partial(_open_card_quantizer, card, plan.weights)
+            exporter = lazy.Exporter(plan, folder, name, replace=files.force, open_quantizer=open_quantizer)
 
-    def run(workspace: ExportWorkspace) -> None:
+    def run(workspace: lazy.ExportWorkspace) -> None:
         _run(exporter, workspace, destination, verbose)
         if work.eval_ is not None:
             evaluate_export(source, adapters, destination, work.eval_, runner_options)
@@ -313,10 +271,10 @@ def quantize(
 
 
 def _show_and_run(
-    exporter: Exporter,
+    exporter: lazy.Exporter,
     files: FileOptions,
-    report: Callable[[ExportPlan], None],
-    run: Callable[[ExportWorkspace], None],
+    report: Callable[[lazy.ExportPlan], None],
+    run: Callable[[lazy.ExportWorkspace], None],
 ) -> None:
     """Report the plan of an export and run it, with its folder locked; with --dry-run show its sizes instead."""
     plan = exporter.plan
@@ -331,8 +289,8 @@ def _show_and_run(
         run(workspace)
 
 
-def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verbose: bool) -> None:
-    def on_tensor(name: str, quality: TensorQuality) -> None:
+def _run(exporter: lazy.Exporter, workspace: lazy.ExportWorkspace, destination: Path, verbose: bool) -> None:
+    def on_tensor(name: str, quality: lazy.TensorQuality) -> None:
         if verbose:
             terminal.info(
                 f"{name}: error {quality.relative_rms_error:.3%}, worst row {quality.worst_row} "
@@ -353,16 +311,11 @@ def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:
         raise UsageError(f"--bits is {bits}, expected 8 or 4")
     if is_asymmetric and bits != 4:
         raise UsageError("--asymmetric is for --bits 4; int8 gains nothing from it")
-    return WeightScheme(bits, _choice("--group-size", group_size, GROUP_SIZES), not is_asymmetric)
+    size = GROUP_SIZES[chosen_word("--group-size", group_size, GROUP_SIZES)]
+    return WeightScheme(bits, size, not is_asymmetric)
 
 
-def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None:
-    if value not in choices:
-        raise UsageError(f"{flag} is {value!r}, expected one of {', '.join(choices)}")
-    return choices[value]
-
-
-def _report_plan(plan: ExportPlan) -> None:
+def _report_plan(plan: lazy.ExportPlan) -> None:
     """Report what the user should know before the work starts."""
     if plan.options is not None and plan.channel_layers:
         terminal.warn(

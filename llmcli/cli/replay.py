@@ -9,26 +9,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from llmcli.checkpoint.hub_library import HubId, find_hub_id
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
-from llmcli.cli.options import (
-    AdapterChoice,
-    MessageOptions,
-    adapter_option,
-    model_option,
-    output_option,
-    parse_adapters,
-    sampling_option,
-    with_adapters,
-)
 from llmcli.cli.output.base import Output, TextOutput, begin_text
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
@@ -36,16 +25,11 @@ from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.run import LoadedRunner, Run
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.request import Event, Finished
+from llmcli.engine.request import Finished
 from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, DeviceError, DifferentTextError, TokenizerError, UsageError
 from llmcli.resources import built_in_model
 from llmcli.sampling.params import ResolvedSampling
 from llmcli.timeline import Timeline
-
-if TYPE_CHECKING:
-    from llmcli.differences import Difference
-    from llmcli.engine.request import Request
-    from llmcli.receipt.receipt import PromptFacts, Receipt, SampleComparison
 
 
 @dataclass(frozen=True)
@@ -53,16 +37,18 @@ class ReplayOptions:
     """A receipt, and what differs now."""
 
     file: Path = argument(..., "File written by `llmcli generate --receipt`.", metavar="RECEIPT")
-    model: str | None = model_option(
+    model: str | None = shared.model_option(
         None, "Where the model is now: folder or hub id.", "-m", show_default="the receipt's"
     )
-    adapter: list[str] | None = adapter_option()
-    device: str | None = model_option(None, "cpu, cuda or cuda:N.", show_default="the receipt's")
-    only: int | None = sampling_option(None, "Replay only sample K.", min=1, max=2**32, metavar="K", show_default="all")
-    json: bool = output_option(False, "Print one JSON object instead of text.")
+    adapter: list[str] | None = shared.adapter_option()
+    device: str | None = shared.model_option(None, "cpu, cuda or cuda:N.", show_default="the receipt's")
+    only: int | None = shared.sampling_option(
+        None, "Replay only sample K.", min=1, max=2**32, metavar="K", show_default="all"
+    )
+    json: bool = shared.output_option(False, "Print one JSON object instead of text.")
 
 
-def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
+def replay(*, options: ReplayOptions, messages: shared.MessageOptions) -> None:
     """Generate the text of a receipt again and show what differs.
 
     Differences of model, program, machine and prompt are named first.
@@ -91,7 +77,7 @@ def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
     _report(run.session, comparisons, _likely_reason(differences, is_unchanged=loaded.is_unchanged))
 
 
-def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> None:
+def _show_differences(file: Path, differences: Sequence[lazy.Difference], *, is_unchanged: bool) -> None:
     """Name the differences in all that the text depends on."""
     for difference in differences:
         terminal.warn(f"differs: {difference}")
@@ -101,14 +87,14 @@ def _show_differences(file: Path, differences: Sequence[Difference], *, is_uncha
         terminal.info("Model, program and machine are as in the receipt")
 
 
-def _likely_reason(differences: Sequence[Difference], *, is_unchanged: bool) -> str:
+def _likely_reason(differences: Sequence[lazy.Difference], *, is_unchanged: bool) -> str:
     """Where to look if the text differs."""
     if not is_unchanged:
         return "the receipt was changed after it was written"
     return "see above what else differs" if differences else "everything else in the receipt is the same"
 
 
-def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
+def _chosen(receipt: lazy.Receipt, options: ReplayOptions) -> lazy.Receipt:
     """The receipt with the samples to generate again."""
     if options.only is None:
         return receipt
@@ -119,7 +105,7 @@ def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
     return replace(receipt, samples=samples)
 
 
-def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
+def _prepare(receipt: lazy.Receipt, options: ReplayOptions) -> tuple[Run, lazy.Request]:
     """The run that a receipt describes, and the samples to generate.
 
     Raises: UsageError, CheckpointError, DeviceError.
@@ -127,7 +113,7 @@ def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
     sampler = lazy.sampler_of(receipt)
     devices = _devices(receipt, options.device)
     name = _model_name(receipt, options)
-    session = with_adapters(open_session(name), _adapters(receipt, options))
+    session = shared.with_adapters(open_session(name), _adapters(receipt, options))
     _check_fit(receipt, session)
     stopping = receipt.stopping
     run = Run(
@@ -153,7 +139,7 @@ def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
     return run, request
 
 
-def _devices(receipt: Receipt, flag: str | None) -> RunnerOptions:
+def _devices(receipt: lazy.Receipt, flag: str | None) -> RunnerOptions:
     """The receipt's device and precision. Another kind of device has its own usual precision.
 
     Raises: DeviceError for a card that cannot be used.
@@ -170,7 +156,7 @@ def _devices(receipt: Receipt, flag: str | None) -> RunnerOptions:
         raise DeviceError(f"the receipt was made on {wanted.description}; {error}") from error
 
 
-def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
+def _model_name(receipt: lazy.Receipt, options: ReplayOptions) -> str:
     """The model as `open_session` takes it: the given one, else the receipt's, if it is on this machine."""
     if options.model is not None:
         return options.model
@@ -189,10 +175,10 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
     return name
 
 
-def _adapters(receipt: Receipt, options: ReplayOptions) -> Sequence[AdapterChoice]:
+def _adapters(receipt: lazy.Receipt, options: ReplayOptions) -> Sequence[shared.AdapterChoice]:
     """The given adapters, else the receipt's, if they are on this machine."""
     if options.adapter:
-        return parse_adapters(options.adapter)
+        return shared.parse_adapters(options.adapter)
     choices = []
     for facts in receipt.model.adapters:
         name, hub_id = facts.name, find_hub_id(facts.name)
@@ -204,11 +190,11 @@ def _adapters(receipt: Receipt, options: ReplayOptions) -> Sequence[AdapterChoic
             raise CheckpointError(
                 f"{options.file} was made with the adapter {name!r}, which is not here; give adapters with --adapter"
             )
-        choices.append(AdapterChoice(name, facts.weight))
+        choices.append(shared.AdapterChoice(name, facts.weight))
     return choices
 
 
-def _check_fit(receipt: Receipt, session: Session) -> None:
+def _check_fit(receipt: lazy.Receipt, session: Session) -> None:
     """Refuse a model that cannot be the receipt's. Raises: UsageError"""
     config, remedy = session.model.config, "give the receipt's model with --model"
     if receipt.runner.context > config.max_position_embeddings:
@@ -226,7 +212,7 @@ def _check_fit(receipt: Receipt, session: Session) -> None:
         )
 
 
-def _load(run: Run, receipt: Receipt, request: Request) -> tuple[LoadedRunner, Receipt]:
+def _load(run: Run, receipt: lazy.Receipt, request: lazy.Request) -> tuple[LoadedRunner, lazy.Receipt]:
     """Read the weights and hash them at the same time; return the runner, and the receipt as it would be now."""
     session = run.session
     digests = lazy.look_at_files(session.model, receipt.prompt)
@@ -239,7 +225,7 @@ def _load(run: Run, receipt: Receipt, request: Request) -> tuple[LoadedRunner, R
     return loaded, now
 
 
-def _encoded_again(session: Session, prompt: PromptFacts) -> PromptFacts:
+def _encoded_again(session: Session, prompt: lazy.PromptFacts) -> lazy.PromptFacts:
     """The prompt with its text's ids now; the receipt's ids are run."""
     try:
         if prompt.chat:
@@ -252,14 +238,11 @@ def _encoded_again(session: Session, prompt: PromptFacts) -> PromptFacts:
     return replace(prompt, token_ids=encoded.token_ids)
 
 
-class _Collector:
+class _Collector(Output):
     """Keeps the texts."""
 
     def __init__(self) -> None:
         self.finished: list[Finished] = []
-
-    def show(self, event: Event) -> None:
-        """Nothing until the end."""
 
     def finish(self, finished: list[Finished]) -> None:
         """Keep them."""
@@ -267,7 +250,7 @@ class _Collector:
 
 
 def _generate(
-    run: Run, runner: LoadedRunner, receipt: Receipt, request: Request, options: ReplayOptions
+    run: Run, runner: LoadedRunner, receipt: lazy.Receipt, request: lazy.Request, options: ReplayOptions
 ) -> Sequence[Finished]:
     """The texts, shown as they come except with --json. Raises: typer.Exit after a Ctrl-C"""
     prompt = EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=request.at_start)
@@ -277,13 +260,13 @@ def _generate(
         facts = run.facts(runner, receipt.prompt.text, prompt, request.samples, None, Timeline())
         outputs.append(TextOutput(facts))
         begin_text(facts, request.samples[0])
-    if not show_all(run.session.generation(runner.runner, request), outputs):
+    if not show_all(lazy.Generation(runner.runner, run.session.tokenizer, request), outputs):
         raise typer.Exit(EXIT_INTERRUPTED)
     return collector.finished
 
 
 def _json(
-    is_unchanged: bool, differences: Sequence[Difference], comparisons: Sequence[SampleComparison]
+    is_unchanged: bool, differences: Sequence[lazy.Difference], comparisons: Sequence[lazy.SampleComparison]
 ) -> dict[str, object]:
     return {
         "is_same": all(item.is_same for item in comparisons),
@@ -295,7 +278,7 @@ def _json(
     }
 
 
-def _report(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
+def _report(session: Session, comparisons: Sequence[lazy.SampleComparison], reason: str) -> None:
     """Say that the texts are the same. Raises: DifferentTextError, whose message ends with the reason."""
     differing = [item for item in comparisons if not item.is_same]
     if differing:
@@ -306,7 +289,7 @@ def _report(session: Session, comparisons: Sequence[SampleComparison], reason: s
     terminal.info(f"{texts} as in the receipt ({num_tokens} tokens)")
 
 
-def _first_difference(session: Session, item: SampleComparison) -> str:
+def _first_difference(session: Session, item: lazy.SampleComparison) -> str:
     where = f"sample {item.now.sample}"
     if item.first is not None:
         then, now = (_shown_token(session, token_id) for token_id in item.tokens_at_first())

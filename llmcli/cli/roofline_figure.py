@@ -1,14 +1,12 @@
 """Draws a roofline as a picture. Needs matplotlib, which is an extra; `lazy.py` imports this module when it is used."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from llmcli.cli.roofline_report import Mark
+from llmcli.cli.kernel_report import Mark
 from llmcli.writing import OutputFile
 
 PICTURE = OutputFile("a picture", lambda head: True, "name another file")

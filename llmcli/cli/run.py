@@ -12,11 +12,9 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.device_choice import RunnerOptions, start_device
-from llmcli.cli.options import AUTO, AdapterChoice, Numbers, RunOptions, SamplerOptions, parse_adapters, with_adapters
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.prompt import SamplerFlags, checked_stop_strings, parse_sampler_flags
 from llmcli.cli.session import EncodedPrompt, Session, open_session
@@ -25,15 +23,8 @@ from llmcli.errors import LLMCliError, UsageError
 from llmcli.resources import STORYTELLER
 from llmcli.timeline import Timeline
 
-if TYPE_CHECKING:
-    from llmcli.engine.drafts import Drafting, DraftUsage
-    from llmcli.measure.energy import EnergyMeter
-    from llmcli.runners.base import Runner
-    from llmcli.sampling.params import ResolvedSampling, Sampler
-    from llmcli.tokenizer.base import Tokenizer
-
 OFF, NGRAM = "off", "ngram"
-DRAFT_WORDS = (OFF, AUTO, NGRAM)  # of --draft; anything else names a model
+DRAFT_WORDS = (OFF, shared.AUTO, NGRAM)  # of --draft; anything else names a model
 
 _OBJECTS_BETWEEN_LOOKS = 50_000  # of Python's collector; usually 700
 
@@ -45,7 +36,7 @@ class Draft:
     choice: str
     session: Session | None = None
 
-    def load(self, runner: Runner, devices: RunnerOptions, context: int) -> Drafting | None:
+    def load(self, runner: lazy.Runner, devices: RunnerOptions, context: int) -> lazy.Drafting | None:
         """What drafts for `runner`; None if nothing does.
 
         If the draft model cannot be loaded, a line says so, and the run has no drafts.
@@ -53,7 +44,7 @@ class Draft:
         if self.choice == OFF or (self.choice not in DRAFT_WORDS and self.session is None):
             return None
         if not runner.limits.max_drafts:
-            if self.choice != AUTO:
+            if self.choice != shared.AUTO:
                 terminal.warn(f"--draft {self.choice} has no effect: drafts are not yet verified on this device")
             return None
         if self.session is None:
@@ -88,7 +79,7 @@ def open_draft(choice: str, session: Session) -> Draft:
     return Draft(choice, drafter)
 
 
-def _find_difference(first: Tokenizer, second: Tokenizer) -> str | None:
+def _find_difference(first: lazy.Tokenizer, second: lazy.Tokenizer) -> str | None:
     """The first token that differs between two vocabularies; None if none does."""
     if first.vocab_size != second.vocab_size:
         return f"{second.vocab_size} tokens, not {first.vocab_size}"
@@ -108,20 +99,20 @@ class RunRequest:
     """The flags of a run, checked as far as possible without a model."""
 
     devices: RunnerOptions
-    numbers: Numbers
+    numbers: shared.Numbers
     preset: str | None
     flags: SamplerFlags
     stop_strings: tuple[str, ...]
     seed: int | None
     context: int | None
-    draft: str = AUTO
-    adapters: tuple[AdapterChoice, ...] = ()
+    draft: str = shared.AUTO
+    adapters: tuple[shared.AdapterChoice, ...] = ()
 
 
 def check_run(
-    options: RunOptions,
-    numbers: Numbers,
-    sampler: SamplerOptions,
+    options: shared.RunOptions,
+    numbers: shared.Numbers,
+    sampler: shared.SamplerOptions,
     stop: Sequence[str] | None,
     *,
     ignore_eos: bool = False,
@@ -134,7 +125,7 @@ def check_run(
     timeline = timeline or Timeline()
     flags = parse_sampler_flags(sampler.logit_bias, sampler.sampler_order, sampler.dry_breaker, ignore_eos=ignore_eos)
     stop_strings = checked_stop_strings(stop)
-    adapters = parse_adapters(options.adapter)
+    adapters = shared.parse_adapters(options.adapter)
     start_device(options.devices.device, timeline)
     with timeline.part("driver and CuPy"):
         devices = options.devices.checked()
@@ -147,12 +138,12 @@ def check_run(
 class LoadedRunner:
     """A model that is ready to run, the seconds of loading, and its drafter."""
 
-    runner: Runner
+    runner: lazy.Runner
     load_seconds: float
-    drafting: Drafting | None = None
+    drafting: lazy.Drafting | None = None
 
     @property
-    def draft_usage(self) -> DraftUsage | None:
+    def draft_usage(self) -> lazy.DraftUsage | None:
         """What drafts have brought so far; None where nothing drafts."""
         return None if self.drafting is None else self.drafting.usage
 
@@ -164,7 +155,7 @@ class Run:
     name: str | None
     session: Session
     devices: RunnerOptions
-    sampling: ResolvedSampling
+    sampling: lazy.ResolvedSampling
     flags: SamplerFlags
     stop_strings: tuple[str, ...]
     seed: int
@@ -176,7 +167,7 @@ class Run:
         """The model's name in files and JSON."""
         return STORYTELLER if self.name is None else self.name
 
-    def sampler(self, prompt: EncodedPrompt) -> Sampler:
+    def sampler(self, prompt: EncodedPrompt) -> lazy.Sampler:
         """The sampler of an answer to `prompt`. Raises: as `Session.sampler`."""
         return self.session.sampler(self.sampling.params, self.seed, prompt, self.flags)
 
@@ -246,7 +237,7 @@ def open_run(
     `holds_texts` as for `open_session`.
     Raises: CheckpointError and its subclasses, UsageError.
     """
-    session = with_adapters(open_session(name, timeline, holds_texts=holds_texts), request.adapters)
+    session = shared.with_adapters(open_session(name, timeline, holds_texts=holds_texts), request.adapters)
     sampling = session.resolve_sampling(request.numbers, request.preset, request.flags, request.stop_strings)
     stop_strings = session.resolve_stop_strings(request.stop_strings)
     session.say_what_is_not_applied()
@@ -264,7 +255,7 @@ def open_run(
     )
 
 
-def _open_energy_meter(card: int | None) -> EnergyMeter | None:
+def _open_energy_meter(card: int | None) -> lazy.EnergyMeter | None:
     """The energy meter of a loaded, idle card, whose power it notes; None without a meter."""
     meter = lazy.open_meter(card)
     if isinstance(meter, str):

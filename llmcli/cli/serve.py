@@ -17,29 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import option
 from llmcli.cli.constrained_texts import KEPT_SCHEMAS, Schemas
-from llmcli.cli.options import (
-    AUTO,
-    KEY_VARIABLE,
-    MessageOptions,
-    RunOptions,
-    SamplerOptions,
-    SamplingNumbers,
-    StoppingOptions,
-    chat_template_option,
-    chosen_model,
-    model_argument,
-    output_option,
-    parse_rows,
-    rows_option,
-    template_var_option,
-)
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables
 from llmcli.cli.run import OFF, Run, RunRequest, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.session import EncodedPrompt
@@ -49,16 +33,6 @@ from llmcli.errors import EXIT_INTERRUPTED, TokenizerError, UsageError
 from llmcli.reading import API_KEY
 from llmcli.sampling.params import SamplingParams
 from llmcli.serve.refusal import Refusal
-
-if TYPE_CHECKING:
-    from llmcli.engine.request import Request
-    from llmcli.engine.scheduler import Scheduler
-    from llmcli.runners.base import Runner
-    from llmcli.schema.constraint import Constraint
-    from llmcli.schema.grammar import Grammar, GrammarProcess
-    from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
-    from llmcli.serve.server import Server
-    from llmcli.tokenizer.base import Tokenizer
 
 server_option = partial(option, rich_help_panel="Server")
 _MIB = 1024**2
@@ -74,11 +48,13 @@ class ServeOptions:
     Raises: UsageError for values that cannot be.
     """
 
-    model_argument: str | None = model_argument()
+    model_argument: str | None = shared.model_argument()
     host: str = server_option("127.0.0.1", "Address to listen at.")
     port: int = server_option(8080, "Port to listen at; 0 picks one.", min=0, max=65535)
-    rows: str = rows_option(AUTO)
-    api_key: str | None = server_option(None, "Serve only who sends this key.", metavar="KEY", envvar=KEY_VARIABLE)
+    rows: str = shared.rows_option(shared.AUTO)
+    api_key: str | None = server_option(
+        None, "Serve only who sends this key.", metavar="KEY", envvar=shared.KEY_VARIABLE
+    )
     api_key_file: Path | None = server_option(None, "Read the key from a file.")
     max_queue: int = server_option(512, "Texts that may wait for a row.", min=0)
     max_body: int = server_option(8, "Longest request, in MiB.", min=1, max=1024, metavar="MIB", hidden=True)
@@ -92,15 +68,15 @@ class ServeOptions:
         metavar="ORIGIN",
         hidden=True,
     )
-    chat_template: str | None = chat_template_option()
-    template_var: list[str] | None = template_var_option()
-    log_contents: bool = output_option(False, "Log prompts and answers too.", hidden=True)
+    chat_template: str | None = shared.chat_template_option()
+    template_var: list[str] | None = shared.template_var_option()
+    log_contents: bool = shared.output_option(False, "Log prompts and answers too.", hidden=True)
 
     def __post_init__(self) -> None:
-        parse_rows(self.rows)
+        shared.parse_rows(self.rows)
         parse_template_variables(self.template_var)
         # The variable is for all runs, so it does not conflict with a file.
-        if self.api_key_file is not None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
+        if self.api_key_file is not None and self.api_key not in (None, os.environ.get(shared.KEY_VARIABLE)):
             raise UsageError("--api-key and --api-key-file cannot be combined")
         for origin in self.cors_origin or ():
             if origin != "*" and "://" not in origin:
@@ -117,7 +93,7 @@ class ServeOptions:
             key, source = API_KEY.read_text(self.api_key_file).removeprefix("\ufeff").strip(), str(self.api_key_file)
         elif self.api_key is not None:
             key = self.api_key
-            source = KEY_VARIABLE if key == os.environ.get(KEY_VARIABLE) else "--api-key"
+            source = shared.KEY_VARIABLE if key == os.environ.get(shared.KEY_VARIABLE) else "--api-key"
         else:
             return None
         if not key or not key.isascii() or not key.isprintable() or " " in key:
@@ -137,7 +113,7 @@ class ServeOptions:
         is_local = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
         if not (is_local or has_key):
             raise UsageError(
-                f"others can reach {self.host}: add --api-key-file or {KEY_VARIABLE}, or use --host 127.0.0.1"
+                f"others can reach {self.host}: add --api-key-file or {shared.KEY_VARIABLE}, or use --host 127.0.0.1"
             )
         try:
             listener = socket.create_server(address[:2], family=family)
@@ -162,7 +138,7 @@ class SessionModel:
     max_new_tokens: int | None
     chat_template: str | None
     template_variables: Mapping[str, Any]
-    _grammars: dict[tuple[str, str, str], Grammar] = field(default_factory=dict)
+    _grammars: dict[tuple[str, str, str], lazy.Grammar] = field(default_factory=dict)
 
     @property
     def names(self) -> Sequence[str]:
@@ -175,16 +151,16 @@ class SessionModel:
         return self.run.context
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> lazy.Tokenizer:
         """The model's tokenizer."""
         return self.run.session.tokenizer
 
-    def answer(self, body: ChatBody) -> Request:
+    def answer(self, body: lazy.ChatBody) -> lazy.Request:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
         prompt = self._encode_messages(body.messages)
         return self._request(body, "messages", prompt)
 
-    def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
+    def completion(self, body: lazy.CompletionBody, prompt: str | Sequence[int]) -> lazy.Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
         if isinstance(prompt, str):
             encoded = self._encode_text(prompt)
@@ -196,7 +172,7 @@ class SessionModel:
         scores_prompt = body.echo and body.logprobs is not None and len(encoded.token_ids) > 1
         return replace(self._request(body, "prompt", encoded), scores_prompt=scores_prompt)
 
-    def grammar(self, constraint: Constraint) -> Grammar:
+    def grammar(self, constraint: lazy.Constraint) -> lazy.Grammar:
         """The grammar of texts. Raises: UsageError, TokenizerError"""
         key = constraint.kind, constraint.key, json.dumps(constraint.value)
         if key not in self._grammars:
@@ -211,7 +187,7 @@ class SessionModel:
         return encoded.token_ids
 
     @cached_property
-    def _grammar_process(self) -> GrammarProcess:
+    def _grammar_process(self) -> lazy.GrammarProcess:
         return lazy.GrammarProcess()
 
     def _encode_text(self, prompt: str) -> EncodedPrompt:
@@ -233,11 +209,13 @@ class SessionModel:
 
         return encode
 
-    def _request(self, body: TextsBody, key: str, prompt: EncodedPrompt) -> Request:
+    def _request(self, body: lazy.TextsBody, key: str, prompt: EncodedPrompt) -> lazy.Request:
         """The engine's request for the prompt under `key`."""
         session, run = self.run.session, self.run
         assert body.seed is not None
-        flags = replace(run.flags, logit_bias=self._biases(body), ignore_eos=run.flags.ignore_eos or body.ignore_eos)
+        self._check_ids("logit_bias", body.logit_bias)
+        biases = {**run.flags.logit_bias, **body.logit_bias}
+        flags = replace(run.flags, logit_bias=biases, ignore_eos=run.flags.ignore_eos or body.ignore_eos)
         params = SamplingParams(**{**vars(run.sampling.params), **body.sampling})
         return session.request(
             prompt,
@@ -248,7 +226,7 @@ class SessionModel:
             num_alternatives=body.num_alternatives,
         )
 
-    def _limit(self, body: TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
+    def _limit(self, body: lazy.TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
         num_tokens, context = len(prompt.token_ids), self.run.context
         room, wanted = context - num_tokens, body.max_new_tokens
         is_full = room < (1 if wanted is None else min(wanted, 1))
@@ -269,10 +247,6 @@ class SessionModel:
         if num_bytes > self.context and (least := num_bytes // self.tokenizer.longest_token) > self.context:
             message = f"the prompt has at least {least} tokens; the context limit is {self.context}; shorten the prompt"
             raise Refusal(400, message, param=key)
-
-    def _biases(self, body: TextsBody) -> Mapping[int, float]:
-        self._check_ids("logit_bias", body.logit_bias)
-        return {**self.run.flags.logit_bias, **body.logit_bias}
 
     def _check_ids(self, key: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
         vocab_size = self.run.session.model.config.vocab_size
@@ -298,11 +272,11 @@ def open_served_model(
 def serve(
     *,
     server: ServeOptions,
-    options: RunOptions,
-    stopping: StoppingOptions,
-    numbers: SamplingNumbers,
-    sampler: SamplerOptions,
-    messages: MessageOptions,
+    options: shared.RunOptions,
+    stopping: shared.StoppingOptions,
+    numbers: shared.SamplingNumbers,
+    sampler: shared.SamplerOptions,
+    messages: shared.MessageOptions,
 ) -> None:
     """Serve a model to other programs over OpenAI's protocol.
 
@@ -320,12 +294,12 @@ def serve(
     listener, is_local = server.listen(has_key=key is not None)
     with listener:
         address = _address(listener)
-        name = chosen_model(server.model_argument, options.model)
+        name = shared.chosen_model(server.model_argument, options.model)
         run = open_run(request, name)
         if server.chat_template is not None or server.template_var:  # else a model without one completes prompts
             template, _ = run.session.open_template(server.chat_template, parse_template_variables(server.template_var))
             template.close()
-        num_rows = parse_rows(server.rows)
+        num_rows = shared.parse_rows(server.rows)
         work = lazy.FrontWork(
             partial(
                 open_served_model, request, name, stopping.max_new_tokens, server.chat_template, server.template_var
@@ -347,7 +321,7 @@ def serve(
             _serve(front, scheduler, run, _start_line(run.session.name, runner, run.context, address))
 
 
-def _serve(front: Server, scheduler: Scheduler, run: Run, start_line: str) -> None:
+def _serve(front: lazy.Server, scheduler: lazy.Scheduler, run: Run, start_line: str) -> None:
     """Serve to the end. Raises: typer.Exit; LLMCliError if the front process ends early"""
     log = lazy.LogWriter(_write_line)
     try:
@@ -380,7 +354,7 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
+def _start_line(name: str, runner: lazy.Runner, context: int, address: str) -> str:
     limits = runner.limits
     cache = (
         f"KV cache {size(limits.cache_bytes)} for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"

@@ -3,8 +3,6 @@
 A server is not trusted: lines are bounded, and a breach of the protocol is an error.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.filesize import decimal
 
@@ -21,6 +21,7 @@ from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
+from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
@@ -34,20 +35,6 @@ from llmcli.sampling.params import (
     resolve,
 )
 from llmcli.timeline import IMPORTS, Timeline
-
-if TYPE_CHECKING:
-    from llmcli.checkpoint.model import Model
-    from llmcli.cli.prompt import SamplerFlags
-    from llmcli.config.fields import Fields, GenerationDefaults
-    from llmcli.config.llama import LlamaConfig
-    from llmcli.engine.drafts import Drafting
-    from llmcli.engine.request import Request
-    from llmcli.engine.scheduler import Generation
-    from llmcli.runners.base import Runner
-    from llmcli.sampling.params import Sampler
-    from llmcli.schema.library import Tokens
-    from llmcli.tokenizer.base import Tokenizer
-    from llmcli.tokenizer.chat_encoding import ChatTemplate
 
 _MAX_NAMED = 3
 
@@ -69,23 +56,23 @@ class TokenTree:
         self._vocab_size = vocab_size
         self._pool = ThreadPoolExecutor(1, "tokens")
         self._kept = self._pool.submit(self._make_of_kept)
-        self._made: Future[Tokens] | None = None
+        self._made: Future[lazy.Tokens] | None = None
 
-    def start(self, tokenizer: Tokenizer) -> None:
+    def start(self, tokenizer: lazy.Tokenizer) -> None:
         """Start from the tokenizer if there is no copy."""
         if self._made is None:
             self._made = self._pool.submit(self._make, tokenizer)
 
-    def tokens(self) -> Tokens:
+    def tokens(self) -> lazy.Tokens:
         """Wait for the result; call `start` before."""
         assert self._made is not None
         return self._made.result()
 
-    def _make_of_kept(self) -> Tokens | None:
+    def _make_of_kept(self) -> lazy.Tokens | None:
         pieces = lazy.find_kept_pieces(self._folder)
         return None if pieces is None else lazy.Tokens(pieces.first(self._vocab_size))
 
-    def _make(self, tokenizer: Tokenizer) -> Tokens:
+    def _make(self, tokenizer: lazy.Tokenizer) -> lazy.Tokens:
         kept = self._kept.result()
         if kept is not None:
             return kept
@@ -94,7 +81,7 @@ class TokenTree:
         return lazy.Tokens(pieces.first(self._vocab_size))
 
 
-def warn_of(model: Model, name: str) -> None:
+def warn_of(model: lazy.Model, name: str) -> None:
     """Warn of unused tensors, and show the notes of the model, a line each; `name` is its name."""
     if unused := model.tensors.unused:
         terminal.warn(f"{name} has tensors that its config does not use: {first_of(unused, _MAX_NAMED)}")
@@ -120,8 +107,8 @@ class Session:
     `name` is for the user: the folder's name, or the hub id. `token_tree` is set if requested early.
     """
 
-    model: Model
-    tokenizer: Tokenizer
+    model: lazy.Model
+    tokenizer: lazy.Tokenizer
     name: str
     token_tree: TokenTree | None = None
 
@@ -132,7 +119,7 @@ class Session:
         return frozenset(ids) | self.tokenizer.eos_token_ids
 
     @property
-    def _generation_config(self) -> Fields:
+    def _generation_config(self) -> lazy.Fields:
         """The model's own defaults for generation, without null values."""
         checkpoint = self.model.checkpoint
         values = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
@@ -158,7 +145,7 @@ class Session:
 
     def open_template(
         self, choice: str | None, variables: Mapping[str, Any] | None = None
-    ) -> tuple[ChatTemplate, frozenset[int]]:
+    ) -> tuple[lazy.ChatTemplate, frozenset[int]]:
         """The model's chat template, or the chosen one, and the tokens that end a turn in it.
 
         Raises: UsageError if there is none or it does not look up one of the variables, TokenizerError if it is
@@ -179,7 +166,7 @@ class Session:
         return encode([*messages, {"role": "user", "content": message}])
 
     def message_encoder(
-        self, template: ChatTemplate, ends: frozenset[int]
+        self, template: lazy.ChatTemplate, ends: frozenset[int]
     ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         """An encoder of conversations with the template from `open_template`.
 
@@ -209,7 +196,7 @@ class Session:
         return tuple(token_ids)
 
     @cached_property
-    def _generation_defaults(self) -> GenerationDefaults:
+    def _generation_defaults(self) -> lazy.GenerationDefaults:
         """What generation_config.json asks for besides numbers."""
         return lazy.read_generation_defaults(self._generation_config, self.eos_token_ids, self.model.config.vocab_size)
 
@@ -287,7 +274,7 @@ class Session:
         timeline: Timeline | None = None,
         *,
         host_rows: int = 1,
-    ) -> tuple[Runner, float]:
+    ) -> tuple[lazy.Runner, float]:
         """Read the weights; return the runner and the seconds it took, the import of its library included.
 
         `num_rows` and `host_rows` as for `device_choice.load_runner`.
@@ -301,7 +288,7 @@ class Session:
             runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time
 
-    def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> Sampler:
+    def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> lazy.Sampler:
         """The sampler of an answer to `prompt`.
 
         Raises: UsageError for a bias on a token that the model lacks, or a DRY breaker in no token; as `Sampler`.
@@ -348,14 +335,14 @@ class Session:
     def request(
         self,
         prompt: EncodedPrompt,
-        sampler: Sampler,
+        sampler: lazy.Sampler,
         *,
         samples: tuple[int, ...],
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
         num_alternatives: int | None = None,
         keeps_pages: bool = False,
-    ) -> Request:
+    ) -> lazy.Request:
         """The engine's request."""
         return lazy.Request(
             prompt_token_ids=prompt.token_ids,
@@ -368,13 +355,9 @@ class Session:
             keeps_pages=keeps_pages,
         )
 
-    def generation(self, runner: Runner, request: Request, drafting: Drafting | None = None) -> Generation:
-        """A generation ready to run."""
-        return lazy.Generation(runner, self.tokenizer, request, drafting)
-
 
 def resolve_context(
-    config: LlamaConfig, name: str, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT
+    config: lazy.LlamaConfig, name: str, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT
 ) -> int:
     """As `Session.resolve_context`, for a model's config alone."""
     maximum = config.max_position_embeddings

@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.progress import progress
+from llmcli.cli.prompt import chosen_word
 from llmcli.cli.session import model_folder, shown_name, warn_of
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.resources import bench_folder, built_in_model
 
-if TYPE_CHECKING:
-    from llmcli.checkpoint.model import Model
-    from llmcli.measure.subject import Subject, Target
-
 DEFAULT_FORMAT = "int8"
 LENGTHS = (128, 2048)  # tokens of prompts and depths, by default
 
 
-def open_subject(name: str | None, form: str | None) -> Subject:
+def open_subject(name: str | None, form: str | None) -> lazy.Subject:
     """The shape of that name, else the model, named as for `model_folder`; a folder wins over a shape.
 
     Raises: UsageError for an unknown format, or a format of a model that has its own; CheckpointError
     """
-    if form is not None and form not in lazy.FORMATS:
-        raise UsageError(f"--format is {form!r}, expected one of {', '.join(lazy.FORMATS)}")
+    if form is not None:
+        chosen_word("--format", form, lazy.FORMATS)
     shapes = lazy.shape_names()
     if name is not None and name in shapes and not Path(name).exists():
         form = form or DEFAULT_FORMAT
@@ -45,7 +41,7 @@ def open_subject(name: str | None, form: str | None) -> Subject:
     return subject
 
 
-def refuse_scratch_of_model(subject: Subject, folder: Path | None, *, keep: bool = False) -> None:
+def refuse_scratch_of_model(subject: lazy.Subject, folder: Path | None, *, keep: bool = False) -> None:
     """Refuse --scratch and --keep for a model: only a shape's weights are written. Raises: UsageError"""
     if subject.form is None and (keep or folder is not None):
         flag = "--keep" if keep else "--scratch"
@@ -53,7 +49,7 @@ def refuse_scratch_of_model(subject: Subject, folder: Path | None, *, keep: bool
 
 
 @contextmanager
-def subject_files(subject: Subject, folder: Path | None, *, keep: bool) -> Iterator[Model]:
+def subject_files(subject: lazy.Subject, folder: Path | None, *, keep: bool) -> Iterator[lazy.Model]:
     """A subject's model with its files; a shape's are written to `folder` unless an earlier run kept them there.
 
     Raises: LLMCliError and its subclasses
@@ -72,7 +68,7 @@ def subject_files(subject: Subject, folder: Path | None, *, keep: bool) -> Itera
         terminal.info(f"kept {scratch.folder}")
 
 
-def open_target(options: RunnerOptions, subject: Subject) -> Target:
+def open_target(options: RunnerOptions, subject: lazy.Subject) -> lazy.Target:
     """The chosen device, with its measured bandwidth and, on a card, the rates of the model's products.
 
     Raises: LLMCliError and its subclasses
@@ -92,7 +88,7 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     )
 
 
-def _open_host(options: RunnerOptions, model: Model) -> Target:
+def _open_host(options: RunnerOptions, model: lazy.Model) -> lazy.Target:
     """The CPU with the library that computes there."""
     asked = options.dtype, options.kv_cache
     if options.runs_on_numpy(model):

@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from llmcli.cli import lazy
+from llmcli.cli import lazy, shared
 from llmcli.cli.command import option
-from llmcli.cli.options import debug_option
 from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.terminal import has_color, terminal
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -101,7 +100,7 @@ def plan_tour(*, with_color: bool) -> tuple[TourStep, ...]:
 
 def tour(
     plain: bool = option(False, "Run all steps, without questions or colors."),
-    debug: bool = debug_option(),
+    debug: bool = shared.debug_option(),
 ) -> None:
     """Try llmcli in one minute, with the built-in storyteller.
 

@@ -14,10 +14,9 @@ from results import Llmcli, Screen
 from rich.cells import cell_len
 from scripted_talk import Talk, answers, open_talk
 
-from llmcli.cli.chat_session import keeping, kept_chats
+from llmcli.cli.chat_session import kept_chats
 from llmcli.cli.chat_session.commands import CODE_BLOCK, COMMANDS, HABITS
-from llmcli.cli.chat_session.keeping import Keeper
-from llmcli.cli.chat_session.kept_chats import _table
+from llmcli.cli.chat_session.kept_chats import Keeper, _table
 from llmcli.cli.chat_session.markdown import MarkdownWriter
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 
@@ -385,7 +384,7 @@ def test_saving_under_a_name(talk: Talk, folder: Path) -> None:
 def test_only_chats_without_a_name_are_removed_the_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "MOST_UNNAMED", 3)
+    monkeypatch.setattr(kept_chats, "MOST_UNNAMED", 3)
     saved = SavedConversation("m", Conversation().ask("Hi there"))
 
     def make(name: str, age: int) -> Path:

@@ -18,7 +18,7 @@ from scripted_talk import Talk
 from llmcli.cli.chat import ConversationOptions
 from llmcli.cli.chat_session.answer import NoWriter, View, run_answer
 from llmcli.cli.chat_session.commands import run_command
-from llmcli.cli.chat_session.keeping import Keeper
+from llmcli.cli.chat_session.kept_chats import Keeper
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.engine.conversation import Conversation, load_conversation
 from llmcli.errors import LLMCliError, UsageError

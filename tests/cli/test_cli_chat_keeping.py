@@ -9,7 +9,7 @@ from prompt_toolkit.history import InMemoryHistory
 from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session import line_editor
-from llmcli.cli.chat_session.keeping import Keeper
+from llmcli.cli.chat_session.kept_chats import Keeper
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 from llmcli.errors import UsageError
 

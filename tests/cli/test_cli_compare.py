@@ -16,7 +16,7 @@ from results import Llmcli
 from tiny_models import write_tiny_llama
 
 from llmcli.cli import doctor, lazy
-from llmcli.cli.diff import marked
+from llmcli.cli.evaluate import marked
 from llmcli.cli.terminal import visible
 from llmcli.cli.units import divergence
 from llmcli.lab.verify import KernelVerdict
@@ -105,7 +105,7 @@ def test_diff_marks_divergences(
     begins = f"the first {same} tokens are the same" if same > 1 else "they differ from the first token on"
     assert same != 1
     assert f"{begins}; B would choose another token" in result.stdout
-    monkeypatch.setattr("llmcli.cli.diff.has_color", lambda stream: True)
+    monkeypatch.setattr("llmcli.cli.evaluate.has_color", lambda stream: True)
     tinted = llmcli(*arguments).stdout
     assert tinted != result.stdout
     assert re.sub(r"\x1b\[[\d;]*m", "", tinted) == visible(result.stdout)
@@ -169,7 +169,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[KernelVerdict], L
             return list(layers), logits
 
         device: Any = SimpleNamespace(name="A card", arch="sm_90", activate=lambda: None)
-        monkeypatch.setattr(doctor, "_card", lambda named: 0)
+        monkeypatch.setattr(doctor.RunnerOptions, "require_card", lambda self, why: 0)
         monkeypatch.setattr(doctor, "_compare", compare)
         monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=lambda card: device), raising=False)
         monkeypatch.setattr(lazy, "verify_kernels", lambda opened, on_compile: iter(kernels), raising=False)

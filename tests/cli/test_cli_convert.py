@@ -12,7 +12,7 @@ from results import Llmcli, Result
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
-from llmcli.cli.options import AdapterChoice, parse_adapters
+from llmcli.cli.shared import AdapterChoice, parse_adapters
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation, save_conversation
 from llmcli.errors import UsageError
 from llmcli.resources import chat_folder

@@ -15,8 +15,8 @@ from fake_ncu import STALL, VALUES, FakeNcu
 from results import Llmcli
 
 from llmcli.checkpoint.model import open_model
-from llmcli.cli import kernels_profile
-from llmcli.cli.kernels_profile import Profiled, limit_text, profile_text
+from llmcli.cli import kernels_bench
+from llmcli.cli.kernels_bench import Profiled, limit_text, profile_text
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.occupancy import Occupancy
@@ -39,7 +39,7 @@ def card(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
     """A card that reads 4 TB/s, and its profiler."""
     device = SimpleNamespace(name="A Card", arch="sm_90", num_multiprocessors=132, facts=card_of("sm_90"))
     rates = SimpleNamespace(read_bytes=CEILINGS.read_bytes, flops=CEILINGS.flops)
-    monkeypatch.setattr(kernels_profile, "open_card", lambda: device)
+    monkeypatch.setattr(kernels_bench, "open_card", lambda: device)
     monkeypatch.setattr("llmcli.runners.cuda.predict.rates.measure_rates", lambda device, types: rates)
     return ncu
 

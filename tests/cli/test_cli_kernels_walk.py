@@ -12,10 +12,12 @@ from docs_schemas import check_docs_schema
 from results import Llmcli
 
 from llmcli.cli import kernels_bench, lazy
-from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
-from llmcli.cli.roofline_report import (
+from llmcli.cli.kernel_report import (
     HEIGHT,
     WIDTH,
+    bench_csv,
+    bench_json,
+    bench_text,
     draw_roofline,
     gap_text,
     placed_marks,

@@ -22,7 +22,7 @@ from results import Llmcli, Screen
 
 from llmcli import cli
 from llmcli.cli.command import OptionEach, argument, option, with_groups
-from llmcli.cli.commands import COMMANDS, CommandEntry, load_command
+from llmcli.cli.main import COMMANDS, CommandEntry, load_command
 from llmcli.cli.run import loaded_objects_set_aside
 from llmcli.cli.tables import format_table
 from llmcli.cli.terminal import fact_lines

@@ -19,7 +19,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.batch.input import BODY_KEYS
 from llmcli.cli.command import add_command
-from llmcli.cli.commands import COMMANDS
+from llmcli.cli.main import COMMANDS
 from llmcli.errors import DifferentTextError
 from llmcli.receipt.receipt import Receipt, RunnerFacts
 from llmcli.sampling.params import DEFAULT_ORDER

@@ -13,8 +13,7 @@ from huggingface_hub import constants
 from results import Llmcli
 from test_docs import options_of, table_rows
 
-from llmcli.cli.commands import COMMANDS
-from llmcli.cli.main import main
+from llmcli.cli.main import COMMANDS, main
 from llmcli.cli.option_names import ALIASES, COMMAND_ALIASES, refuse_unknown_option
 from llmcli.errors import UsageError
 

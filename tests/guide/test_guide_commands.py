@@ -24,7 +24,7 @@ from guide_pages import GUIDE, PAGES, ROOT, fenced, indented_lines
 from safetensors.torch import load_file, save_file
 
 from llmcli.cli.command import add_command
-from llmcli.cli.commands import COMMANDS
+from llmcli.cli.main import COMMANDS
 from llmcli.resources import STORYTELLER, resource_folder
 
 MOST_TOKENS = "90"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from llmcli.cli.commands import COMMANDS, load_command
+from llmcli.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 

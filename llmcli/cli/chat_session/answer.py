@@ -3,8 +3,6 @@
 Text or Markdown goes to stdout, reasoning and progress to stderr.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import defaultdict, deque

@@ -4,8 +4,6 @@ Some change the conversation, its settings or its files. Others show something, 
 answers.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import os
@@ -13,6 +11,7 @@ import re
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -20,13 +19,12 @@ from rich.cells import cell_len
 from llmcli.cli.chat_session.answer import describe
 from llmcli.cli.chat_session.kept_chats import find_kept, first_line, names_file
 from llmcli.cli.chat_session.state import (
+    OVERFLOW,
+    THINKING,
     ChatCommand,
     ChatSession,
     Outcome,
     Talk,
-    overflow_policy,
-    replace_system,
-    thinking_view,
 )
 from llmcli.cli.option_names import near_names
 from llmcli.cli.output.tokens import (
@@ -38,6 +36,7 @@ from llmcli.cli.output.tokens import (
     terminal_tints,
     tinted,
 )
+from llmcli.cli.prompt import chosen_word
 from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
 from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation, load_conversation, save_conversation
@@ -85,7 +84,7 @@ def system(state: Talk, argument: str) -> None:
     """Show the system prompt, set another, or remove it with `-`."""
     conversation = state.chat.conversation
     if argument:
-        state.chat.conversation = replace_system(conversation, None if argument == "-" else argument)
+        state.chat.conversation = replace(conversation, system=None if argument == "-" else argument)
         state.keep()
     shown = state.chat.conversation.system
     terminal.info("no system prompt" if shown is None else f"system prompt: {shown}")
@@ -360,9 +359,9 @@ def set_value(state: Talk, argument: str) -> None:
             raise UsageError(f"max_new_tokens is {limit}, expected 1 or more, or none")
         state.change(name, limit)
     elif name == "overflow":
-        state.change(name, overflow_policy("overflow", value))
+        state.change(name, chosen_word("overflow", value, OVERFLOW))
     elif name == "thinking":
-        state.thinking = thinking_view("thinking", value)
+        state.thinking = chosen_word("thinking", value, THINKING)
     else:
         if value not in ("on", "off"):
             raise UsageError(f"markdown is {value!r}, expected on or off")

@@ -17,7 +17,7 @@ from prompt_toolkit.layout.screen import Char
 from prompt_toolkit.output import create_output
 from prompt_toolkit.styles import Style
 
-from llmcli.cli.chat_session.keeping import make_chat_folder
+from llmcli.cli.chat_session.kept_chats import make_chat_folder
 from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block
 from llmcli.cli.terminal import terminal, visible
 from llmcli.errors import LLMCliError, UsageError

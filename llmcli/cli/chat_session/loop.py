@@ -1,7 +1,5 @@
 """Reads messages and commands and shows answers: on a terminal until the user leaves, else one for each message."""
 
-from __future__ import annotations
-
 import os
 import sys
 from codecs import BOM_UTF8

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmcli.cli import lazy
 from llmcli.cli.chat_session.state import Talk
 from llmcli.engine.chat_events import ChatEvent, ReasoningSplitter, TurnFinished, TurnStarted, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.request import FinishReason, Timings
 from llmcli.errors import ServerError, UsageError
-
-if TYPE_CHECKING:
-    from llmcli.cli.server_client import ServerClient
 
 _REASONS: Mapping[Any, FinishReason] = {"stop": "eos", "length": "length"}
 _NO_TIMES = Timings(0, 0.0, 0.0, 0, 0.0)
@@ -25,7 +23,7 @@ class RemoteChat:
     With a seed the next answer to a message has the next seed: a server has no sample indices.
     """
 
-    def __init__(self, client: ServerClient, conversation: Conversation, asked: Mapping[str, Any]):
+    def __init__(self, client: lazy.ServerClient, conversation: Conversation, asked: Mapping[str, Any]):
         self.client = client
         self.asked = dict(asked)
         self._conversation = conversation

@@ -6,19 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from llmcli.cli import lazy
+from llmcli.cli.chat_session.kept_chats import Keeper
 from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import ChatEvent, SeveralEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import Conversation, SavedConversation
-from llmcli.errors import LLMCliError, UsageError
+from llmcli.errors import LLMCliError
 from llmcli.sampling.params import SPECS, ResolvedSampling
-
-if TYPE_CHECKING:
-    from llmcli.cli.chat_session.keeping import Keeper
-    from llmcli.engine.chat import Chat
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,8 @@ class ChatCommand:
 
 Thinking = Literal["show", "fold", "hide"]
 Overflow = Literal["stop", "drop-oldest"]
+THINKING: tuple[Thinking, ...] = ("show", "fold", "hide")
+OVERFLOW: tuple[Overflow, ...] = ("stop", "drop-oldest")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ChatSession(Talk):
     """A conversation with a model that runs here."""
 
     session: Session
-    chat: Chat
+    chat: lazy.Chat
     sampling: ResolvedSampling
     sampler_flags: SamplerFlags
     turn_end_token_ids: frozenset[int]
@@ -175,49 +175,15 @@ class ChatSession(Talk):
     def change(self, name: str, value: Any) -> None:
         """As for `Talk`."""
         if name in SPECS:
-            self._set_sampling(_with_source(self.sampling, name, value), self.seed)
+            params, sources = replace(self.sampling.params, **{name: value}), {**self.sampling.sources, name: "/set"}
+            self._set_sampling(replace(self.sampling, params=params, sources=sources), self.seed)
         elif name == "seed":
             self._set_sampling(self.sampling, value)
         else:
-            changed = {name: value}
-            self.chat.settings = replace(self.chat.settings, **changed)
+            self.chat.settings = replace(self.chat.settings, **{name: value})
 
     def _set_sampling(self, sampling: ResolvedSampling, seed: int) -> None:
         prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=self.turn_end_token_ids)
         sampler = self.session.sampler(sampling.params, seed, prompt, self.sampler_flags)
         self.sampling = sampling
         self.chat.settings = replace(self.chat.settings, sampler=sampler)
-
-
-def thinking_view(name: str, value: str) -> Thinking:
-    """How reasoning is shown, from a word; `name` is the setting.
-
-    Raises: UsageError for another word.
-    """
-    views: dict[str, Thinking] = {"show": "show", "fold": "fold", "hide": "hide"}
-    if value not in views:
-        raise UsageError(f"{name} is {value!r}, expected one of {', '.join(views)}")
-    return views[value]
-
-
-def overflow_policy(name: str, value: str) -> Overflow:
-    """What happens when the context is full, from a word; `name` is the setting.
-
-    Raises: UsageError for another word.
-    """
-    policies: dict[str, Overflow] = {"stop": "stop", "drop-oldest": "drop-oldest"}
-    if value not in policies:
-        raise UsageError(f"{name} is {value!r}, expected one of {', '.join(policies)}")
-    return policies[value]
-
-
-def replace_system(conversation: Conversation, system: str | None) -> Conversation:
-    """The conversation with another system prompt; the turns stay."""
-    return replace(conversation, system=system)
-
-
-def _with_source(sampling: ResolvedSampling, name: str, value: float | int) -> ResolvedSampling:
-    """The parameters with one value changed by `/set`."""
-    values: dict[str, Any] = {name: value}
-    params, sources = replace(sampling.params, **values), {**sampling.sources, name: "/set"}
-    return replace(sampling, params=params, sources=sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.tables import aligned_lines
 from llmcli.cli.terminal import terminal
@@ -49,8 +49,8 @@ class RunFacts:
     draft_usage: DraftUsage | None = None
 
 
-class Output(Protocol):
-    """One form of output."""
+class Output:
+    """One form of output; by itself it writes nothing."""
 
     def show(self, event: Event) -> None:
         """Take the next event."""
@@ -66,7 +66,7 @@ def begin_text(facts: RunFacts, sample: int) -> None:
     terminal.show_prompt(facts.lead)
 
 
-class TextOutput:
+class TextOutput(Output):
     """Writes each sample's text as it comes, in any order of computation.
 
     The caller begins the first with `begin_text`, so that the prompt is visible while it is computed.
@@ -103,13 +103,10 @@ class TextOutput:
         """The token's text as it is written."""
         return token.text
 
-    def finish(self, finished: list[Finished]) -> None:
-        """Everything has been written."""
-
 
 @dataclass(frozen=True)
-class CutNotice:
-    """An `Output` of one line on stderr.
+class CutNotice(Output):
+    """One line on stderr.
 
     `default` is the number of new tokens if none was requested, None if one was or there is no limit.
     `longest` is the largest context of the model.
@@ -118,9 +115,6 @@ class CutNotice:
     default: int | None
     context: int
     longest: int
-
-    def show(self, event: Event) -> None:
-        """Do nothing: texts are not cut before they end."""
 
     def finish(self, finished: Sequence[Finished]) -> None:
         """Name the limits, each once."""
@@ -132,7 +126,7 @@ class CutNotice:
             terminal.info(f"stopped: the context of {self.context} tokens is full{remedy}")
 
 
-class StartOutput:
+class StartOutput(Output):
     """A table at the end, one row a part; nothing if no token came."""
 
     def __init__(self, timeline: Timeline):
@@ -214,7 +208,7 @@ def _start_bar(part: Part, end: float) -> str:
     return "".join(_SHADES[min(math.ceil(share * 4), 4)] for share in covered).rstrip()
 
 
-class StatsOutput:
+class StatsOutput(Output):
     """A table at the end; nothing if nothing was generated."""
 
     def __init__(self, facts: RunFacts):
@@ -301,7 +295,7 @@ def _rate(num_tokens: int, seconds: float) -> str:
     return f"{num_tokens / seconds:.1f} tokens/s ({num_tokens} tokens in {seconds:.3f} s)"
 
 
-class JsonOutput:
+class JsonOutput(Output):
     """One object: flat for a single sample, with a list under `samples` for several."""
 
     def __init__(self, facts: RunFacts, with_logprobs: bool):
@@ -323,19 +317,18 @@ class JsonOutput:
         common = {"prompt_token_ids": list(facts.prompt_token_ids), "seed": facts.seed, "model": facts.model}
         if facts.timeline is not None:
             common["start"] = start_json(facts.timeline)
-        samples = [self._sample_json(item) for item in finished]
+        samples = [sample_json(item, facts.load_seconds) for item in finished]
+        if self._logprobs is not None:
+            for item, values in zip(finished, samples, strict=True):
+                values["logprobs"] = self._logprobs[item.sample]
         if len(facts.samples) > 1:
             numbered = [{"sample": item.sample + 1, **values} for item, values in zip(finished, samples, strict=True)]
             terminal.write_json({**common, "samples": numbered})
         else:
             terminal.write_json({**samples[0], **common})
 
-    def _sample_json(self, item: Finished) -> dict[str, Any]:
-        values = sample_json(item, self._facts.load_seconds)
-        return values if self._logprobs is None else {**values, "logprobs": self._logprobs[item.sample]}
 
-
-class JsonLinesOutput:
+class JsonLinesOutput(Output):
     """One object a line: first the run, then each token as it comes, and for each sample its end."""
 
     def __init__(self, facts: RunFacts):

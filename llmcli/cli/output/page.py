@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmcli.cli import lazy
+from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.page_kit import (
     PAGE,
     PageParts,
@@ -27,12 +29,6 @@ from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
 from llmcli.engine.request import Event, Finished, Token
 from llmcli.tokenizer.base import decode
-
-if TYPE_CHECKING:
-    from llmcli.cli.output.base import RunFacts
-    from llmcli.engine.roads import Road, RoadToken
-    from llmcli.sampling.inspect import Inspection, StepEffect, TokenProbability
-    from llmcli.tokenizer.base import Tokenizer
 
 ROAD_ENDS = {
     "sentence": "",
@@ -55,7 +51,7 @@ SUMMARIZED = ("temperature", "top_p")  # settings named at the top even if not s
 SKYLINE_BITS = 10.0  # surprise that fills the height of the skyline: one chance in 1,024
 
 
-def road_data(tokenizer: Tokenizer, road: Road) -> dict[str, Any]:
+def road_data(tokenizer: lazy.Tokenizer, road: lazy.Road) -> dict[str, Any]:
     """A road as the script reads it: place, token, its probability, and each word as [text, probability].
 
     A token without text, such as the end of the text, has its piece and a 1 as a third value.
@@ -69,7 +65,7 @@ def road_data(tokenizer: Tokenizer, road: Road) -> dict[str, Any]:
     }
 
 
-def roads_html(tokenizer: Tokenizer, drawn: Sequence[int], roads: Sequence[Road]) -> str:
+def roads_html(tokenizer: lazy.Tokenizer, drawn: Sequence[int], roads: Sequence[lazy.Road]) -> str:
     """The roads that leave the text of the ids `drawn`, in the order of their places; nothing if there are none."""
     if not roads:
         return ""
@@ -94,7 +90,7 @@ def roads_html(tokenizer: Tokenizer, drawn: Sequence[int], roads: Sequence[Road]
     )
 
 
-def _word(tokenizer: Tokenizer, token: RoadToken) -> list[Any]:
+def _word(tokenizer: lazy.Tokenizer, token: lazy.RoadToken) -> list[Any]:
     probability = rounded(token.probability)
     if tokenizer.token_bytes(token.token_id):
         return [token.text, probability]
@@ -106,7 +102,7 @@ class PageToken:
     """A generated token and the views of its choice."""
 
     token_id: int
-    inspection: Inspection
+    inspection: lazy.Inspection
 
     @property
     def probability(self) -> float:
@@ -126,7 +122,7 @@ class PageSample:
     choices: Sequence[PageToken]
     shares: Sequence[Share]
     finished: Finished
-    roads: Sequence[Road] = ()
+    roads: Sequence[lazy.Road] = ()
 
 
 def render_page(facts: RunFacts, samples: Sequence[PageSample]) -> str:
@@ -168,10 +164,10 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
         used.add(token_id)
         return [token_id, rounded(probability)]
 
-    def pairs(tokens: Iterable[TokenProbability]) -> list[list[float]]:
+    def pairs(tokens: Iterable[lazy.TokenProbability]) -> list[list[float]]:
         return [pair(token.token_id, token.probability) for token in tokens]
 
-    def step_data(step: StepEffect) -> list[Any]:
+    def step_data(step: lazy.StepEffect) -> list[Any]:
         chance = rounded(step.chosen_probability)
         return [names.index(step.name), step.num_removed, step.num_left, chance, pairs(step.removed)]
 
@@ -274,10 +270,10 @@ def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[s
     return token_spans(facts.tokenizer, token_ids, sample.shares, prefix, look)
 
 
-FindRoads = Callable[["Mapping[int, Sequence[Inspection]]"], "Sequence[Road]"]
+FindRoads = Callable[["Mapping[int, Sequence[lazy.Inspection]]"], "Sequence[lazy.Road]"]
 
 
-class HtmlOutput:
+class HtmlOutput(Output):
     """Collects the events and writes the page at the end; after Ctrl-C with what there is by then.
 
     `find_roads` follows the roads that leave whole texts, given their choices by sample.
@@ -310,7 +306,7 @@ class HtmlOutput:
         """
         if not finished:
             return
-        roads: Sequence[Road] = ()
+        roads: Sequence[lazy.Road] = ()
         if all(item.finish_reason != "interrupted" for item in finished):
             roads = self._find_roads(
                 {item.sample: [choice.inspection for choice in self._choices[item.sample]] for item in finished}

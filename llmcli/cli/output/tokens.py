@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from llmcli.cli.output.base import RunFacts, TextOutput
+from llmcli.cli.output.base import Output, RunFacts, TextOutput
 from llmcli.cli.terminal import terminal, visible
 from llmcli.cli.units import counted
 from llmcli.engine.request import Event, Finished, Token
@@ -255,7 +255,7 @@ class _Row:
     level: int
 
 
-class WhyOutput:
+class WhyOutput(Output):
     """For each token a line for every step that changed something, and one if the draw did not take the likeliest.
 
     So 50 tokens with the default settings take some 120 lines.

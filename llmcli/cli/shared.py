@@ -12,28 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from llmcli.checkpoint.hub_library import find_hub_id
-from llmcli.cli import lazy
+from llmcli.cli import completion, lazy
 from llmcli.cli.command import OptionEach, argument, option
-from llmcli.cli.completion import (
-    complete_adapter,
-    complete_device,
-    complete_draft,
-    complete_model,
-    complete_preset,
-    complete_subject,
-)
 from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, Session, fetch_model
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.sampling.params import DEFAULT_ORDER, SPECS, ParamSpec
-
-if TYPE_CHECKING:
-    from llmcli.checkpoint.adapter import Adapter
-    from llmcli.checkpoint.model import Model
 
 # An option in a section of the help.
 model_option = partial(option, rich_help_panel="Model")
@@ -69,11 +57,11 @@ model_name_option = partial(
     "-m",
     metavar="MODEL",
     show_default=_MODEL_DEFAULT,
-    complete=complete_model,
+    complete=completion.complete_model,
 )
 # For commands about a model itself: chosen_model() joins it with model_name_option.
 model_argument = partial(
-    argument, None, _MODEL_HELP, metavar="MODEL", show_default=_MODEL_DEFAULT, complete=complete_model
+    argument, None, _MODEL_HELP, metavar="MODEL", show_default=_MODEL_DEFAULT, complete=completion.complete_model
 )
 # For commands that also take a shape without weights.
 subject_argument = partial(
@@ -82,7 +70,7 @@ subject_argument = partial(
     "Model folder, hub id, or the name of a shape such as Llama-2-7B.",
     metavar="MODEL|SHAPE",
     show_default=_MODEL_DEFAULT,
-    complete=complete_subject,
+    complete=completion.complete_subject,
 )
 format_option = partial(
     model_option,
@@ -111,7 +99,9 @@ context_option = partial(
     min=1,
     show_default="the model's maximum, at most 8192",
 )
-device_option = partial(model_option, AUTO, "auto, cpu, cuda or cuda:N.", metavar="DEVICE", complete=complete_device)
+device_option = partial(
+    model_option, AUTO, "auto, cpu, cuda or cuda:N.", metavar="DEVICE", complete=completion.complete_device
+)
 system_option = partial(prompt_option, None, "System prompt.", metavar="TEXT")
 chat_template_option = partial(
     prompt_option,
@@ -207,7 +197,7 @@ class SamplerOptions:
         None,
         "Use a named set of sampling parameters: story, precise, your own, or a .toml file.",
         metavar="NAME",
-        complete=complete_preset,
+        complete=completion.complete_preset,
     )
     logit_bias: list[str] | None = sampling_option(
         None, "Add BIAS to the logit of a token, -inf bans it; repeatable.", metavar="ID=BIAS", hidden=True
@@ -283,7 +273,7 @@ adapter_option = partial(
     None,
     "Add a LoRA adapter to the model's 16-bit weights: a folder or hub id; repeatable.",
     metavar="DIR|ID[=WEIGHT]",
-    complete=complete_adapter,
+    complete=completion.complete_adapter,
 )
 
 
@@ -335,7 +325,7 @@ def with_adapters(session: Session, choices: Sequence[AdapterChoice]) -> Session
     return replace(session, model=model, name=" + ".join([session.name, *(one.shown_name for one in model.adapters)]))
 
 
-def add_adapters(model: Model, choices: Sequence[AdapterChoice]) -> Model:
+def add_adapters(model: lazy.Model, choices: Sequence[AdapterChoice]) -> lazy.Model:
     """The model with adapters, with a line for each; missing files are downloaded first.
 
     Raises: CheckpointError and its subclasses.
@@ -348,7 +338,7 @@ def add_adapters(model: Model, choices: Sequence[AdapterChoice]) -> Model:
     return model
 
 
-def _open_adapter(choice: AdapterChoice) -> Adapter:
+def _open_adapter(choice: AdapterChoice) -> lazy.Adapter:
     is_on_hub = find_hub_id(choice.name) is not None
     folder = fetch_model(choice.name, is_adapter=True) if is_on_hub else Path(choice.name)
     return lazy.open_adapter(folder, choice.name, choice.weight)
@@ -366,6 +356,6 @@ class RunOptions:
         "How to guess tokens ahead, for the same text sooner: auto, ngram (from the text so far), "
         "a smaller MODEL, or off.",
         metavar="HOW",
-        complete=complete_draft,
+        complete=completion.complete_draft,
     )
     devices: DeviceOptions = DeviceOptions()
