@@ -27,12 +27,11 @@ __device__ __forceinline__ size_t wide_place(int token, int column, int num_step
     return (row + token % IMAGE_TOKENS) * TOKEN_BYTES + (piece ^ token % 8) * 16 + word * 4;
 }
 
-// The same of the first pair of a quad, for units known at run time. The second pair is 16 bytes after it, for an odd
-// token before it.
-__device__ __forceinline__ size_t quad_place(int unit_inputs, int token, int column, int width) {
+// The same for units known at run time. Of a quad the second pair is 16 bytes after the first, for an odd token before.
+__device__ __forceinline__ size_t pair_place(int unit_inputs, int token, int column, int width) {
     const int run_inputs = unit_inputs / 4, in_unit = column % unit_inputs;
     const int k_step = (column / unit_inputs * run_inputs + in_unit % run_inputs) / 4;
     const size_t row = (static_cast<size_t>(token / IMAGE_TOKENS) * wide_steps(width) + k_step / 4) * IMAGE_TOKENS;
-    const int piece = k_step % 4 * 2, word = in_unit / run_inputs;
+    const int piece = k_step % 4 * 2 + column % 4 / 2, word = in_unit / run_inputs;
     return (row + token % IMAGE_TOKENS) * TOKEN_BYTES + (piece ^ token % 8) * 16 + word * 4;
 }

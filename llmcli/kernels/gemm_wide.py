@@ -10,6 +10,8 @@ import numpy as np
 
 from llmcli.kernels.arguments import check
 from llmcli.kernels.chunks import SPAN_INPUTS, num_spans
+from llmcli.kernels.gemm_mma import BLOCK_SIZE as MMA_BLOCK_SIZE
+from llmcli.kernels.gemm_mma import MmaPlan, mma_name, plan_mma
 from llmcli.kernels.gemv import EPILOGUES, Epilogue, slot_bytes
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
@@ -80,12 +82,12 @@ def gemm_wide(
 ) -> None:
     """Write what stage_wide has staged, times the matrix, times `row_scales`, plus the bias; or add it to `out`.
 
-    Few tokens are multiplied by gemm_narrow, which gives the same bits.
+    Few tokens are multiplied by gemm_narrow, and on cards without wgmma all by gemm_mma, which give the same bits.
     With `others` the inputs are cut into one part more than these: `out` gets the first part's product, with the bias,
     and `others` get the rest. Their sum has other bits than the uncut product.
     Shapes: image uint8 [at least image_bytes]; row_scales float32 [num_tokens]; out float32 [num_tokens, num_rows],
             rows may be further apart; bias float32 [16 * num_tiles]; others float32 [parts - 1, num_tokens, num_rows]
-    Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
+    Raises: ValueError, also for a matrix that it does not take
     """
     num_tokens, layout = row_scales.shape[0], matrix.layout
     check("gemm_wide", "out", out, dtype=np.float32, shape=(num_tokens, layout.num_rows), row_stride=True, aligned=4)
@@ -139,8 +141,6 @@ def _shape(
     layout = matrix.layout
     if not takes(layout):
         raise ValueError(f"gemm_wide: does not take {layout}")
-    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
-        raise ValueError("gemm_wide: the card has no wgmma; only those of compute capability 9.0 have")
     num_tokens = row_scales.shape[0]
     check("gemm_wide", "row_scales", row_scales, dtype=np.float32, shape=(num_tokens,), aligned=4)
     check_image("gemm_wide", "image", image, layout.num_inputs, num_tokens)
@@ -162,19 +162,31 @@ def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], s
     layout, num_tokens = matrix.layout, shape.num_tokens
     epilogue = EPILOGUES[shape.epilogue]
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
-    plan: NarrowPlan | WidePlan
-    if num_tokens <= MAX_NARROW_TOKENS:
+    plan: NarrowPlan | WidePlan | MmaPlan
+    if not device.can_wgmma:
+        plan = plan_mma(
+            layout,
+            matrix.widening,
+            num_tokens,
+            num_multiprocessors=device.num_multiprocessors,
+            shared_bytes_per_block=device.shared_bytes_per_block,
+            num_parts=shape.num_parts,
+        )
+        name, block = mma_name(layout, matrix.widening, plan.tokens, plan.stages), MMA_BLOCK_SIZE
+        num_blocks, shared_bytes = plan.num_blocks, plan.shared_bytes
+    elif num_tokens <= MAX_NARROW_TOKENS:
         plan = plan_narrow(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
         name, block = narrow_name(layout, matrix.widening, plan.form), narrow_block_size(plan.form)
+        num_blocks = plan.num_clusters * CLUSTER
         shared_bytes = narrow_shared_bytes(layout, matrix.widening, plan.form)
     else:
         plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
         name, block = kernel_name(layout, matrix.widening, plan.tokens), BLOCK_SIZE
-        shared_bytes = _shared_bytes(plan.tokens)
+        num_blocks, shared_bytes = plan.num_clusters * CLUSTER, _shared_bytes(plan.tokens)
     device.launch(
         name.partition("<")[0],
         name,
-        grid=(plan.num_clusters * CLUSTER,),
+        grid=(num_blocks,),
         block=block,
         arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
         shared_bytes=shared_bytes,
