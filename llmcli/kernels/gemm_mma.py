@@ -1,4 +1,4 @@
-"""How gemm_mma is launched, which multiplies many tokens on cards without wgmma."""
+"""How gemm_mma is launched, which multiplies many tokens with scales of blocks, and on cards without wgmma."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -7,7 +7,16 @@ from llmcli.kernels.chunks import SPAN_INPUTS
 from llmcli.kernels.gemv import slot_bytes
 from llmcli.kernels.spec import KernelSpec
 from llmcli.kernels.stage_wide import IMAGE_TOKENS
-from llmcli.kernels.tiles import WEIGHT_C_TYPES, WIDENINGS, TileLayout, Widening, scale_c_type
+from llmcli.kernels.tiles import (
+    BLOCK_SCALE,
+    TILE_ROWS,
+    WEIGHT_C_TYPES,
+    WIDENINGS,
+    TileLayout,
+    Widening,
+    fastest_widening,
+    scale_c_type,
+)
 from llmcli.kernels.wide_plan import all_forms
 
 STATIC_SHARED_BYTES = 1024
@@ -64,10 +73,15 @@ def mma_name(layout: TileLayout, widening: Widening, tokens: int, stages: int) -
     return f"gemm_mma<{types}, {tokens}, {stages}, {stages * stage_bytes(layout, widening, tokens)}>"
 
 
+_BLOCKS = TileLayout("fp8", TILE_ROWS, 4096, 128, BLOCK_SCALE)
 SPEC = KernelSpec(
     "gemm_mma",
     "many tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, without wgmma",
     tuple(
-        dict.fromkeys(mma_name(layout, widening, tokens, 2) for layout, widening in all_forms() for tokens in TOKENS)
+        dict.fromkeys(
+            mma_name(layout, widening, tokens, 2)
+            for layout, widening in (*all_forms(), (_BLOCKS, fastest_widening(_BLOCKS)))
+            for tokens in TOKENS
+        )
     ),
 )

@@ -37,6 +37,7 @@ from llmcli.kernels.wide_plan import (
     plan_narrow,
     plan_wide,
     takes,
+    takes_wgmma,
 )
 
 BLOCK_SIZE = 384
@@ -82,7 +83,8 @@ def gemm_wide(
 ) -> None:
     """Write what stage_wide has staged, times the matrix, times `row_scales`, plus the bias; or add it to `out`.
 
-    Few tokens are multiplied by gemm_narrow, and on cards without wgmma all by gemm_mma, which give the same bits.
+    Few tokens are multiplied by gemm_narrow; with scales of blocks, and on cards without wgmma, all by gemm_mma. All
+    give the same bits.
     With `others` the inputs are cut into one part more than these: `out` gets the first part's product, with the bias,
     and `others` get the rest. Their sum has other bits than the uncut product.
     Shapes: image uint8 [at least image_bytes]; row_scales float32 [num_tokens]; out float32 [num_tokens, num_rows],
@@ -163,7 +165,7 @@ def _launch(device: Launcher, matrix: TiledMatrix, arguments: tuple[Any, ...], s
     epilogue = EPILOGUES[shape.epilogue]
     cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
     plan: NarrowPlan | WidePlan | MmaPlan
-    if not device.can_wgmma:
+    if not (device.can_wgmma and takes_wgmma(layout)):
         plan = plan_mma(
             layout,
             matrix.widening,

@@ -22,14 +22,18 @@ _HALF_TYPES = ("float16", "bfloat16")
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernels take such a matrix: codes and 8-bit floats, scaled by row, in groups of 16 inputs or more.
+    """Whether the kernels take such a matrix: codes and 8-bit floats in groups of 16 inputs or more.
 
     Also weights of 16 bits.
     """
     if layout.weight_type in _HALF_TYPES:
         return True
-    has_row_scales = layout.weight_type in _SCALED and layout.scale_type != BLOCK_SCALE
-    return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
+    return layout.weight_type in _SCALED and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
+
+
+def takes_wgmma(layout: TileLayout) -> bool:
+    """Whether gemm_narrow and gemm_wide take such a matrix, on cards that can: not with scales of blocks."""
+    return takes(layout) and layout.scale_type != BLOCK_SCALE
 
 
 @dataclass(frozen=True)

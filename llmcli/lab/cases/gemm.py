@@ -12,8 +12,8 @@ from llmcli.kernels.gemm_packed import gemm_packed, gemm_packed_cost
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_cost, gemm_wide_swiglu
 from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.stage_wide import UNIT_INPUTS, image_bytes, padded_inputs, stage_wide, stage_wide_cost
-from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
-from llmcli.kernels.wide_plan import MAX_NARROW_TOKENS
+from llmcli.kernels.tiles import BLOCK_SCALE, HALF_ROWS, TileLayout, tile_layout
+from llmcli.kernels.wide_plan import MAX_NARROW_TOKENS, takes_wgmma
 from llmcli.lab.cases.gemv import gated_as_stored, swiglu_of_tiles
 from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of, to_storage
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, stored_values
@@ -227,8 +227,9 @@ def wide_case(
         outputs = {
             "out": Output((image_bytes(down.num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
         }
+    stem = "gemm_narrow" if num_tokens <= MAX_NARROW_TOKENS else "gemm_wide"
     return Problem(
-        "gemm_narrow" if num_tokens <= MAX_NARROW_TOKENS else "gemm_wide",
+        stem if takes_wgmma(layout) else "gemm_mma",
         {"num_tokens": num_tokens, "num_inputs": layout.num_inputs, "num_outputs": layout.num_rows},
         inputs={"image": image_of(x, layout.unit_inputs), "row_scales": scales, **arrays_of(tiles_of(stored)), **given},
         outputs=outputs,
@@ -322,6 +323,28 @@ GEMM_NARROW = KernelCases("gemm_narrow", _narrow_checks, lambda: _typical(64))
 
 def _typical(num_tokens: int) -> Problem:
     return wide_case(random_matrix(4, num_rows=4096, num_inputs=4096, **FORMATS[0]), num_tokens)
+
+
+# gemm_mma: the same with scales of blocks; cards without wgmma multiply all matrices by it.
+
+_BLOCKS: dict[str, Any] = {"weight_type": "fp8", "scale_type": BLOCK_SCALE, "group_size": 128}
+
+
+def _mma_checks() -> Iterator[Problem]:
+    for num_outputs, num_inputs, num_tokens in ((35, 72, 9), (300, 1000, 64), (528, 264, 65), (40, 300, 257)):
+        stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **_BLOCKS)
+        yield wide_case(stored, num_tokens, has_bias=num_tokens > 64)
+        yield wide_case(stored, num_tokens, "add", num_parts=1 + (num_inputs > 256))
+    for down_type in ("int8", "int4", "bfloat16"):
+        yield swiglu_case(_BLOCKS, 20, 100, 200, down_type)
+        yield swiglu_case(_BLOCKS, 130, 300, 136, down_type)
+
+
+GEMM_MMA = KernelCases(
+    "gemm_mma",
+    _mma_checks,
+    lambda: wide_case(random_matrix(4, num_rows=4096, num_inputs=4096, **_BLOCKS), 512),
+)
 
 
 # gemm_packed: many tokens times a tiled matrix of codes.
