@@ -108,7 +108,7 @@ def test_json_and_csv(llmcli: Llmcli, card: FakeNcu) -> None:
         "sm_90",
         3,
     )
-    assert told["use"]["threads"] == 512
+    assert told["use"]["threads"] == 128  # four warps: a tile of qkv has two chunks
     assert told["figures"]["seconds"] == pytest.approx(9.312e-6)
     assert told["figures"]["read_bytes"] is None
     assert told["figures"]["memory_throughput"] is None

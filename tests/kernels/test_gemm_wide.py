@@ -302,7 +302,8 @@ def test_cost_and_what_idle_blocks_take() -> None:
     assert cost.read_bytes == layout.num_bytes + 2 * 2048 * 4096 + 4 * 2048 * 4096
     assert cost.written_bytes == 4 * 2048 * 4096
     assert cost.flops == 2 * 2048 * 4096 * 4096
-    # 128 pieces of work for 66 clusters: two waves.
-    share = 0.91 * (1 + 0.5 * (1 - 128 / 132))
-    assert plan_wide(layout, 2048, 132).library_flops == pytest.approx(cost.flops * 132 / 128 / share)
+    # 128 pieces of work for 66 clusters take two waves. 48 pieces of 300 tokens take one, faster as others idle.
+    assert plan_wide(layout, 2048, 132).library_flops == pytest.approx(cost.flops * 132 / 128 / 0.91)
+    few, share = 2 * 66 * 256 * 128 * 4096, 0.74 * (1 + 0.5 * (1 - 48 / 66))
+    assert plan_wide(layout, 300, 132).library_flops == pytest.approx(few / share)
     assert gemm_wide_cost(layout, 2048, "swiglu").written_bytes == 2 * 2048 * 2048
