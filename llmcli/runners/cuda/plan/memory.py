@@ -93,7 +93,7 @@ def plan_memory(
     chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), lanes)
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
-    ways = PromptWays(all(is_wide(card, layer.projections) for layer in weights.layers))
+    ways = PromptWays(all(is_wide(layer.projections) for layer in weights.layers))
     return MemoryPlan(
         stored,
         max_seq_len,

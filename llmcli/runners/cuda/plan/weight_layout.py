@@ -14,8 +14,6 @@ import numpy as np
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UnsupportedModelError
-from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, Widening, segment_offsets, tile_layout
 from llmcli.kernels.wide_plan import takes as takes_wide
@@ -169,9 +167,9 @@ def with_widening(weights: Weights[Any], choose: Callable[[Projection[Any]], tup
     return replace(weights, layers=layers, head=widened(weights.head))
 
 
-def is_wide(card: CardFacts | Device, projections: Iterable[Projection[Any]]) -> bool:
-    """Whether gemm_wide takes all of these matrices on this card."""
-    return card.can_wgmma and all(
+def is_wide(projections: Iterable[Projection[Any]]) -> bool:
+    """Whether gemm_wide takes all of these matrices."""
+    return all(
         takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16 for part in projections
     )
 

@@ -222,7 +222,7 @@ def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | N
 
 def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
     """Bytes of the largest image of a chunk; `inputs` and `outputs` may hold one each."""
-    sizes = {matrix.layout.num_inputs for matrix in weights.projections if is_wide(card, (matrix,))}
+    sizes = {matrix.layout.num_inputs for matrix in weights.projections if is_wide((matrix,))}
     return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
 
 
@@ -233,7 +233,7 @@ def _plan_others(weights: Weights[Space], most_rows: int, card: CardFacts) -> Re
     sizes = (
         (num_chunks(one.layout) - 1) * one.num_rows * rows
         for one, rows in products
-        if rows > MAX_ROWS and is_wide(card, (one,))
+        if rows > MAX_ROWS and is_wide((one,))
     )
     size = max(sizes, default=0)
     return Region((size,), FLOAT32) if size else None

@@ -123,7 +123,7 @@ class Forward:
 
         def run(layer: CachedLayer) -> None:
             attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
-            if chunk.way != "rows" and not is_wide(self.device, layer.weights.projections):
+            if chunk.way != "rows" and not is_wide(layer.weights.projections):
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
                 return
             rest = self._qkv_of(products, layer, leaves)
@@ -157,7 +157,7 @@ class Forward:
     def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
         """Whether the last layer may run for `num_tokens` of a chunk's tokens: if their number changes no bits."""
         is_few = num_tokens <= MOST_ALONE and num_tokens < len(chunk.token_ids)
-        return is_few and chunk.way == "widened" and is_wide(self.device, self._layers[-1].weights.projections)
+        return is_few and chunk.way == "widened" and is_wide(self._layers[-1].weights.projections)
 
     def _last_layer(
         self, chunk: Chunk, activations: Activations, alone: tuple[int, ...], replays: dict[Hashable, Replay]
@@ -194,7 +194,7 @@ class Forward:
         It loads a kernel while the card is idle. Later, rows would wait for that.
         """
         firsts = {layer.kind: layer.weights for layer in reversed(self._layers)}
-        firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(self.device, weights.projections)}
+        firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(weights.projections)}
         most = min(self.chunk_tokens, _MOST_PREPARED_TOKENS)
         for count in range(BLOCK_TOKENS, most + 1, BLOCK_TOKENS):
             activations = self._activations(count)

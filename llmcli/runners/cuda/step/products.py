@@ -57,7 +57,7 @@ class RowProducts:
 
     def takes_wide(self, *parts: Projection[Any]) -> bool:
         """Whether gemm_wide multiplies these matrices."""
-        return is_wide(self.device, parts) and (self.activations.count > MAX_ROWS or not self.in_chunks)
+        return is_wide(parts) and (self.activations.count > MAX_ROWS or not self.in_chunks)
 
     def leads(self, product: Projection[Any], following: Sequence[Projection[Any]]) -> bool:
         """Whether `product`, which adds to `hidden`, also writes what `following` take."""
