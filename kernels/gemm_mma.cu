@@ -1,13 +1,13 @@
-// gemm_mma: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) on cards without wgmma, W in 4 to 16 bits
+// gemm_mma: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) where wgmma does not serve, W in 4 to 16 bits
 //           Source: kernels/gemm_narrow.cu, whose bits it gives; PTX ISA, mma.m16n8k16, ldmatrix, cp.async
 // Shapes:   as in gemm_wide
 // Requires: as gemm_wide, but sm_80; scales and zero_points 16-byte aligned
-// Launch:   any number of blocks (256); dynamic shared memory by llmcli/kernels/gemm_wide.py; may overlap the kernel in
+// Launch:   any number of blocks (256); dynamic shared memory by llmcli/kernels/gemm_mma.py; may overlap the kernel in
 //           front
 // Traffic:  weights once for every TOKENS tokens, and the image once for every 128 outputs; L2 serves most of it
 // Numerics: those of gemm_wide, bit for bit: the same weights in the same order of sums
-// Choice:   A block multiplies 8 tiles, one a warp, with TOKENS tokens. All threads copy the next spans of tokens and of
-//           weights to shared memory while the current one is multiplied: one barrier a span. A warp widens a step's
+// Choice:   A block multiplies 8 tiles, one a warp, with TOKENS tokens. All threads copy the next spans of tokens and
+//           of weights to shared memory while the current one is multiplied: one barrier a span. A warp widens a step's
 //           weights once for all tokens. Blocks take pieces in turn, those of the same tiles first, so that weights are
 //           read from memory once
 #include "common/launch.cuh"
