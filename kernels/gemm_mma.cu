@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(NUM_THREADS, 1)
         const Piece done(number_here(piece), shape, num_token_blocks, warp);  // no register is kept for it
         if (shape.epilogue == SWIGLU) {
             unsigned char* word = static_cast<unsigned char*>(out) +
-                                  pair_place(shape.down_unit_inputs, done.first_token + lane / 4,
-                                             done.tile * HALF_ROWS + lane % 4 * 2, shape.num_outputs);
+                                  wide_place(shape.down_unit_inputs, done.first_token + lane / 4,
+                                             done.tile * HALF_ROWS + lane % 4 * 2, wide_steps(shape.num_outputs));
             write_gated<TOKENS>(sums, token_scales, biases, word, shape, done.tile);
         } else {
             float* place = static_cast<float*>(out);

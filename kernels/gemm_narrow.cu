@@ -169,9 +169,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE<TILES>, BLOCKS)
         const int tile = work.tile_of(piece, warp), part = piece % shape.num_parts;
         if (shape.epilogue == SWIGLU) {
             const int column = tile * HALF_ROWS + lane % 4 * 2, steps = wide_steps(shape.num_outputs);
-            size_t place = wide_place<64>(lane / 4, column, steps);
-            if (shape.down_unit_inputs == 32) place = wide_place<32>(lane / 4, column, steps);
-            if (shape.down_unit_inputs == 128) place = wide_place<128>(lane / 4, column, steps);
+            const size_t place = wide_place(shape.down_unit_inputs, lane / 4, column, steps);
             write_gated<TOKENS>(sums, token_scales, biases, static_cast<unsigned char*>(out) + place, shape, tile);
         } else {
             float* place = static_cast<float*>(out);

@@ -15,11 +15,11 @@
 // Launch:   clusters of CLUSTER blocks (32 * WARPS), any number of them (with CLUSTER 2 at most num_buffers tiles for
 //           the warps of a chunk); dynamic shared memory by llmcli/kernels/gemv.py; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x from L2 in every block
-// Numerics: those of gemm_wide with as many parts, bit for bit. An activation is rounded to fp16 with one power of two
-//           a row (common/norm_sums.cuh), a weight to fp16 (common/wide_weights.cuh). Inputs are cut into num_chunks
-//           chunks, each one chain of products with fp32 sums in the tensor cores, which cut towards zero. The chunks'
-//           sums times the row's scale are added in order, the first one with the bias, or to `out`. So a row's bits
-//           depend on the matrix alone
+// Numerics: those of gemm_wide with num_chunks parts, bit for bit. An activation is rounded to fp16 with one power of
+//           two a row (common/norm_sums.cuh), a weight to fp16 (common/wide_weights.cuh). Inputs are cut into
+//           num_chunks chunks, each one chain of products with fp32 sums in the tensor cores, which cut towards zero.
+//           The chunks' sums times the row's scale are added in order, the first one with the bias, or to `out`. So a
+//           row's bits depend on the matrix alone
 // Choice:   (1) A warp has a chunk of a tile: a chain advances by one mma at a time, so a multiprocessor needs many. It
 //           copies weights into a ring of its own, and widens them next to the products.
 //           (2) One block a multiprocessor. It asks for more than half of the shared memory, or blocks of the next
@@ -62,7 +62,7 @@ struct BlockInputs {
     unsigned char* shared;
     int num_rows, num_inputs, x_stride, pitch, begin, spans;
 
-    // Zeros past the last input, up to whole spans; and what lies behind the last whole vector. A warp calls it.
+    // Zeros past the last input, up to whole spans; and what comes after the last whole vector. A warp calls it.
     __device__ __forceinline__ void fill_end(int lane) const {
         const int first = max(num_inputs / 8 * 8, begin * 128), last = (begin + spans) * 128;
 #pragma unroll 1

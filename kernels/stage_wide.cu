@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 2)
         if constexpr (UNIT_INPUTS == 0) {
             reinterpret_cast<uint2*>(out)[static_cast<size_t>(token) * num_quads + quad] = make_uint2(low, high);
         } else {
-            const size_t place = wide_place<UNIT_INPUTS>(token, quad * 4, num_steps);
-            const size_t next = wide_place<UNIT_INPUTS>(token, quad * 4 + 2, num_steps);
+            const size_t place = wide_place(UNIT_INPUTS, token, quad * 4, num_steps);
+            const size_t next = wide_place(UNIT_INPUTS, token, quad * 4 + 2, num_steps);
             *reinterpret_cast<unsigned*>(out + place) = low, *reinterpret_cast<unsigned*>(out + next) = high;
         }
     };

@@ -45,9 +45,9 @@ struct MixedOutputs {
 
     __device__ __forceinline__ void store(int token, int column, const float4& values) const {
         if (unit_inputs == 0) return rows.store(static_cast<size_t>(token) * width + column, values);
-        unsigned char* pair = static_cast<unsigned char*>(rows.data) + pair_place(unit_inputs, token, column, width);
+        const size_t place = wide_place(unit_inputs, token, column, wide_steps(width));
+        unsigned char* pair = static_cast<unsigned char*>(rows.data) + place;
         *reinterpret_cast<unsigned*>(pair) = MixedRows::pair_of(values.x, values.y);
-        // The other pair's piece is a neighbour's.
         *reinterpret_cast<unsigned*>(pair + (token % 2 == 0 ? 16 : -16)) = MixedRows::pair_of(values.z, values.w);
     }
 };

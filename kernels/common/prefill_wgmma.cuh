@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_in_image(unsigned char* image, int token, 
             words[k] = pack_pair<__half>(within_range<__half>(mixed[pair] * inverse),
                                          within_range<__half>(mixed[pair + 1] * inverse));
         }
-        const size_t place = wide_place<UNIT_INPUTS>(token, column, wide_steps(num_heads * HEAD_DIM));
+        const size_t place = wide_place(UNIT_INPUTS, token, column, wide_steps(num_heads * HEAD_DIM));
         *reinterpret_cast<uint4*>(image + place) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }

@@ -16,22 +16,12 @@ constexpr int IMAGE_STEP_BYTES = IMAGE_TOKENS * TOKEN_BYTES;
 
 __device__ __forceinline__ int wide_steps(int num_inputs) { return (num_inputs + 127) / 128 * 2; }
 
-// The byte of a token's pair of inputs `column` and `column` + 1, an even one, in an image.
-template <int UNIT_INPUTS>
-__device__ __forceinline__ size_t wide_place(int token, int column, int num_steps) {
-    const int run = column / 16;
-    int step = run / 4, word = run % 4, piece = column % 16 / 2;
-    if (UNIT_INPUTS == 128) step = run / 8 * 2 + run % 2, word = run % 8 / 2;
-    if (UNIT_INPUTS == 32) word = column % 32 / 8, piece = column % 64 / 32 * 4 + column % 8 / 2;
-    const size_t row = (static_cast<size_t>(token / IMAGE_TOKENS) * num_steps + step) * IMAGE_TOKENS;
-    return (row + token % IMAGE_TOKENS) * TOKEN_BYTES + (piece ^ token % 8) * 16 + word * 4;
-}
-
-// The same for units known at run time. Of a quad the second pair is 16 bytes after the first, for an odd token before.
-__device__ __forceinline__ size_t pair_place(int unit_inputs, int token, int column, int width) {
-    const int run_inputs = unit_inputs / 4, in_unit = column % unit_inputs;
-    const int k_step = (column / unit_inputs * run_inputs + in_unit % run_inputs) / 4;
-    const size_t row = (static_cast<size_t>(token / IMAGE_TOKENS) * wide_steps(width) + k_step / 4) * IMAGE_TOKENS;
-    const int piece = k_step % 4 * 2 + column % 4 / 2, word = in_unit / run_inputs;
+// The byte of a token's pair of inputs `column` and `column` + 1, an even one, in an image for units of `unit_inputs`.
+// The second pair of a quad lies 16 bytes after the first, for an odd token before it.
+__device__ __forceinline__ size_t wide_place(int unit_inputs, int token, int column, int num_steps) {
+    const int run_inputs = unit_inputs / 4, in_unit = column % unit_inputs;  // a lane's neighbours in a unit
+    const int k_step = (column / unit_inputs * run_inputs + in_unit % run_inputs) / 4, word = in_unit / run_inputs;
+    const int piece = k_step % 4 * 2 + column % 4 / 2;
+    const size_t row = (static_cast<size_t>(token / IMAGE_TOKENS) * num_steps + k_step / 4) * IMAGE_TOKENS;
     return (row + token % IMAGE_TOKENS) * TOKEN_BYTES + (piece ^ token % 8) * 16 + word * 4;
 }

@@ -1,7 +1,7 @@
 """`RayScheduler`: a batch's scheduler over engines on many machines, which Ray starts: one for each card of a cluster.
 
-A worker holds about twice as many lines as it has rows, and returns each text when it ends. A node that joins gets a
-worker for each of its cards. The lines of a worker that dies run again, with the same texts, as a text depends on its
+A worker holds lines for twice its rows, and returns each text when it ends. A node that joins gets a worker for each
+of its cards. The lines of a worker that dies run again, with the same texts, as a text depends on its
 line alone. Fewer of them run together after each death: so a line that kills its worker is found. It fails when two
 workers have died with nothing but this line. One worker takes all lines of dead workers; the others take new ones.
 

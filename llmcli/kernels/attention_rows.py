@@ -135,7 +135,7 @@ def attention_rows(
     added: tuple[Any, ...] = None, np.int32(0), np.int32(0)
     if parts is not None:
         if is_cached:
-            raise ValueError(f"{kernel}: adds no parts to tokens that are cached already")
+            raise ValueError(f"{kernel}: cannot add parts to tokens that are cached already")
         check(kernel, "qkv", lanes.qkv, dtype=np.float32, shape=(lanes.num_lanes, lanes.layout.width))
         check(kernel, "parts", parts, dtype=np.float32, shape=(None, *lanes.qkv.shape), row_stride=True)
         added = parts, np.int32(parts.shape[0]), np.int32(parts.strides[0] // 4)

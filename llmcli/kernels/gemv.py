@@ -162,7 +162,7 @@ def _plan(
     num_multiprocessors: int,
     room: int,
 ) -> GemvPlan | None:
-    """The plan with the most warps, up to as many as have work, whose rings fit."""
+    """Of the plans whose rings fit, the one with the most warps that have work."""
     own_chunks = chunks // cluster
     num_clusters = min(num_multiprocessors // cluster, layout.num_tiles)
     busiest = -(-layout.num_tiles // num_clusters)
@@ -393,7 +393,7 @@ def _check_outputs(
 
 def _check_norm(norm: RowNorm, num_rows: int, num_inputs: int) -> None:
     if num_inputs % 8:
-        raise ValueError(f"gemv: cannot norm rows of {num_inputs} inputs, expected a multiple of 8")
+        raise ValueError(f"gemv: a norm of {num_inputs} inputs, expected a multiple of 8")
     check("gemv", "norm.sums", norm.sums, dtype="float32", shape=(num_rows, norm_sums(num_inputs)))
     check("gemv", "norm.hidden", norm.hidden, dtype="float32", shape=(num_rows, num_inputs))
     check("gemv", "norm.weight", norm.weight, dtype="float32", shape=(num_inputs,))
@@ -401,7 +401,7 @@ def _check_norm(norm: RowNorm, num_rows: int, num_inputs: int) -> None:
 
 def _check_next(rows: NextRows, num_rows: int, num_outputs: int, epilogue: Epilogue) -> None:
     if epilogue != "add":
-        raise ValueError(f"gemv: {epilogue} writes no rows of the next product, expected add")
+        raise ValueError(f"gemv: the epilogue is {epilogue}, expected add where next_rows are written")
     check("gemv", "next_rows.weight", rows.weight, dtype="float32", shape=(num_outputs,))
     check("gemv", "next_rows.x", rows.x, dtype="float16", shape=(num_rows, num_outputs), row_stride=True, aligned=16)
     check("gemv", "next_rows.sums", rows.sums, dtype="float32", shape=(num_rows, norm_sums(num_outputs)))

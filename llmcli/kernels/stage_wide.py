@@ -66,7 +66,7 @@ def check_image_rows(kernel: str, rows: ImageRows, num_inputs: int, num_tokens: 
     if rows.first_token < 0:
         raise ValueError(f"{kernel}: the first token of the image is {rows.first_token}, expected 0 or more")
     if num_inputs % (2 * STEP_INPUTS):
-        raise ValueError(f"{kernel}: rows of an image have {num_inputs} inputs, expected whole spans")
+        raise ValueError(f"{kernel}: rows of {num_inputs} inputs, expected a multiple of {2 * STEP_INPUTS}")
     check_image(kernel, "out", rows.image, num_inputs, rows.first_token + num_tokens)
 
 

@@ -13,6 +13,7 @@ from llmcli.kernels.attention_rows import MAX_LANES, RowsPlan, attention_rows
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.stage_wide import ImageRows
 from llmcli.lab.attention import CODES, NewTokens, new_tokens
 
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16, CODES], ids=["fp16", "bf16", "codes"])
@@ -140,6 +141,10 @@ def call(device: Recorder, **changes: Any) -> None:
     call_lane_by_lane(attention_rows, device, {**arguments, **changes})
 
 
+PARTS = host((3, 40, 768), F32)
+IMAGE = host((128 * 512 * 2,), np.uint8)
+
+
 def recorder(shared_bytes: int = TYPICAL_CARD.shared_bytes_per_block) -> Recorder:
     device = Recorder()
     device.num_multiprocessors = 132
@@ -155,6 +160,15 @@ def test_the_grid_fills_the_card_and_never_exceeds_its_workspace() -> None:
     assert all(launch["overlaps"] for launch in device.launches)
 
 
+def test_outputs_in_an_image_and_parts_that_are_added() -> None:
+    device = recorder()
+    call(device, out=ImageRows(IMAGE, 3, 32), parts=PARTS)
+    call(device)
+    (image, is_float, units, first, parts, *sizes), (_, *plain) = (one["arguments"][-7:] for one in device.launches)
+    assert (image is IMAGE, is_float, units, first, parts is PARTS, sizes) == (True, 0, 32, 3, True, [3, 40 * 768])
+    assert plain == [1, 0, 0, None, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -164,6 +178,17 @@ def test_the_grid_fills_the_card_and_never_exceeds_its_workspace() -> None:
         ({"counters": host((263,), np.uint32)}, r"counters is \[263\], expected \[264\]"),
         ({"window": 0}, "a window of 0 tokens"),
         ({"rows": host((3,), np.int32)}, r"rows is \[3\], expected \[40\]"),
+        ({"parts": PARTS, "is_cached": True}, "cannot add parts to tokens that are cached already"),
+        ({"parts": host((3, 39, 768), F32)}, r"parts is \[3, 39, 768\], expected \[any, 40, 768\]"),
+        ({"out": ImageRows(IMAGE, 0, 16)}, r"units have 16 inputs, expected one of \(64, 128, 32\)"),
+        ({"out": ImageRows(IMAGE, 100, 64)}, "out has 131072 bytes, expected 262144"),
+        (
+            {
+                **{name: host((9, 1, 16, 64), F16) for name in ("keys", "values")},
+                **{"layout": QkvLayout(3, 1, 64), "qkv": host((40, 320), F32), "out": ImageRows(IMAGE, 0, 64)},
+            },
+            "rows of 192 inputs, expected a multiple of 128",
+        ),
     ],
 )
 def test_refused(changes: dict[str, Any], message: str) -> None:

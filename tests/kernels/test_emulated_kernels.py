@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from emulated import AMPERE, COMPILER, EmulatedDevice, can_emulate, solve, translate
+from right import launches
 
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.lab.engine import CASES
-from llmcli.lab.notes import Notes, phantoms_of
-from llmcli.lab.problem import ENGINE, Problem, find_mismatch
+from llmcli.lab.problem import Problem, find_mismatch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 
@@ -30,9 +29,7 @@ def some_cases(stem: str) -> list[Problem]:
 
 
 def variants_of(problem: Problem) -> set[str]:
-    notes = Notes(TYPICAL_CARD)
-    problem.solvers[ENGINE](notes, phantoms_of(problem))  # type: ignore[arg-type]
-    return {launch.name for launch in notes.launches}
+    return {launch.name for launch in launches(problem)}
 
 
 def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> Iterator[str]:

@@ -255,7 +255,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
         ({"norm": norm_of(sums=(3, 8))}, r"norm.sums is \[3, 8\], expected \[3, 16\]"),
         ({"norm": norm_of(hidden=(2, 128))}, r"norm.hidden is \[2, 128\]"),
         ({"norm": norm_of(weight=(64,))}, r"norm.weight is \[64\]"),
-        ({"next_rows": NEXT}, "store writes no rows of the next product, expected add"),
+        ({"next_rows": NEXT}, "the epilogue is store, expected add where next_rows are written"),
         (
             {"next_rows": replace(NEXT, weight=Phantom((39,), np.float32, 1 << 30)), "epilogue": "add"},
             "next_rows.weight",
@@ -277,7 +277,7 @@ def test_rows_that_are_no_whole_vectors_are_refused() -> None:
     layout = tile_layout("int8", 40, 100, None, "float32")
     given = arguments(matrix=layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20)))
     x = Phantom((3, 104), np.float16, 1 << 30)[:, :100]
-    with pytest.raises(ValueError, match="cannot norm rows of 100 inputs, expected a multiple of 8"):
+    with pytest.raises(ValueError, match="a norm of 100 inputs, expected a multiple of 8"):
         gemv(notes, **{**given, "x": x, "norm": norm_of(hidden=(3, 100), weight=(100,))})
     with pytest.raises(ValueError, match="rows of x lie 200 bytes apart, expected a multiple of 16"):
         gemv(notes, **{**given, "x": Phantom((3, 100), np.float16, 1 << 30)})

@@ -6,25 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from right import launches
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch, check_launch
 from llmcli.kernels.registry import KERNELS
 from llmcli.lab import verify
 from llmcli.lab.engine import CASES
 from llmcli.lab.matrices import to_storage
-from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, KernelCases, Problem, find_mismatch, largest_error
 from llmcli.lab.trial import judge
 from llmcli.lab.walk import card_of
-
-
-def launches(problem: Problem) -> list[Launch]:
-    notes: Any = Notes()
-    problem.solvers[ENGINE](notes, phantoms_of(problem))
-    for launch in notes.launches:
-        check_launch(launch, notes.shared_bytes_per_block)
-    return list(notes.launches)
 
 
 def test_every_kernel_has_cases() -> None:

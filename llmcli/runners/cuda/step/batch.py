@@ -124,8 +124,8 @@ class SpanSender:
         """Send what these works need; returns the lanes or the chunk to run."""
         parts = tuple(PromptSlice(work.num_tokens, work.position) for work in works)
         count, method = sum(part.num_tokens for part in parts), works[0].method
-        told = np.zeros(spans_size(count, len(works), self._pages_per_row), np.int32)
-        token_ids, rows, positions, pages = cut_spans(told, count, len(works), self._pages_per_row)
+        sent = np.zeros(spans_size(count, len(works), self._pages_per_row), np.int32)
+        token_ids, rows, positions, pages = cut_spans(sent, count, len(works), self._pages_per_row)
         begin = 0
         for row, (part, work) in enumerate(zip(parts, works, strict=True)):
             end = begin + part.num_tokens
@@ -134,7 +134,7 @@ class SpanSender:
             pages[row, : len(work.pages)] = work.pages
             begin = end
         on_card, token_ids, rows, positions, page_table = self._views_of(count, len(works))
-        self._mailbox.send(on_card, told)
+        self._mailbox.send(on_card, sent)
         if method == SINGLE:
             return Lanes(token_ids, None, rows, positions, page_table, 1 if count > 1 else None)
         return Chunk(token_ids, rows, positions, page_table, parts, way_of_method(method, self._prompt_ways))
