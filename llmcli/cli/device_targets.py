@@ -89,7 +89,7 @@ def product_types(model: Model, dtype: str) -> list[str]:
     """The types in which a model multiplies on a card. Raises: CheckpointError as `StoredModel.of_model`"""
     stored = StoredModel.of_model(model, dtype)
     projections = plan_weights(stored, max_seq_len=1).projections
-    return sorted({stored.attention_type, *(projection.format.activation_type for projection in projections)})
+    return sorted({stored.attention_type, *("float32" if one.is_float else "float16" for one in projections)})
 
 
 @dataclass

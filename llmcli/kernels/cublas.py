@@ -1,9 +1,8 @@
-"""The matrix library of CUDA for prefill: out = x @ W.T with plain rows, accumulated and written in float32.
+"""The matrix library of CUDA, to measure cards and to compare with: out = x @ W.T with plain rows and float32 sums.
 
-cuBLASLt, whose algorithms we choose and keep: none that sums in separate parts, as their number depends on the number
-of tokens. So it gets no workspace either. With one it searches algorithms that split sums, rejects them, and may be
-left with one ten times slower than the best (docs/log/2026-11-24-prompts.md). CuPy has no binding for it, so the
-functions are called directly.
+cuBLASLt, without algorithms that sum in separate parts. So it gets no workspace either. With one it searches algorithms
+that split sums, rejects them, and may be left with one ten times slower than the best
+(docs/log/2026-11-24-prompts.md). CuPy has no binding for it, so the functions are called directly.
 """
 
 import ctypes
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.arguments import check
@@ -41,11 +39,6 @@ _MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
 
 _Sizes = tuple[int, int, int]
 _Operands = tuple[tuple[int, int, int], ...]  # type, leading dimension and alignment of each
-
-
-def is_independent_of_tokens(dtype: DTypeLike) -> bool:
-    """Whether a token's product of such inputs has the same bits with any number of other tokens."""
-    return np.dtype(dtype) == np.float16
 
 
 class _Algorithm(ctypes.Structure):
@@ -81,10 +74,6 @@ class _Library:
         if status != 0:
             raise DeviceError(f"the matrix library's {function} failed with status {status}")
 
-    def succeeds(self, function: str, *arguments: Any) -> bool:
-        """Call a function; return whether it succeeded."""
-        return int(getattr(self._functions, function)(*arguments)) == 0
-
     def create(self, kind: str, owner: Any, *arguments: Any) -> ctypes.c_void_p:
         """Make one of the library's objects, which lives as long as `owner`.
 
@@ -105,15 +94,12 @@ class Cublas:
     _sums = _COMPUTE_32F, _FLOAT32
     _factor: Any = ctypes.c_float
 
-    def __init__(self, device: Device, *, block_tokens: int = 1) -> None:
-        """All numbers of tokens within a block of `block_tokens` run the same kernel.
+    def __init__(self, device: Device) -> None:
+        """Open it.
 
-        That kernel may take a fifth longer than one chosen for the number itself. But to load a new kernel, a card
-        stops all other work, 2 ms for each matrix.
         Raises: DeviceError
         """
         self._device = device
-        self._block_tokens = block_tokens
         self._library = library = _Library(_load())
         self._handle = library.create("cublasLt", self)
         self._operation = library.create("cublasLtMatmulDesc", self, *self._sums)
@@ -176,30 +162,14 @@ class Cublas:
     def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
         product = _Product(self, sizes, operands)
         product.layouts = self._layouts(product, sizes, operands)
-        product.algorithm = ctypes.byref(self._algorithm(product))
+        product.algorithm = ctypes.byref(self._chosen(sizes, operands))
         return product
-
-    def _algorithm(self, product: "_Product") -> _Algorithm:
-        """The algorithm chosen for whole blocks of tokens, or if it does not take this product, for the product."""
-        num_rows, num_tokens, num_inputs = product.sizes
-        whole = -(-num_tokens // self._block_tokens) * self._block_tokens
-        algorithm = self._chosen((num_rows, whole, num_inputs), product.operands)
-        if whole == num_tokens or self._takes(algorithm, product.layouts):
-            return algorithm
-        return self._chosen(product.sizes, product.operands)
 
     def _chosen(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
         """The library's choice for a product; asked once."""
         if (sizes, operands) not in self._algorithms:
             self._algorithms[sizes, operands] = self.propose(sizes, operands).algorithm
         return self._algorithms[sizes, operands]
-
-    def _takes(self, algorithm: _Algorithm, layouts: Sequence[ctypes.c_void_p]) -> bool:
-        """Whether an algorithm that was chosen for more tokens takes these arrays."""
-        of_weight, of_x, of_out = layouts
-        arguments = (self._handle, self._operation, of_weight, of_x, of_out, of_out, ctypes.byref(algorithm))
-        found = _Heuristic()
-        return self._library.succeeds("cublasLtMatmulAlgoCheck", *arguments, ctypes.byref(found)) and found.state == 0
 
     def propose(self, sizes: _Sizes, operands: _Operands) -> _Heuristic:
         """The library's proposal for a product. Raises: DeviceError"""

@@ -9,7 +9,8 @@ from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import HEAD_DIM_STEP
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS
+from llmcli.kernels.stage_wide import STEP_INPUTS, UNIT_INPUTS, check_image, num_steps
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix
 
 _BLOCK, _STEPS = 256, 4  # threads of a block, and columns of a thread of gather_columns
 _ROTARY_BLOCK = 128
@@ -21,18 +22,19 @@ EMBEDDING_SPEC = KernelSpec(
 )
 
 
-def embedding(device: Launcher, *, table: Array, token_ids: Array, rows: Array | None = None, out: Array) -> None:
+def embedding(device: Launcher, *, table: TiledMatrix, token_ids: Array, rows: Array | None = None, out: Array) -> None:
     """Write the vectors of tokens to `out`. Ids are checked by the caller; one not in the table gives a row of NaN.
 
     With `rows` the id of token t is token_ids[rows[t]], which the caller checks too, and row -1 gives zeros.
     This launch must not overlap: it starts when all work before it has ended. Later kernels read rows, positions and
     cached tokens before they wait, and the step before wrote these (kernels/common/launch.cuh).
-    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32, or of any size with rows
+    Shapes: table [vocab_size, hidden_size] of floats; token_ids [num_tokens] int32, or of any size with rows
             [num_tokens] int32; out [num_tokens, hidden_size] float32
     Raises: ValueError for arrays that do not fit
     """
-    check("embedding", "table", table, dtype=tuple(C_TYPES), shape=(None, None))
-    vocab_size, hidden_size = table.shape
+    layout, hidden_size = table.layout, table.layout.num_inputs
+    if layout.has_scales:
+        raise ValueError(f"embedding: the table has {layout.weight_type} weights, expected floats")
     check("embedding", "token_ids", token_ids, dtype=np.int32, shape=(None,), aligned=4)
     if rows is not None:
         check("embedding", "rows", rows, dtype=np.int32, shape=(None,), aligned=4)
@@ -41,11 +43,13 @@ def embedding(device: Launcher, *, table: Array, token_ids: Array, rows: Array |
     vector = VECTOR if hidden_size % VECTOR == 0 else 1
     device.launch(
         "embedding",
-        f"embedding<{c_type(table)}, {vector}>",
+        f"embedding<{WEIGHT_C_TYPES[layout.weight_type]}, {vector}>",
         grid=(num_tokens,),
         block=_BLOCK,
-        arguments=(table, token_ids, rows, out, np.int32(vocab_size), np.int32(hidden_size)),
-        cost=lambda: embedding_cost(num_tokens=num_tokens, hidden_size=hidden_size, itemsize=table.dtype.itemsize),
+        arguments=(table.tiles, token_ids, rows, out, np.int32(layout.num_rows), np.int32(hidden_size)),
+        cost=lambda: embedding_cost(
+            num_tokens=num_tokens, hidden_size=hidden_size, itemsize=WEIGHT_BITS[layout.weight_type] // 8
+        ),
     )
 
 
@@ -55,38 +59,63 @@ def embedding_cost(*, num_tokens: int, hidden_size: int, itemsize: int) -> Kerne
     return KernelCost(itemsize * count + 4 * num_tokens, 4 * count, 0, itemsize * count)
 
 
-_GATHERED_DTYPES = (np.dtype(np.float32), np.dtype(np.float16))
-_NAMES = tuple(f"gather_columns<{C_TYPES[dtype]}>" for dtype in _GATHERED_DTYPES)
-
-GATHER_COLUMNS_SPEC = KernelSpec("gather_columns", "rows with their columns in another order", _NAMES)
+GATHER_COLUMNS_SPEC = KernelSpec(
+    "gather_columns",
+    "rows or an image with columns in another order",
+    tuple(f"gather_columns<{unit_inputs}>" for unit_inputs in (0, *UNIT_INPUTS)),
+)
 
 
 def gather_columns(device: Launcher, *, x: Any, order: Any, out: Any) -> None:
     """Write column order[i] of x to column i of `out`. May start before the previous kernel has ended.
 
-    Shapes: x [num_rows, num_columns] float32 or float16, rows any stride apart; order int32 [num_columns], columns of
-            x; out [num_rows, num_columns] in x's type
+    Shapes: x, out float16 [num_rows, num_columns], rows any stride apart; order int32 [num_columns], columns of x
     Raises: ValueError for arrays that do not fit
     """
-    itemsize = x.dtype.itemsize
-    check("gather_columns", "x", x, dtype=_GATHERED_DTYPES, shape=(None, None), row_stride=True, aligned=itemsize)
+    check("gather_columns", "x", x, dtype=np.float16, shape=(None, None), row_stride=True, aligned=2)
     num_rows, num_columns = x.shape
+    check("gather_columns", "out", out, dtype=np.float16, shape=x.shape, row_stride=True, aligned=2)
+    _gather(device, x, order, out, 0, num_rows, num_columns, (row_stride(x), row_stride(out)))
+
+
+def gather_image(device: Launcher, *, image: Any, order: Any, unit_inputs: int, rows: int, out: Any) -> None:
+    """Do the same for the image of `rows` tokens, for a matrix whose units have `unit_inputs` inputs.
+
+    Shapes: image, out uint8 [at least image_bytes]; order int32 [num_columns]
+    Raises: ValueError for arrays that do not fit
+    """
+    (num_columns,) = order.shape
+    for name, array in (("image", image), ("out", out)):
+        check_image("gather_columns", name, array, num_columns, rows)
+    _gather(device, image, order, out, unit_inputs, rows, num_columns, (0, 0))
+
+
+def _gather(
+    device: Launcher,
+    x: Any,
+    order: Any,
+    out: Any,
+    unit_inputs: int,
+    num_rows: int,
+    num_columns: int,
+    strides: tuple[int, int],
+) -> None:
     check("gather_columns", "order", order, dtype=np.int32, shape=(num_columns,), aligned=4)
-    check("gather_columns", "out", out, dtype=x.dtype, shape=x.shape, aligned=itemsize)
+    columns = num_steps(num_columns) * STEP_INPUTS if unit_inputs else num_columns
     device.launch(
         "gather_columns",
-        f"gather_columns<{c_type(x)}>",
-        grid=(num_rows, -(-num_columns // (_BLOCK * _STEPS))),
+        f"gather_columns<{unit_inputs}>",
+        grid=(num_rows, -(-columns // (_BLOCK * _STEPS))),
         block=_BLOCK,
-        arguments=(x, order, out, np.int32(num_columns), np.int32(row_stride(x))),
+        arguments=(x, order, out, np.int32(num_columns), *map(np.int32, strides)),
         overlaps=True,
-        cost=lambda: gather_columns_cost(num_rows=num_rows, num_columns=num_columns, itemsize=itemsize),
+        cost=lambda: gather_columns_cost(num_rows=num_rows, num_columns=num_columns),
     )
 
 
-def gather_columns_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
-    """Cost of one call; `itemsize` is that of x."""
-    num_bytes, order_bytes = num_rows * num_columns * itemsize, 4 * num_columns
+def gather_columns_cost(*, num_rows: int, num_columns: int) -> KernelCost:
+    """Cost of one call."""
+    num_bytes, order_bytes = 2 * num_rows * num_columns, 4 * num_columns
     return KernelCost(num_bytes + order_bytes, num_bytes, 0, order_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Launchers of kernels that norm, round or scale rows, alone or next to a matrix product."""
+"""Launchers of kernels that norm rows or heads."""
 
 import numpy as np
 
@@ -6,8 +6,6 @@ from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, RowForm, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
-
-_BLOCK, _STEPS = 256, 4  # threads, and vectors of a thread, of scale_bias and residual_add
 
 RMS_NORM_SPEC = KernelSpec(
     "rms_norm",
@@ -101,112 +99,3 @@ def head_norm_cost(*, num_rows: int, num_heads: int, head_dim: int) -> KernelCos
     """Cost of one call."""
     count = num_rows * num_heads * head_dim
     return KernelCost(4 * count + 4 * head_dim, 4 * count, 4 * count, 4 * head_dim)
-
-
-ROUND_ROWS_SPEC = KernelSpec(
-    "round_rows",
-    "rows rounded to the type of the matrix product, with a power of two each",
-    tuple(f"round_rows<{c}, {form.parameters}>" for c in C_TYPES.values() for form in PACKED_FORMS + SCALAR_FORMS),
-)
-
-
-def round_rows(device: Launcher, *, x: Array, out: Array, row_scale: Array) -> None:
-    """Write x / row_scale to `out`, and the power of two of each row to `row_scale`.
-
-    Shapes: x [num_rows, num_columns] float32; out like x, any storage type; row_scale [num_rows] float32
-    Raises: ValueError for arrays that do not fit
-    """
-    check("round_rows", "x", x, dtype=np.float32, shape=(None, None))
-    num_rows, num_columns = x.shape
-    check("round_rows", "out", out, dtype=tuple(C_TYPES), shape=x.shape)
-    check("round_rows", "row_scale", row_scale, dtype=np.float32, shape=(num_rows,), aligned=4)
-    form = row_form(num_columns, num_columns % VECTOR == 0)
-    device.launch(
-        "round_rows",
-        f"round_rows<{c_type(out)}, {form.parameters}>",
-        grid=form.grid(num_rows),
-        block=form.block,
-        arguments=(x, out, row_scale, np.int32(num_rows), np.int32(num_columns)),
-        cost=lambda: round_rows_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
-    )
-
-
-def round_rows_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
-    """Cost of one call; `itemsize` is that of the output."""
-    count = num_rows * num_columns
-    return KernelCost(4 * count, itemsize * count + 4 * num_rows, count)
-
-
-SCALE_BIAS_SPEC = KernelSpec("scale_bias", "x * row_scale + bias, in place", ("scale_bias<4>", "scale_bias<1>"))
-
-
-def _check_scale_and_bias(kernel: str, row_scale: Array | None, bias: Array | None, shape: tuple[int, ...]) -> None:
-    num_rows, num_columns = shape
-    if row_scale is not None:
-        check(kernel, "row_scale", row_scale, dtype=np.float32, shape=(num_rows,), aligned=4)
-    if bias is not None:
-        check(kernel, "bias", bias, dtype=np.float32, shape=(num_columns,))
-
-
-def scale_bias(device: Launcher, *, x: Array, row_scale: Array | None, bias: Array | None) -> None:
-    """Replace `x` by x * row_scale + bias; None means ones or zeros.
-
-    Shapes: x [num_rows, num_columns] float32, rows any stride apart; row_scale [num_rows] float32; bias [num_columns]
-    float32
-    Raises: ValueError for arrays that do not fit
-    """
-    check("scale_bias", "x", x, dtype=np.float32, shape=(None, None), row_stride=True)
-    num_rows, num_columns = x.shape
-    _check_scale_and_bias("scale_bias", row_scale, bias, x.shape)
-    stride = row_stride(x)
-    vector = VECTOR if num_columns % VECTOR == 0 and stride % VECTOR == 0 else 1
-    device.launch(
-        "scale_bias",
-        f"scale_bias<{vector}>",
-        grid=(num_rows, -(-num_columns // (_BLOCK * _STEPS * vector))),
-        block=_BLOCK,
-        arguments=(x, row_scale, bias, np.int32(num_columns), np.int32(stride)),
-        cost=lambda: scale_bias_cost(num_rows=num_rows, num_columns=num_columns, has_bias=bias is not None),
-    )
-
-
-def scale_bias_cost(*, num_rows: int, num_columns: int, has_bias: bool) -> KernelCost:
-    """Cost of one call."""
-    count = num_rows * num_columns
-    bias_bytes = 4 * num_columns * has_bias
-    return KernelCost(4 * count + 4 * num_rows + bias_bytes, 4 * count, 2 * count, bias_bytes)
-
-
-RESIDUAL_ADD_SPEC = KernelSpec("residual_add", "hidden += x * row_scale + bias", ("residual_add<4>", "residual_add<1>"))
-
-
-def residual_add(device: Launcher, *, x: Array, row_scale: Array | None, bias: Array | None, hidden: Array) -> None:
-    """Add x * row_scale + bias to `hidden`; None means ones or zeros.
-
-    Shapes: x [num_rows, hidden_size or more] float32, rows any stride apart; row_scale [num_rows] float32; bias
-    [hidden_size] float32; hidden [num_rows, hidden_size] float32
-    Raises: ValueError for arrays that do not fit
-    """
-    check("residual_add", "hidden", hidden, dtype=np.float32, shape=(None, None))
-    num_rows, num_columns = hidden.shape
-    check("residual_add", "x", x, dtype=np.float32, shape=(num_rows, None), row_stride=True)
-    if x.shape[1] < num_columns:
-        raise ValueError(f"residual_add: x has {x.shape[1]} columns, hidden has {num_columns}")
-    _check_scale_and_bias("residual_add", row_scale, bias, hidden.shape)
-    stride = row_stride(x)
-    vector = VECTOR if num_columns % VECTOR == 0 and stride % VECTOR == 0 else 1
-    device.launch(
-        "residual_add",
-        f"residual_add<{vector}>",
-        grid=(num_rows, -(-num_columns // (_BLOCK * _STEPS * vector))),
-        block=_BLOCK,
-        arguments=(x, row_scale, bias, hidden, np.int32(num_columns), np.int32(stride)),
-        cost=lambda: residual_add_cost(num_rows=num_rows, num_columns=num_columns, has_bias=bias is not None),
-    )
-
-
-def residual_add_cost(*, num_rows: int, num_columns: int, has_bias: bool) -> KernelCost:
-    """Cost of one call."""
-    count = num_rows * num_columns
-    bias_bytes = 4 * num_columns * has_bias
-    return KernelCost(8 * count + 4 * num_rows + bias_bytes, 4 * count, 3 * count, bias_bytes)

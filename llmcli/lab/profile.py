@@ -21,8 +21,8 @@ from llmcli.lab.problem import Problem
 from llmcli.lab.study import Study, find_rung, load_study, solve
 from llmcli.lab.walk import Call, Lengths, Walk, use_of
 from llmcli.patterns import child_program
-from llmcli.runners.cuda.predict.dry_run import PRODUCT
 
+LIBRARY = "cublas"  # what a rung without kernels of ours launches
 # CuPy is imported later, with the worker: `find_problem` first gives it a folder.
 _BOOTSTRAP = child_program(
     "llmcli.lab.profile_worker", before="from llmcli.kernels.device import find_problem; find_problem(); "
@@ -101,7 +101,7 @@ def rung_call(name: str, rung_name: str, card: CardFacts, arch: str) -> tuple[St
             f"{name}/{rung_name} launches {len(notes.launches)} kernels, and a profile shows one; choose another rung"
         )
     if not notes.launches:
-        return study, problem, Call(Launch(PRODUCT, "", (), 0, ()), "", problem.cost, (0,), None)
+        return study, problem, Call(Launch(LIBRARY, "", (), 0, ()), "", problem.cost, (0,), None)
     (launch,) = notes.launches
     compiled = KernelCache().get_all([(launch.stem, launch.name)], arch)
     use = use_of(launch, compiled[launch.stem, launch.name], arch)

@@ -14,7 +14,6 @@ from llmcli.lab.trial import MAX_LAUNCHES, Times, time_launches
 from llmcli.lab.walk import MAX_PROMPT, Call, Lengths, Walk
 from llmcli.runners.base import Runner, Span, spans_of_prompt
 from llmcli.runners.cuda.load.model import load
-from llmcli.runners.cuda.predict.dry_run import PRODUCT
 from llmcli.sampling.params import Sampler, SamplingParams
 
 # Times every kernel of a model alone, with the arrays that a step of the loaded model gives it.
@@ -138,7 +137,7 @@ def starts_of(walk: Walk, noted: Noted) -> list[Callable[[], None]]:
 
     Raises: DeviceError if they are not those of the walk
     """
-    labels = tuple(starter.label or (PRODUCT, "") for starter, _ in noted)
+    labels = tuple(starter.label for starter, _ in noted)
     if labels != walk.labels:
         raise DeviceError(
             f"{walk.title.lower()} starts {len(labels)} kernels, {len(walk.labels)} were expected: "

@@ -21,7 +21,7 @@ from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import Projection
-from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel
+from llmcli.runners.cuda.predict.dry_run import DryModel
 
 # What one launch of a kernel needs of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
 
@@ -122,7 +122,7 @@ class Call:
     @property
     def name(self) -> str:
         """The name expression of our kernel, or the library's name."""
-        return self.launch.name or PRODUCT
+        return self.launch.name or self.launch.stem
 
     @property
     def num_bytes(self) -> int:
@@ -177,11 +177,11 @@ def walk_model(
         f"A prompt of {lengths.prompt:,} tokens, without its logits": dry.span(lengths.prompt, 0, is_last=True),
     }
     launches = {title: [one.launch for one in started] for title, started in steps.items()}
-    kernels = {(one.stem, one.name) for step in launches.values() for one in step if one.stem != PRODUCT}
+    kernels = {(one.stem, one.name) for step in launches.values() for one in step}
     compiled = KernelCache().get_all(sorted(kernels), arch, on_compile)
 
-    def use(launch: Launch) -> KernelUse | None:
-        return None if launch.stem == PRODUCT else use_of(launch, compiled[launch.stem, launch.name], arch)
+    def use(launch: Launch) -> KernelUse:
+        return use_of(launch, compiled[launch.stem, launch.name], arch)
 
     matrices = {one.matrix.tiles.data.ptr: _linear_names(one) for one in dry.weights.projections}
     decode, prefill = (_walk(title, step, matrices, use) for title, step in launches.items())
@@ -215,12 +215,10 @@ def _costs(launches: Sequence[Launch]) -> list[KernelCost]:
 
 
 def _matrices_read(launches: Sequence[Launch], matrices: Mapping[int, str]) -> list[str]:
-    """The matrix that each launch reads. A product of the library reads what the kernel before it has widened."""
+    """The matrix that each launch reads."""
     read: list[str] = []
     for launch in launches:
-        if launch.stem == PRODUCT:
-            read.append(read[-1])
-        elif launch.stem == EMBEDDING.stem:  # its table may be the head's matrix
+        if launch.stem == EMBEDDING.stem:  # its table may be the head's matrix
             read.append("")
         else:
             names = (matrices.get(address) for address in addresses_of(launch.arguments))

@@ -21,7 +21,7 @@ import simulated_attention  # noqa: E402
 import simulated_kernels  # noqa: E402
 import simulated_wide  # noqa: E402
 from emulated import EmulatedDevice  # noqa: E402
-from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
+from simulated_kernels import allocate, floats, on_host  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts  # noqa: E402
@@ -104,15 +104,6 @@ class Event:
     def synchronize(self) -> None: ...
 
     def record(self, stream: Any) -> None: ...
-
-
-class SimulatedLibrary:
-    def __init__(self, *arguments: Any, **options: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-    def matmul(self, *, x: Any, weight: Any, out: Any) -> None:
-        store(out, simulated_kernels.product(floats(x), floats(weight)))
 
 
 class SimulatedMailbox:
@@ -240,7 +231,6 @@ def _replace(monkeypatch: pytest.MonkeyPatch, replacements: dict[str, Any], memo
         for name in vars(module).keys() & replacements.keys():
             monkeypatch.setattr(module, name, replacements[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)
-    monkeypatch.setattr(load, "Cublas", SimulatedLibrary)
     monkeypatch.setattr(load, "DeviceSampler", SimulatedSampler)
     monkeypatch.setattr(load, "Mailbox", SimulatedMailbox)
     monkeypatch.setattr(upload, "pinned_bytes", lambda num_bytes: np.zeros(num_bytes, np.uint8))
@@ -259,9 +249,9 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _KERNELS = {
-    simulated_kernels: "repack repack_scales lift_scales repack_zero_points dequantize embedding rms_norm head_norm "
-    "round_rows scale_bias residual_add swiglu gather_columns gemv gemv_float gemm_packed",
-    simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu add_parts",
+    simulated_kernels: "repack repack_scales lift_scales repack_zero_points embedding head_norm gather_columns gemv "
+    "gemv_float",
+    simulated_wide: "stage_wide gather_image gemm_wide gemm_wide_swiglu add_parts",
     simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
 }
 _MEMORY: dict[str, Any] = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)}

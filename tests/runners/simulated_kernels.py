@@ -177,26 +177,7 @@ def _spread_groups(
         out[half // 2, :, begin : begin + in_half] = its_rows.T
 
 
-def dequantize(device: Any, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
-    assert out.shape == (num_tiles * TILE_ROWS, matrix.layout.num_inputs)
-    store(out, weights_of(matrix)[first_tile * TILE_ROWS :][: len(out)])
-
-
 # Operations
-
-
-def _scale_of(out: Any, values: np.ndarray) -> np.ndarray:
-    if out.dtype != np.float16:
-        return np.ones(len(values), np.float32)
-    largest = np.abs(values).max(axis=-1)
-    return np.where(largest > 2**15, 2.0 ** np.ceil(np.log2(np.maximum(largest, 1) / 2**15)), 1.0).astype(np.float32)
-
-
-def _store_scaled(out: Any, row_scale: Any, values: np.ndarray) -> None:
-    assert out.shape == values.shape
-    scale = _scale_of(out, values)
-    store(row_scale, scale)
-    store(out, values / scale[:, None])
 
 
 def normed(x: np.ndarray, weight: Any, eps: float) -> np.ndarray:
@@ -208,18 +189,14 @@ def product(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.stack([weights @ row for row in x])
 
 
-def embedding(device: Any, *, table: Any, token_ids: Any, rows: Any = None, out: Any) -> None:
-    ids = on_host(token_ids)
+def embedding(device: Any, *, table: TiledMatrix, token_ids: Any, rows: Any = None, out: Any) -> None:
+    values, ids = weights_of(table), on_host(token_ids)
     if rows is None:
-        store(out, floats(table)[ids])
+        store(out, values[ids])
         return
     lanes = on_host(rows)
     is_used = lanes >= 0
-    store(out, np.where(is_used[:, None], floats(table)[np.where(is_used, ids[lanes], 0)], np.float32(0)))
-
-
-def rms_norm(device: Any, *, x: Any, weight: Any, eps: float, out: Any, row_scale: Any) -> None:
-    _store_scaled(out, row_scale, normed(floats(x), weight, eps))
+    store(out, np.where(is_used[:, None], values[np.where(is_used, ids[lanes], 0)], np.float32(0)))
 
 
 def head_norm(device: Any, *, x: Any, weight: Any, eps: float) -> None:
@@ -228,34 +205,15 @@ def head_norm(device: Any, *, x: Any, weight: Any, eps: float) -> None:
     store(x, normed(heads, weight, eps).reshape(values.shape))
 
 
-def round_rows(device: Any, *, x: Any, out: Any, row_scale: Any) -> None:
-    _store_scaled(out, row_scale, floats(x))
-
-
 def gather_columns(device: Any, *, x: Any, order: Any, out: Any) -> None:
     assert np.array_equal(np.sort(on_host(order)), np.arange(x.shape[1]))
     store(out, floats(x)[:, on_host(order)])
-
-
-def scale_bias(device: Any, *, x: Any, row_scale: Any, bias: Any) -> None:
-    store(x, floats(x) * floats(row_scale)[:, None] + (0 if bias is None else floats(bias)))
-
-
-def residual_add(device: Any, *, x: Any, row_scale: Any, bias: Any, hidden: Any) -> None:
-    width = hidden.shape[1]
-    scale = 1 if row_scale is None else floats(row_scale)[:, None]
-    product = floats(x)[:, :width] * scale + (0 if bias is None else floats(bias))
-    store(hidden, floats(hidden) + product)
 
 
 def _gated(gate_up: np.ndarray, width: int) -> np.ndarray:
     pairs = gate_up.reshape(len(gate_up), -1, 2, HALF_ROWS)
     gate, up = (pairs[:, :, part].reshape(len(gate_up), -1)[:, :width] for part in (0, 1))
     return gate / (1 + np.exp(-gate)) * up
-
-
-def swiglu(device: Any, *, gate_up: Any, row_scale: Any, out: Any, out_scale: Any) -> None:
-    _store_scaled(out, out_scale, _gated(floats(gate_up) * floats(row_scale)[:, None], out.shape[1]))
 
 
 def staged(x: np.ndarray, norm_weight: Any = None, eps: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -343,7 +301,3 @@ def gemv_float(
     (y,) = chunks_of(matrix, values, scales, bias, 1)
     width = out.shape[1]
     store(out, _gated(y, width) if epilogue == "swiglu" else y[:, :width] + (floats(out) if epilogue == "add" else 0))
-
-
-def gemm_packed(device: Any, *, matrix: TiledMatrix, x: Any, out: Any) -> None:
-    store(out, product(floats(x), weights_of(matrix)[: out.shape[1]]))

@@ -67,6 +67,11 @@ def stage_wide(
     on_host(out)[:, : rounded.shape[1]] = rounded
 
 
+def gather_image(device: Any, *, image: Any, order: Any, unit_inputs: int, rows: int, out: Any) -> None:
+    assert np.array_equal(np.sort(on_host(order)), np.arange(len(order)))
+    write_image(out, read_image(image, rows, len(order), unit_inputs)[:, on_host(order)], unit_inputs)
+
+
 def gemm_wide(
     device: Any,
     *,

@@ -6,23 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from driverless_card import DriverlessCard, MatrixLibrary
+from driverless_card import DriverlessCard
 from families import VARIANTS
 from quantized import SCHEMES, SIZES, export
 from simulated_card import allocate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
-from llmcli.runners.cuda.plan.choice import Way
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.step.arena import on_card
 from llmcli.runners.cuda.step.batch import Chunk, Lanes, PromptSlice
 from llmcli.runners.cuda.step.forward import Forward
-from llmcli.runners.cuda.step.products import Products
 
 # Each runs twice: the second time none of its layers is recorded.
 CHUNKS = [
@@ -59,23 +56,13 @@ class CardWithoutReplays(NotingCard):
 
 
 @pytest.fixture
-def noted_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing needs a card, and each product has its sizes and operands: the library hides them in handles."""
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing needs a card."""
     monkeypatch.setattr("llmcli.runners.cuda.step.arena.allocate", allocate)
-    monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
-
-    find_product = Cublas._product
-
-    def note_product(library: Cublas, *shapes: Any) -> Any:
-        product: Any = find_product(library, *shapes)
-        product.noted = shapes
-        return product
-
-    monkeypatch.setattr(Cublas, "_product", note_product)
 
 
 @pytest.fixture
-def check_replays(noted_products: None) -> Callable[..., None]:
+def check_replays(host_memory: None) -> Callable[..., None]:
     """Compares prompts and batches of a model, each on the same arrays; each kind of layer is recorded once.
 
     A layer's neighbours are of its kind, too.
@@ -86,15 +73,13 @@ def check_replays(noted_products: None) -> Callable[..., None]:
         plan = plan_memory(stored, max_seq_len=256, num_rows=9, chunk_tokens=200)
         weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
         cards = NotingCard(), CardWithoutReplays()
-        ways: tuple[Way, ...] = "rows" if plan.prompt_ways.as_rows else "packed", "widened"
         for card in cards:
-            products = Products(card, Cublas(card), workspace.widened)
-            forward = Forward(card, plan, weights, cache, workspace, products)
+            forward = Forward(card, plan, weights, cache, workspace)
             for parts in 2 * CHUNKS:
                 count = sum(part.num_tokens for part in parts)
-                for way in ways:
+                for in_chunks in (True, False):
                     token_ids, rows, positions, pages = workspace.of_spans(count, len(parts))
-                    forward.run(Chunk(token_ids, rows, positions, pages, parts, way))
+                    forward.run(Chunk(token_ids, rows, positions, pages, parts, in_chunks))
             for count in 2 * (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
@@ -103,7 +88,7 @@ def check_replays(noted_products: None) -> Callable[..., None]:
                 forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
         replaying, straight = cards
         assert replaying.started == straight.started
-        num_passes = len(ways) * len(CHUNKS) + 7
+        num_passes = 2 * len(CHUNKS) + 7
         num_kinds = len({layer.kind for layer in forward._layers})
         assert replaying.num_recordings == num_passes * (num_kinds + 2)  # also what comes first and last
         assert num_kinds <= most_kinds
@@ -134,50 +119,20 @@ def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_re
     check_replays(folder, 5 if skip == ("layers.1.",) else 3)
 
 
-@pytest.mark.parametrize("skip", [("mlp.",), ("k_proj",), ("layers.1.",)])
-def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_products: None, tmp_path: Path) -> None:
-    """Products that the card needs while rows wait: each has run before, with the same operands.
-
-    In float32: the other types have gemm_wide.
-    """
-    sizes = {**SIZES, "num_hidden_layers": 3}
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
-    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128), skip=skip))
-    stored = StoredModel.of_model(open_model(folder), dtype="float32")
-    plan = plan_memory(stored, max_seq_len=1280, num_rows=2, chunk_tokens=1280)
-    weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
-    card = NotingCard()
-    forward = Forward(card, plan, weights, cache, workspace, Products(card, Cublas(card), workspace.widened))
-
-    def products() -> set[Any]:
-        found = {one[:2] for one in card.started if len(one[0]) == 3}  # sizes, operands; others begin with a label
-        card.started.clear()
-        return found
-
-    forward.prepare_products()
-    prepared = products()
-    for count in range(128, 1025, 128):
-        token_ids, rows, positions, pages = workspace.of_spans(count, 1)
-        forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 20),), "widened"))
-        run = products()
-        assert run
-        assert run <= prepared
-
-
-def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path) -> None:
+def test_which_launches_of_chunks_are_kept(host_memory: None, tmp_path: Path) -> None:
     """The last 256, for these kernels and these arrays."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128)))
     plan = plan_memory(StoredModel.of_model(open_model(folder)), max_seq_len=512, num_rows=2, chunk_tokens=300)
     weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
     card = NotingCard()
-    forward = Forward(card, plan, weights, cache, workspace, Products(card, Cublas(card), workspace.widened))
+    forward = Forward(card, plan, weights, cache, workspace)
 
     def num_recorded(count: int, first_row: int = 0) -> int:
         before = card.num_recordings
         token_ids, rows, positions, _ = workspace.of_spans(count, 1)
         pages = workspace.page_table[first_row : first_row + 1]
-        forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 0),), "widened"))
+        forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 0),), False))
         return card.num_recordings - before
 
     each = 5  # the first layer, one between, the last, and what comes before and after them

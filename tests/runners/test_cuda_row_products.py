@@ -17,7 +17,7 @@ from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import qkv_layout
 from llmcli.runners.cuda.predict.dry_run import phantoms
 from llmcli.runners.cuda.step.activations import Activations
-from llmcli.runners.cuda.step.products import RowProducts
+from llmcli.runners.cuda.step.products import Products
 
 # Inputs of 4 chunks, but o has one: its inputs are one span.
 SIZES = {
@@ -44,13 +44,13 @@ def launches(
     plan = plan_memory(stored, max_seq_len=300, num_rows=300, card=card)
     weights, workspace = phantoms(plan.weights, 1), phantoms(plan.workspace, 2)
     notes: Any = Notes(card)
-    products = RowProducts(notes, Activations(workspace, num_rows, qkv_layout(config).width), 1e-5, **how)
+    products = Products(notes, Activations(workspace, num_rows, qkv_layout(config).width), 1e-5, **how)
     layer, found = weights.layers[0], {}
     products.qkv(layer, products.left_by(layer), is_led=products.leads(layer.down, layer.qkv))
     found["qkv"] = [one.launch for one in notes.take()]
     products.rest(layer, layer)
     found["rest"] = [one.launch for one in notes.take()]
-    few = RowProducts(notes, Activations(workspace, min(num_rows, 64), qkv_layout(config).width), 1e-5)
+    few = Products(notes, Activations(workspace, min(num_rows, 64), qkv_layout(config).width), 1e-5)
     hidden = workspace.hidden[: min(num_rows, 64)]
     few.head(weights.head, weights.norm, hidden, workspace.score_logits[: len(hidden)])
     found["head"] = [one.launch for one in notes.take()]
@@ -76,22 +76,13 @@ def test_few_rows_are_multiplied_by_gemv(name: str) -> None:
         assert stems(num_rows, **FORMS[name]) == ["gemv"] * 4 + ["stage_wide", "gemv"]
 
 
-def test_rows_are_rounded_apart_where_no_product_leads() -> None:
-    """Of the first layer; and where one kernel takes eight rows at a time."""
-    found = launches(9, NO_WGMMA, **FORMS["int8"])
-    assert [one.stem for one in found["qkv"]] == ["stage_wide", "gemv", "gemv"]
-    assert [one.stem for one in found["rest"]] == ["gemv", "gemv", "stage_wide", *["gemv"] * 4]
-
-
 @pytest.mark.parametrize("name", FORMS)
-def test_more_rows_are_multiplied_together_where_the_card_can(name: str) -> None:
+def test_more_rows_are_multiplied_together(name: str) -> None:
     """The sums of chunks are added by what comes next: stage_wide, or add_parts after the head."""
     for num_rows, kernel in ((9, "gemm_narrow"), (64, "gemm_narrow"), (65, "gemm_wide"), (300, "gemm_wide")):
-        one = ["stage_wide", kernel]
-        head = ["stage_wide", "gemm_narrow", "add_parts"]
-        assert stems(num_rows, **FORMS[name]) == [*one, *one, *one, kernel, *head]
-        others = set(stems(num_rows, NO_WGMMA, **FORMS[name]))
-        assert others == {"stage_wide", "gemv"}
+        for card, one, last in ((TYPICAL_CARD, kernel, "gemm_narrow"), (NO_WGMMA, "gemm_mma", "gemm_mma")):
+            pair, head = ["stage_wide", one], ["stage_wide", last, "add_parts"]
+            assert stems(num_rows, card, **FORMS[name]) == [*pair, *pair, *pair, one, *head]
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), [("float32", "gemv_float"), ("bfloat16", "gemv")])

@@ -14,18 +14,12 @@ from llmcli.kernels.elementwise import (
     embedding_cost,
     gather_columns,
     gather_columns_cost,
+    gather_image,
     swiglu,
     swiglu_cost,
 )
-from llmcli.kernels.norms import (
-    residual_add,
-    residual_add_cost,
-    round_rows,
-    round_rows_cost,
-    scale_bias,
-    scale_bias_cost,
-)
-from llmcli.lab.matrices import STORAGE, storage_name, to_storage
+from llmcli.kernels.stage_wide import image_bytes
+from llmcli.lab.matrices import STORAGE, StoredMatrix, matrix_of, storage_name, tiles_of, to_storage
 from llmcli.lab.problem import (
     ENGINE,
     ROUNDING,
@@ -38,7 +32,7 @@ from llmcli.lab.problem import (
     stored_values,
 )
 from llmcli.lab.problems.activations import interleave
-from llmcli.lab.rows import COLUMNS, make_rows, powers_of_two, rounded_rows, widened
+from llmcli.lab.rows import COLUMNS, image_of, make_rows, powers_of_two, rounded_rows, widened
 
 
 def add_parts_case(num_parts: int, num_rows: int, num_columns: int) -> Problem:
@@ -68,101 +62,6 @@ ADD_PARTS = KernelCases(
     lambda: (add_parts_case(parts, *shape) for parts in (1, 3, 4, 5, 7, 8) for shape in ((6, 1028), (3, 21))),
     partial(add_parts_case, 3, 256, 4096),
 )
-
-
-def residual_add_case(num_rows: int, num_columns: int, extra: int, has_scale: bool, has_bias: bool) -> Problem:
-    """A product, times a row's scale, plus a bias, added to the residual stream; it has `extra` columns more."""
-    inputs = {
-        "x": make_rows(num_rows, num_columns + extra),
-        "before": make_rows(num_rows, num_columns, seed=1)[::-1].copy(),
-        **_scale_and_bias(num_rows, num_columns, has_scale, has_bias),
-    }
-
-    def reference() -> dict[str, Expected]:
-        added = _scaled_and_biased(inputs["x"][:, :num_columns], inputs)
-        values = inputs["before"] + added
-        return {"hidden": Expected(values, ROUNDING * (np.abs(values) * (1 + ROUNDING) + np.abs(added)))}
-
-    return Problem(
-        "residual_add",
-        {"num_rows": num_rows, "num_columns": num_columns, "extra": extra},
-        inputs=inputs,
-        outputs={"hidden": Output((num_rows, num_columns), initial="before")},
-        reference=reference,
-        cost=residual_add_cost(num_rows=num_rows, num_columns=num_columns, has_bias=has_bias),
-        solvers=by_engine(residual_add, "x", "row_scale", "bias", "hidden"),
-        label=_scale_and_bias_name(has_scale, has_bias),
-    )
-
-
-RESIDUAL_ADD = KernelCases(
-    "residual_add",
-    lambda: (
-        residual_add_case(num_rows, num_columns, extra, has_scale, has_bias)
-        for num_columns in COLUMNS
-        for num_rows, extra, has_scale, has_bias in ((6, 16, True, True), (5, 5, True, False), (1, 0, False, False))
-    ),
-    partial(residual_add_case, 16, 4096, 0, True, False),
-)
-
-
-def scale_bias_case(num_rows: int, num_columns: int, extra: int, has_scale: bool, has_bias: bool) -> Problem:
-    """Rows times their scales plus a bias, in place, in a wider buffer whose other columns do not change."""
-    inputs = {
-        "before": make_rows(num_rows, num_columns + extra),
-        **_scale_and_bias(num_rows, num_columns, has_scale, has_bias),
-    }
-
-    def reference() -> dict[str, Expected]:
-        values = inputs["before"].astype(np.float64)
-        bound = np.zeros_like(values)
-        values[:, :num_columns] = _scaled_and_biased(values[:, :num_columns], inputs)
-        bound[:, :num_columns] = ROUNDING * np.abs(values[:, :num_columns])
-        return {"x": Expected(values, bound)}
-
-    def solve(device: Device, arrays: Arrays) -> None:
-        x = arrays["x"][:, :num_columns]
-        scale_bias(device, x=x, row_scale=arrays.get("row_scale"), bias=arrays.get("bias"))
-
-    return Problem(
-        "scale_bias",
-        {"num_rows": num_rows, "num_columns": num_columns, "extra": extra},
-        inputs=inputs,
-        outputs={"x": Output(inputs["before"].shape, initial="before")},
-        reference=reference,
-        cost=scale_bias_cost(num_rows=num_rows, num_columns=num_columns, has_bias=has_bias),
-        solvers={ENGINE: solve},
-        label=_scale_and_bias_name(has_scale, has_bias),
-    )
-
-
-SCALE_BIAS = KernelCases(
-    "scale_bias",
-    lambda: (
-        scale_bias_case(num_rows, num_columns, extra, has_scale, has_bias)
-        for num_columns in COLUMNS
-        for num_rows, extra, has_scale, has_bias in ((6, 16, True, True), (5, 5, True, False), (1, 0, False, True))
-    ),
-    partial(scale_bias_case, 16, 6144, 0, True, True),
-)
-
-
-def _scale_and_bias(num_rows: int, num_columns: int, has_scale: bool, has_bias: bool) -> dict[str, np.ndarray]:
-    inputs = {"row_scale": powers_of_two(num_rows)} if has_scale else {}
-    if has_bias:
-        inputs["bias"] = np.random.default_rng(3).normal(size=num_columns).astype(np.float32)
-    return inputs
-
-
-def _scaled_and_biased(x: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    values = x.astype(np.float64)
-    if "row_scale" in inputs:
-        values = values * inputs["row_scale"][:, None]
-    return values + inputs["bias"] if "bias" in inputs else values
-
-
-def _scale_and_bias_name(has_scale: bool, has_bias: bool) -> str:
-    return " ".join(name for name, given in (("scale", has_scale), ("bias", has_bias)) if given)
 
 
 def swiglu_case(num_rows: int, num_columns: int, extra: int, dtype: Any) -> Problem:
@@ -214,58 +113,44 @@ SWIGLU = KernelCases(
 )
 
 
-def gather_columns_case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
-    """Rows with gaps between them, whose columns come in a random order: bits do not change."""
-    x = np.clip(make_rows(num_rows, num_columns), -6e4, 6e4).astype(dtype)
+def gather_columns_case(num_rows: int, num_columns: int, unit_inputs: int = 0) -> Problem:
+    """Rows with gaps between them, or an image, whose columns come in a random order: bits do not change."""
+    x = np.clip(make_rows(num_rows, num_columns), -6e4, 6e4).astype(np.float16)
     order = np.random.default_rng(num_columns).permutation(num_columns).astype(np.int32)
+    sorted_x = np.take(x, order, axis=1)
+    shape = (image_bytes(num_columns, num_rows) // 2,) if unit_inputs else x.shape
+
+    def reference() -> dict[str, Expected]:
+        values = stored_values(sorted_x)
+        return {"out": Expected(image_of(values, unit_inputs, np.float64) if unit_inputs else values, 0.0)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        gather_columns(device, x=arrays["x"][:, :num_columns], order=arrays["order"], out=arrays["out"])
+        x, order, out = arrays["x"], arrays["order"], arrays["out"]
+        if unit_inputs:
+            images = {"image": x.view(np.uint8), "out": out.view(np.uint8)}
+            gather_image(device, order=order, unit_inputs=unit_inputs, rows=num_rows, **images)
+        else:
+            gather_columns(device, x=x[:, :num_columns], order=order, out=out)
 
     return Problem(
         "gather_columns",
-        {"num_rows": num_rows, "num_columns": num_columns},
-        inputs={"x": widened(x, 8), "order": order},
-        outputs={"out": Output(x.shape, dtype)},
-        reference=lambda: {"out": Expected(np.take(stored_values(x), order, axis=1), 0.0)},
-        cost=gather_columns_cost(num_rows=num_rows, num_columns=num_columns, itemsize=x.dtype.itemsize),
+        {"num_rows": num_rows, "num_columns": num_columns, "unit_inputs": unit_inputs},
+        inputs={"x": image_of(x, unit_inputs) if unit_inputs else widened(x, 8), "order": order},
+        outputs={"out": Output(shape, np.float16, holds_zeros=bool(unit_inputs))},  # of its tokens none lacks
+        reference=reference,
+        cost=gather_columns_cost(num_rows=num_rows, num_columns=num_columns),
         solvers={ENGINE: solve},
-        label=storage_name(dtype),
     )
 
 
 GATHER_COLUMNS = KernelCases(
     "gather_columns",
-    lambda: (gather_columns_case(6, num_columns, dtype) for num_columns in COLUMNS for dtype in STORAGE[:2]),
-    partial(gather_columns_case, 8, 4096, np.float32),
-)
-
-
-def round_rows_case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
-    """Rows of every kind in a storage type, with a power of two a row: rounded once, so every bit is known."""
-    x = make_rows(num_rows, num_columns)
-
-    def reference() -> dict[str, Expected]:
-        _, scale = rounded_rows(x.astype(np.float64), dtype, 0.0)
-        scaled = x / scale.values[:, None].astype(np.float32)  # by a power of two: exact
-        return {"out": Expected(stored_values(to_storage(scaled, dtype)), 0.0), "row_scale": scale}
-
-    return Problem(
-        "round_rows",
-        {"num_rows": num_rows, "num_columns": num_columns},
-        inputs={"x": x},
-        outputs={"out": Output(x.shape, dtype), "row_scale": Output((num_rows,))},
-        reference=reference,
-        cost=round_rows_cost(num_rows=num_rows, num_columns=num_columns, itemsize=np.dtype(dtype).itemsize),
-        solvers=by_engine(round_rows, "x", "out", "row_scale"),
-        label=storage_name(dtype),
-    )
-
-
-ROUND_ROWS = KernelCases(
-    "round_rows",
-    lambda: (round_rows_case(6, num_columns, dtype) for num_columns in COLUMNS for dtype in STORAGE),
-    partial(round_rows_case, 16, 4096, np.float16),
+    lambda: (
+        gather_columns_case(num_rows, num_columns, unit_inputs)
+        for num_columns in COLUMNS
+        for num_rows, unit_inputs in ((6, 0), (3, 64), (130, 128))
+    ),
+    partial(gather_columns_case, 8, 4096),
 )
 
 
@@ -306,14 +191,20 @@ def rows_case(hidden_size: int) -> Problem:
 
 def _embedding(table: np.ndarray, inputs: dict[str, np.ndarray], values: Any, label: str) -> Problem:
     num_tokens, hidden_size = len(inputs.get("rows", inputs["token_ids"])), table.shape[1]
+    stored = StoredMatrix(storage_name(table.dtype), table)
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        table, given = matrix_of(stored.layout, arrays), (arrays["token_ids"], arrays.get("rows"))
+        embedding(device, table=table, token_ids=given[0], rows=given[1], out=arrays["out"])
+
     return Problem(
         "embedding",
         {"num_tokens": num_tokens, "hidden_size": hidden_size},
-        inputs={"table": table, **inputs},
+        inputs={"tiles": tiles_of(stored).tiles, **inputs},
         outputs={"out": Output((num_tokens, hidden_size))},
         reference=lambda: {"out": Expected(values(), 0.0)},
         cost=embedding_cost(num_tokens=num_tokens, hidden_size=hidden_size, itemsize=table.dtype.itemsize),
-        solvers=by_engine(embedding, "table", "token_ids", "rows", "out"),
+        solvers={ENGINE: solve},
         label=label,
     )
 

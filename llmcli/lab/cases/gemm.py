@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_packed import gemm_packed, gemm_packed_cost
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_cost, gemm_wide_swiglu
 from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.stage_wide import UNIT_INPUTS, image_bytes, padded_inputs, stage_wide, stage_wide_cost
@@ -23,7 +22,6 @@ from llmcli.lab.rows import (
     powers_of_two,
     rounded_rows,
     truncated_sum_bound,
-    widened,
 )
 
 # stage_wide: rows in fp16 in the order of gemm_wide's products: tails, numbers of tokens, with a norm and without.
@@ -344,59 +342,4 @@ GEMM_MMA = KernelCases(
     "gemm_mma",
     _mma_checks,
     lambda: wide_case(random_matrix(4, num_rows=4096, num_inputs=4096, **_BLOCKS), 512),
-)
-
-
-# gemm_packed: many tokens times a tiled matrix of codes.
-
-PACKED_FORMATS: list[dict[str, Any]] = [
-    {"weight_type": "int8", "scale_type": "float32"},
-    {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int8", "scale_type": "float16", "group_size": 64, "is_symmetric": False},
-    {"weight_type": "int8", "scale_type": "float32", "is_symmetric": False},
-    {"weight_type": "int4", "scale_type": "float16"},
-    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int4", "scale_type": "float32", "group_size": 128, "is_symmetric": False},
-]
-
-
-def packed_case(stored: StoredMatrix, num_tokens: int) -> Problem:
-    """`num_tokens` tokens times a matrix; the gap after a token's inputs is NaN, and is not read."""
-    num_rows, num_inputs = stored.values.shape
-    layout = stored.layout
-    x = activations(num_tokens, num_inputs, [num_tokens])
-
-    def reference() -> dict[str, Expected]:
-        exact, weights = x.astype(np.float64), stored.weights
-        values = exact @ weights.T
-        magnitude = np.abs(exact) @ np.abs(weights).T
-        return {"out": Expected(values, (np.sqrt(num_inputs) + 4) * 2.0**-24 * magnitude + 2.0**-23 * np.abs(values))}
-
-    def solve(device: Device, arrays: Arrays) -> None:
-        gemm_packed(device, matrix=matrix_of(layout, arrays, stored), x=arrays["x"][:, :num_inputs], out=arrays["out"])
-
-    return Problem(
-        "gemm_packed",
-        {"num_tokens": num_tokens, "num_inputs": num_inputs, "num_outputs": num_rows},
-        inputs={"x": widened(x, 8), **arrays_of(tiles_of(stored))},
-        outputs={"out": Output((num_tokens, num_rows))},
-        reference=reference,
-        cost=gemm_packed_cost(layout=layout, num_tokens=num_tokens),
-        solvers={ENGINE: solve},
-        label=stored.name,
-    )
-
-
-def _packed_checks() -> Iterator[Problem]:
-    for form in PACKED_FORMATS:
-        for num_rows, num_inputs, num_tokens in ((35, 72, 5), (130, 1000, 33)):
-            yield packed_case(random_matrix(1, num_rows=num_rows, num_inputs=num_inputs, **form), num_tokens)
-    for num_tokens in (1, 16, 17, 64, 65, 130):
-        yield packed_case(random_matrix(2, num_rows=72, num_inputs=520, **PACKED_FORMATS[1]), num_tokens)
-
-
-GEMM_PACKED = KernelCases(
-    "gemm_packed",
-    _packed_checks,
-    lambda: packed_case(random_matrix(3, num_rows=4096, num_inputs=4096, **PACKED_FORMATS[1]), 32),
 )

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_packed import gemm_packed
+from llmcli.kernels.gemm_wide import gemm_wide
 from llmcli.kernels.gemv import Epilogue, gemv
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.stage_wide import padded_inputs, stage_wide
+from llmcli.kernels.stage_wide import image_bytes, padded_inputs, stage_wide
 from llmcli.kernels.tiles import TiledMatrix
 from llmcli.lab.matrices import StoredMatrix, tiles_of
 from llmcli.lab.notes import matmul
@@ -23,7 +22,7 @@ def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
 
     `b_columns` and `tiles` are b again, in the form that the library and the engine read: each column contiguous.
     Shapes: a float16 [num_rows, num_inputs], b float16 [num_inputs, num_columns], b_columns float16 [num_columns,
-            num_inputs]; tiles uint8; out float32 [num_rows, num_columns]; widened float16, scratch
+            num_inputs]; tiles uint8; out float32 [num_rows, num_columns]
     """
     generator = np.random.default_rng([num_rows, num_columns, num_inputs])
     a = generator.standard_normal((num_rows, num_inputs), dtype=np.float32).astype(np.float16)
@@ -39,12 +38,12 @@ def make_matmul(num_rows: int, num_columns: int, num_inputs: int) -> Problem:
             written_bytes=4 * num_rows * num_columns,
             flops=2 * num_rows * num_columns * num_inputs,
         ),
-        scratch={"widened": Output((stored.layout.padded_rows, num_inputs), np.float16)},
+        scratch=image_scratch(num_rows, num_inputs),
         solvers={
             "cublas": lambda device, arrays: matmul(
                 device, x=arrays["a"], weight=arrays["b_columns"], out=arrays["out"]
             ),
-            ENGINE: partial(_widen_and_multiply, stored, "a"),
+            ENGINE: partial(_multiply_many, stored, "a"),
         },
     )
 
@@ -129,7 +128,7 @@ def make_int8_product(num_tokens: int, num_rows: int, num_inputs: int) -> Proble
     x has values of halves and scales are powers of two, so a weight is exact in float16 too, and one bound serves all.
     Shapes: x float32 and x_half float16 [num_tokens, num_inputs]; codes uint8 [num_rows, num_inputs]; scales float32
             and zeros uint8 [num_rows]; out float32 [num_tokens, num_rows]; tiles, tile_scales, tile_zeros: the same
-            weights as the engine has them; widened float16, scratch
+            weights as the engine has them
     """
     generator = np.random.default_rng([num_tokens, num_rows, num_inputs])
     x_half = generator.standard_normal((num_tokens, num_inputs), dtype=np.float32).astype(np.float16)
@@ -137,9 +136,6 @@ def make_int8_product(num_tokens: int, num_rows: int, num_inputs: int) -> Proble
     zeros = generator.integers(100, 156, num_rows, dtype=np.uint8)
     scales = np.ldexp(np.float32(1), generator.integers(-9, -5, num_rows)).astype(np.float32)
     stored = StoredMatrix("int8", codes, None, "float32", scales[:, None], zeros[:, None])
-
-    def solve_packed(device: Device, arrays: Arrays) -> None:
-        gemm_packed(device, matrix=tiled_matrix(stored, arrays), x=arrays["x_half"], out=arrays["out"])
 
     return Problem(
         inputs={
@@ -157,8 +153,8 @@ def make_int8_product(num_tokens: int, num_rows: int, num_inputs: int) -> Proble
             written_bytes=4 * num_tokens * num_rows,
             flops=2 * num_tokens * num_rows * num_inputs,
         ),
-        scratch={"widened": Output((stored.layout.padded_rows, num_inputs), np.float16)},
-        solvers={"llmcli_packed": solve_packed, "llmcli_widened": partial(_widen_and_multiply, stored, "x_half")},
+        scratch=image_scratch(num_tokens, num_inputs),
+        solvers={ENGINE: partial(_multiply_many, stored, "x_half")},
     )
 
 
@@ -237,11 +233,16 @@ def _multiply_row(stored: StoredMatrix, device: Device, arrays: Arrays) -> None:
     multiply_row(device, arrays, tiled_matrix(stored, arrays), arrays["x"], arrays["out"])
 
 
-def _widen_and_multiply(stored: StoredMatrix, x: str, device: Device, arrays: Arrays) -> None:
-    """Tiles into rows of halves, then the library; `x` names the array of tokens."""
-    widened, layout = arrays["widened"], stored.layout
-    dequantize(device, matrix=tiled_matrix(stored, arrays), first_tile=0, num_tiles=layout.num_tiles, out=widened)
-    matmul(device, x=arrays[x], weight=widened[: layout.num_rows], out=arrays["out"])
+def image_scratch(num_tokens: int, num_inputs: int) -> dict[str, Output]:
+    """What `_multiply_many` works in."""
+    return {"image": Output((image_bytes(num_inputs, num_tokens),), np.uint8), "row_scales": Output((num_tokens,))}
+
+
+def _multiply_many(stored: StoredMatrix, x: str, device: Device, arrays: Arrays) -> None:
+    """Tokens of halves into an image, then the engine's product; `x` names their array."""
+    image, scales, matrix = arrays["image"], arrays["row_scales"], tiled_matrix(stored, arrays)
+    stage_wide(device, x=arrays[x], unit_inputs=stored.layout.unit_inputs, out=image, row_scales=scales)
+    gemm_wide(device, matrix=matrix, image=image, row_scales=scales, out=arrays["out"])
 
 
 KINDS = (

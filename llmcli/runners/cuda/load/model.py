@@ -1,7 +1,6 @@
 """Loads a model folder onto a card: plans memory, compiles kernels, reads the weights."""
 
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
-from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Arithmetic, Limits
+from llmcli.runners.base import MAX_SPAN, Arithmetic, Limits
 from llmcli.runners.cuda.load.upload import Upload
 from llmcli.runners.cuda.load.weight_pieces import WeightPieces
 from llmcli.runners.cuda.plan.memory import MemoryPlan, fit_memory
@@ -31,7 +29,6 @@ from llmcli.runners.cuda.step.arena import Mailbox, card_memory, fetch, free_byt
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftLanes
-from llmcli.runners.cuda.step.products import Products
 from llmcli.runners.cuda.step.sampling import DeviceSampler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.timeline import Timeline
@@ -81,8 +78,6 @@ def load(
         chunk_tokens=prefill_chunk,
         card=device.facts,
     )
-    is_free = all(is_independent_of_tokens(matrix.activation_dtype) for matrix in plan.weights.projections)
-    beside_rows = is_free and plan.num_rows > 1  # prompts are cut, and run while other rows wait
     with timeline.part("card's memory"):
         weights: Weights[Any] = on_card(plan.weights)
         cache: Cache[Any] = on_card(plan.cache)
@@ -91,18 +86,12 @@ def load(
         staging: Staging[Any] = lay_out(plan.staging, memory)
     pieces = WeightPieces(device, model, stored, weights, staging)
     # Prepare what needs no weights while the first of them are read.
-    with (
-        ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
-        Upload(device, pieces, staging.slots, timeline, translation.open_reader) as uploading,
-    ):
-        opening = beside.submit(_open_library, device, BLOCK_TOKENS if beside_rows else 1, timeline)
+    with Upload(device, pieces, staging.slots, timeline, translation.open_reader) as uploading:
         _prepare(device, needed_kernels(model, plan, device.facts), on_compile, timeline)
         total = sum(info.num_bytes for info in model.tensors.tensors.values())
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
         uploading.run(lambda done: on_progress(done, total))
         weights = pieces.checked(fetch(device, staging.flags))
-        with timeline.part("matrix library"):
-            library = opening.result()
     _send_orders(device, weights)
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
@@ -118,11 +107,7 @@ def load(
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
-    forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace.widened))
-    if beside_rows:
-        with timeline.part("products of prompts"):
-            forward.prepare_products()
-            device.synchronize()
+    forward = Forward(device, plan, weights, cache, workspace)
     mailbox = Mailbox(device, MAILBOX_BYTES)
     sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
     lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
@@ -143,11 +128,10 @@ def load(
                 works_ahead=True,
                 max_drafts=MAX_SPAN - 1,
                 takes_masks=True,
-                joins_prompts=is_free,
+                joins_prompts=True,
                 weight_bytes=plan.weight_bytes,
                 cache_bytes=plan.cache_bytes,
             ),
-            is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
             arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
@@ -195,11 +179,6 @@ def _prepare(
         device.prepare_all(wanted, count)
     source = f"{compiled} compiled" if compiled else "from the cache"
     timeline.note("kernels", f"{sum(map(len, wanted.values()))}, {source}")
-
-
-def _open_library(device: Device, block_tokens: int, timeline: Timeline) -> Cublas:
-    with timeline.beside("matrix library"):
-        return Cublas(device, block_tokens=block_tokens)
 
 
 def rotary_table(config: LlamaConfig, max_seq_len: int) -> npt.NDArray[np.float32]:

@@ -20,7 +20,6 @@ from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_floa
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.translation import PackedTensors, read_widened
 from llmcli.errors import CheckpointError
-from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.repack import (
     NOT_FINITE,
@@ -32,7 +31,7 @@ from llmcli.kernels.repack import (
     repack_zero_points,
     widening_of,
 )
-from llmcli.kernels.tiles import HALF_ROWS, Widening, power_of, tile_layout
+from llmcli.kernels.tiles import HALF_ROWS, Widening, power_of
 from llmcli.runners.cuda.load.upload import UploadPiece
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.plan.staging import (
@@ -137,7 +136,6 @@ class WeightPieces:
         self._device = device
         self._stored = stored
         self._weights = weights
-        self._scratch = staging.scratch
         self._infos = model.tensors.tensors
         self._packed = model.tensors.packed
         self._scaled = model.tensors.scaled
@@ -284,18 +282,11 @@ class WeightPieces:
             yield UploadPiece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
     def _put_embedding(self, begin: int, end: int, source: Any) -> None:
-        """Repack rows into scratch tiles, which checks and converts them; then fill the table, and a shared head."""
-        table, head, device = self._weights.embed_tokens, self._weights.head, self._device
-        source_type, flags = self._stored.dtypes[EMBEDDING], self._flags_of(self._infos[EMBEDDING])
-        layout = tile_layout(self._stored.embedding_type, end - begin, table.shape[1])
-        tiles = layout.place(self._scratch)
-        whole = Segment(end - begin)
-        repack(device, source=source, source_type=source_type, segment=whole, matrix=tiles, flags=flags)
-        rows = table[begin : begin + layout.padded_rows]
-        dequantize(device, matrix=tiles, first_tile=0, num_tiles=layout.num_tiles, out=rows)
-        if self._stored.head == EMBEDDING:
-            segment = _segment(head.linears[0], begin, end)
-            repack(device, source=source, source_type=source_type, segment=segment, matrix=head.matrix)
+        """Put rows into the table, and into a shared head."""
+        weights, source_type = self._weights, self._stored.dtypes[EMBEDDING]
+        segment, flags = Segment(end - begin, begin // HALF_ROWS), self._flags_of(self._infos[EMBEDDING])
+        for matrix in (weights.embed_tokens, weights.head.matrix)[: 1 + (self._stored.head == EMBEDDING)]:
+            repack(self._device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
 
     def _flags_of(self, info: TensorInfo) -> Any:
         """A tensor's flags; None for codes, all of which are valid."""

@@ -12,11 +12,10 @@ from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of
-from llmcli.runners.cuda.plan.choice import PromptWays
 from llmcli.runners.cuda.plan.regions import Region, held_bytes
 from llmcli.runners.cuda.plan.staging import Staging, plan_staging
 from llmcli.runners.cuda.plan.stored import CODES, StoredModel
-from llmcli.runners.cuda.plan.weight_layout import Space, Weights, is_wide, plan_weights
+from llmcli.runners.cuda.plan.weight_layout import Space, Weights, plan_weights
 from llmcli.runners.cuda.plan.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
 # Prompt tokens that run together: wide enough for the tensor cores; cut first when memory is short.
@@ -24,7 +23,7 @@ PREFILL_CHUNKS = (2048, 1024, 512, 256)
 
 MAX_HEAD_DIM = 256
 
-# CUDA's own overhead: modules, graphs, the matrix library.
+# CUDA's own overhead: modules and graphs.
 RESERVED_BYTES = 256 * 2**20
 
 _SMALLEST_USEFUL_CONTEXT = 128
@@ -34,7 +33,7 @@ _SMALLEST_USEFUL_CONTEXT = 128
 class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
-    `staging` is what loading needs; it uses the workspace's memory. `prompt_ways`: how short prompts are multiplied.
+    `staging` is what loading needs; it uses the workspace's memory.
     """
 
     stored: StoredModel
@@ -42,7 +41,6 @@ class MemoryPlan:
     num_rows: int
     num_pages: int
     chunk_tokens: int
-    prompt_ways: PromptWays
     weights: Weights[Space]
     cache: Cache[Region]
     workspace: Workspace[Region]
@@ -93,17 +91,15 @@ def plan_memory(
     chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), lanes)
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
-    ways = PromptWays(all(is_wide(layer.projections) for layer in weights.layers))
     return MemoryPlan(
         stored,
         max_seq_len,
         num_rows,
         num_pages,
         chunk,
-        ways,
         weights=weights,
         cache=plan_cache(stored, num_pages),
-        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, ways, card),
+        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, card),
         staging=plan_staging(stored, weights),
     )
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.kernels.repack import row_bytes
-from llmcli.kernels.tiles import TILE_ROWS, tile_layout
+from llmcli.kernels.tiles import TILE_ROWS
 from llmcli.quantization.schemes import Fp8Scheme
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, BYTE, INT32, Region, held_bytes
 from llmcli.runners.cuda.plan.stored import StoredModel
@@ -25,11 +25,10 @@ A = TypeVar("A")  # Region while it is planned, an array on the card
 class Staging(Generic[A]):
     """The card's memory that loading needs, besides the weights.
 
-    Shapes: slots uint8, one piece each; scratch uint8, tiles of the embedding; flags int32 [float tensors, 2]
+    Shapes: slots uint8, one piece each; flags int32 [float tensors, 2]
     """
 
     slots: tuple[A, ...]
-    scratch: A
     flags: A
 
 
@@ -95,7 +94,7 @@ def embedding_part(stored: StoredModel) -> LinearTensor:
 
 
 def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region]:
-    """Plan slots for the largest piece, and scratch for a piece of the embedding."""
+    """Plan slots for the largest piece."""
     config = stored.config
     parts = [(embedding_part(stored), config.vocab_size)]
     for projection in weights.projections:
@@ -105,11 +104,8 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
     small = sum(held_bytes(norm) for _, norm in weights.norms)
     small += sum(held_bytes(projection.bias) for projection in weights.projections)
     slot = Region((max(small, *(_largest_piece(part, num_rows) for part, num_rows in parts)),), BYTE)
-    rows = min(_rows_of_piece(embedding_part(stored)), config.vocab_size)
-    scratch = tile_layout(stored.embedding_type, rows, config.hidden_size)
     return Staging(
         slots=(slot,) * NUM_SLOTS,
-        scratch=Region((scratch.arena_bytes,), BYTE),
         flags=Region((len(stored.dtypes), 2), INT32),
     )
 

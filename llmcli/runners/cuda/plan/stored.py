@@ -35,11 +35,6 @@ class MatrixFormat:
     scale_type: str | None = None
     order: bytes | None = None
 
-    @property
-    def activation_type(self) -> str:
-        """The type in which a product of many tokens takes its input; bfloat16 would keep too few of its bits."""
-        return "float32" if self.weight_type == "float32" else "float16"
-
 
 @dataclass(frozen=True)
 class StoredModel:

@@ -6,18 +6,15 @@ one half of every tile. `Weights[Space]` is the plan, `Weights[Any]` the same on
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UnsupportedModelError
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, Widening, segment_offsets, tile_layout
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, Widening, tile_layout
 from llmcli.kernels.wide_plan import takes as takes_wide
-from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, FLOAT32, INT32, Region, TiledRegion
+from llmcli.runners.cuda.plan.regions import FLOAT32, INT32, Region, TiledRegion
 from llmcli.runners.cuda.plan.stored import MatrixFormat, StoredModel
 
 Space = Region | TiledRegion
@@ -58,21 +55,10 @@ class Projection(Generic[A]):
         """Number of outputs, with the padding between layers of the matrix."""
         return self.layout.num_rows
 
-    @cached_property
-    def activation_dtype(self) -> np.dtype[Any]:
-        """The type in which a product of many tokens takes its input."""
-        return ARRAY_DTYPES[self.format.activation_type]
-
     @property
-    def needs_finish(self) -> bool:
-        """Whether a product's outputs still lack the bias, or a row scale, which only fp16 inputs have."""
-        return self.bias is not None or self.activation_dtype == np.float16
-
-    @cached_property
-    def output_bias(self) -> Any:
-        """On the card: the bias without the last tile's padding. Shapes: float32 [num_rows], or None."""
-        bias: Any = self.bias
-        return None if bias is None else bias[: self.num_rows]
+    def is_float(self) -> bool:
+        """Whether weights have 32 bits, and are multiplied in fp32."""
+        return self.layout.weight_type == "float32"
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -115,8 +101,8 @@ class LayerWeights(Generic[A]):
 class Weights(Generic[A]):
     """The whole model.
 
-    Shapes: embed_tokens [vocab_size rounded up to whole tiles, hidden_size]; norm float32 [hidden_size]; cos_sin
-            float32 [max_seq_len, head_dim / 2, 2]
+    `embed_tokens` is a matrix [vocab_size, hidden_size] in tiles. Its bytes may also be those of the head.
+    Shapes: norm float32 [hidden_size]; cos_sin float32 [max_seq_len, head_dim / 2, 2]
     """
 
     embed_tokens: A
@@ -168,10 +154,8 @@ def with_widening(weights: Weights[Any], choose: Callable[[Projection[Any]], tup
 
 
 def is_wide(projections: Iterable[Projection[Any]]) -> bool:
-    """Whether gemm_wide takes all of these matrices."""
-    return all(
-        takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16 for part in projections
-    )
+    """Whether many tokens are multiplied with all of these matrices as an image."""
+    return all(takes_wide(part.layout) for part in projections)
 
 
 def qkv_layout(config: LlamaConfig) -> QkvLayout:
@@ -185,9 +169,8 @@ def plan_weights(stored: StoredModel, max_seq_len: int) -> Weights[Space]:
     Raises: UnsupportedModelError for groups that no kernel reads
     """
     config = stored.config
-    embedding_rows = segment_offsets([config.vocab_size])[1]  # its rows arrive in whole tiles
     return Weights(
-        embed_tokens=Region((embedding_rows, config.hidden_size), ARRAY_DTYPES[stored.embedding_type]),
+        embed_tokens=TiledRegion(tile_layout(stored.embedding_type, config.vocab_size, config.hidden_size)),
         layers=tuple(_layer(stored, f"model.layers.{index}") for index in range(config.num_hidden_layers)),
         norm=Region((config.hidden_size,), FLOAT32),
         head=_single(stored, stored.head.removesuffix(WEIGHT_SUFFIX), config.vocab_size, config.hidden_size),

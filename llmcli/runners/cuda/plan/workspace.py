@@ -1,5 +1,6 @@
 """The arrays a runner works in: the KV cache of all layers, and the activations and logits. Nothing here needs CuPy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,9 +13,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.gemv import MAX_ROWS, norm_sums
 from llmcli.kernels.stage_wide import image_bytes, padded_inputs
-from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
-from llmcli.runners.cuda.plan.choice import PromptWays, most_tokens_of
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.plan.stored import CODES, StoredModel
 from llmcli.runners.cuda.plan.weight_layout import Projection, Space, Weights, is_wide, qkv_layout
@@ -29,8 +28,8 @@ MOST_PARTS = 16  # rows whose prompts run in one chunk
 # Tokens of a chunk for which the last layer may run alone: the last one of each row, in one form of gemm_narrow.
 MOST_ALONE = MOST_PARTS
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
-# Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
-WIDENED_BYTES = 128 * 2**20
+# The most tokens of short prompts in one pass.
+MAX_TOGETHER = 256
 
 A = TypeVar("A")  # Region while it is planned, an array on the card
 
@@ -65,9 +64,8 @@ class Workspace(Generic[A]):
     """The arrays that the forward pass, decoding and scoring write.
 
     - For chunks and spans: spans int32, flat, which `cut_spans` cuts; and their activations: hidden float32 [chunk,
-      hidden_size]; outputs float32 and inputs uint8, flat; mixed [chunk, q_size]; row_scale, gated_scale float32
-      [chunk], and the constants unit_scale (1) and gated_unit (GATED_SCALE), alike; widened uint8; score_logits float32
-      [LOGIT_ROWS, vocab_size]
+      hidden_size]; outputs float32 and inputs uint8, flat; mixed [chunk, q_size]; row_scale float32 [chunk], and
+      the constants unit_scale (1) and gated_unit (GATED_SCALE), alike; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For few rows, whose products write what the next one takes: norm_sums float32 [MAX_ROWS, norm_sums(hidden_size)]
     - For products in chunks: others float32, flat, the sums of all chunks but the first; None if no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
@@ -87,10 +85,8 @@ class Workspace(Generic[A]):
     mixed: A
     inputs: A
     row_scale: A
-    gated_scale: A
     unit_scale: A
     gated_unit: A
-    widened: A
     score_logits: A
     norm_sums: A
     others: A | None
@@ -150,44 +146,41 @@ def plan_workspace(
     max_seq_len: int,
     num_rows: int,
     chunk: int,
-    ways: PromptWays,
     card: CardFacts,
 ) -> Workspace[Region]:
-    """Plan the workspace for chunks of `chunk` tokens on a card. `ways`: see MemoryPlan."""
+    """Plan the workspace for chunks of `chunk` tokens on a card."""
     config = stored.config
-    matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
-    widest = max(qkv.width, *(matrix.num_rows for matrix in matrices))
-    # The largest input of a product, in the type that the product takes.
-    input_bytes = chunk * max(padded_inputs(one.layout.num_inputs) * one.activation_dtype.itemsize for one in matrices)
-    wide_bytes = _wide_bytes(weights, chunk, card)
+    # What attention takes, copies of outputs, and the MLP's inner activations: an image, or rows of floats.
+    gated = padded_inputs(config.intermediate_size) * any(layer.gate_up.is_float for layer in weights.layers)
+    outputs = chunk * max(qkv.width, config.hidden_size, gated)
+    outputs = max(outputs, image_bytes(config.intermediate_size, chunk) // FLOAT32.itemsize)
+    rounded = [one for one in weights.projections if not one.is_float]
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    most_rows = max(lanes, most_tokens_of("rows", chunk) if ways.as_rows else 0)  # of a product
+    most_rows = max(lanes, min(MAX_TOGETHER, chunk))  # of a product in chunks
     together = min(lanes, ATTENTION_LANES)
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     scales = Region((chunk,), FLOAT32)
+    gathered = _images_bytes([one for one in rounded if one.order is not None], chunk)
     # Attention writes what the products after it take.
-    is_float = any(layer.o.activation_dtype == np.float32 for layer in weights.layers)
-    mixed_dtype = np.dtype(np.float32 if is_float else np.float16)
+    mixed_dtype = np.dtype(np.float32 if any(layer.o.is_float for layer in weights.layers) else np.float16)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
     return Workspace(
         spans=Region((spans_size(chunk, MOST_PARTS, pages_of(max_seq_len)),), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
-        outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
+        outputs=Region((outputs,), FLOAT32),
         mixed=Region((chunk, config.q_size), mixed_dtype),
-        inputs=Region((max(input_bytes, wide_bytes),), BYTE),
+        inputs=Region((_images_bytes(rounded, chunk),), BYTE),
         row_scale=scales,
-        gated_scale=scales,
         unit_scale=scales,
         gated_unit=scales,
-        widened=Region((0 if ways.as_rows else max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         norm_sums=Region((MAX_ROWS, norm_sums(config.hidden_size)), FLOAT32),
-        others=_plan_others(weights, most_rows, card),
-        gathered=_plan_gathered(weights, most_rows, chunk),
+        others=_plan_others(weights, most_rows),
+        gathered=Region((gathered,), BYTE) if gathered else None,
         lane_rows=of_lanes,
         lane_positions=of_lanes,
         free_rows=of_lanes,
@@ -206,27 +199,12 @@ def plan_workspace(
     )
 
 
-def tiles_at_a_time(layout: TileLayout, itemsize: int, room_bytes: int) -> int:
-    """Tiles whose rows fit `room_bytes` when widened to `itemsize` bytes: at least one, at most all."""
-    return min(max(room_bytes // (TILE_ROWS * layout.num_inputs * itemsize), 1), layout.num_tiles)
+def _images_bytes(matrices: Sequence[Projection[Space]], chunk: int) -> int:
+    """Bytes of the largest image of a chunk, which rows in fp16 do not exceed."""
+    return max((image_bytes(one.layout.num_inputs, chunk) for one in matrices), default=0)
 
 
-def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | None:
-    """Plan the inputs of products in another order: of rows and scored rows as float32, of a chunk in its own type."""
-    ordered = [matrix for matrix in weights.projections if matrix.order is not None]
-    rows = max(rows, LOGIT_ROWS if weights.head.order is not None else 0)
-    of_token = ((max(4 * rows, matrix.activation_dtype.itemsize * chunk), matrix) for matrix in ordered)
-    num_bytes = max((num_bytes * matrix.layout.num_inputs for num_bytes, matrix in of_token), default=0)
-    return Region((num_bytes,), BYTE) if num_bytes else None
-
-
-def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
-    """Bytes of the largest image of a chunk; `inputs` and `outputs` may hold one each."""
-    sizes = {matrix.layout.num_inputs for matrix in weights.projections if is_wide((matrix,))}
-    return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
-
-
-def _plan_others(weights: Weights[Space], most_rows: int, card: CardFacts) -> Region | None:
+def _plan_others(weights: Weights[Space], most_rows: int) -> Region | None:
     """Plan the sums of all chunks but the first of the largest product; logits are of LOGIT_ROWS rows or more."""
     products = [(one, most_rows) for layer in weights.layers for one in layer.projections]
     products.append((weights.head, max(most_rows, LOGIT_ROWS)))
@@ -237,9 +215,3 @@ def _plan_others(weights: Weights[Space], most_rows: int, card: CardFacts) -> Re
     )
     size = max(sizes, default=0)
     return Region((size,), FLOAT32) if size else None
-
-
-def _widened_bytes(matrix: Projection[Space]) -> int:
-    itemsize = matrix.activation_dtype.itemsize
-    tiles = tiles_at_a_time(matrix.layout, itemsize, WIDENED_BYTES)
-    return tiles * TILE_ROWS * matrix.layout.num_inputs * itemsize

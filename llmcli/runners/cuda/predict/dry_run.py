@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.cublas import DryCublas
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch, Launcher
 from llmcli.kernels.phantom import Phantom
@@ -19,16 +18,13 @@ from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS
 from llmcli.kernels.tiles import fastest_widening
 from llmcli.kernels.wide_plan import NARROW_TOKENS
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.plan.choice import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.plan.memory import MemoryPlan
 from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
 from llmcli.runners.cuda.plan.weight_layout import Weights, with_widening
 from llmcli.runners.cuda.plan.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
-from llmcli.runners.cuda.step.batch import Chunk, Lanes, PromptSlice
+from llmcli.runners.cuda.step.batch import MAX_SHORT_TOKENS, Chunk, Lanes, PromptSlice
 from llmcli.runners.cuda.step.forward import Forward
-from llmcli.runners.cuda.step.products import Products
 
-PRODUCT = "cublas"  # the stem of products of the matrix library
 _NO_ROW = -1
 
 
@@ -41,7 +37,7 @@ class Started:
 
 
 class DryRun(Launcher):
-    """Replaces a `Device` and the matrix library. It notes launches instead of making them.
+    """Replaces a `Device`. It notes launches instead of making them.
 
     With `in_order` every launch has a note of its own, in the order in which a card starts them.
     """
@@ -60,10 +56,6 @@ class DryRun(Launcher):
     def make(self, launch: Launch) -> None:
         """Note a launch."""
         self._started.append(Started(launch))
-
-    def start(self, product: Any, addresses: Sequence[int]) -> None:
-        """Note a product of the matrix library."""
-        self._started.append(Started(Launch(PRODUCT, "", (), 0, (), cost=product.cost)))
 
     def record(self, run: Callable[[], None], arrays: Any) -> "_Repeat":
         """Run `run`, and return its launches in a form that can be started again."""
@@ -100,8 +92,7 @@ def kernel_names(started: Iterable[Started]) -> Mapping[str, set[str]]:
     """The name expressions of our own kernels by `.cu` stem."""
     names: dict[str, set[str]] = {}
     for one in started:
-        if one.launch.stem != PRODUCT:
-            names.setdefault(one.launch.stem, set()).add(one.launch.name)
+        names.setdefault(one.launch.stem, set()).add(one.launch.name)
     return names
 
 
@@ -130,10 +121,9 @@ class DryModel:
         row_bytes = RowLayout(plan.stored.config.vocab_size).row_bytes
         self._sampler_state = Phantom((plan.num_rows, row_bytes), np.uint8, 4 << 48)
         self._results = Phantom((plan.num_rows, 2, NUM_RESULTS), np.uint64, 5 << 48)
-        products = Products(self.device, DryCublas(self.device), self._workspace.widened)
         self._num_rows = plan.num_rows
         self._longest = min(plan.chunk_tokens, plan.max_seq_len)  # a chunk also has room for every lane
-        self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
+        self._forward = Forward(self.device, plan, self.weights, cache, self._workspace)
 
     def take(self) -> list[Started]:
         """Return the notes since the last call, and forget them, also those that would be repeated."""
@@ -173,7 +163,7 @@ class DryModel:
             self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
         else:
             needed = [num_tokens - 1] if is_last else []
-            self._run_chunk(num_tokens, start, self._forward.prompt_ways.of(num_tokens), needed)
+            self._run_chunk(num_tokens, start, num_tokens <= MAX_SHORT_TOKENS, needed)
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -197,29 +187,22 @@ class DryModel:
             started += self.step(count, 0)
         for count in NARROW_TOKENS:
             started += self.head(min(count, LOGIT_ROWS, self._longest))
-        possible, ways = self._forward.prompt_ways, list[tuple[Way, int]]()
-        if possible.as_rows:
-            ways += [("rows", min(count, self._longest)) for count in (*NARROW_TOKENS, *WIDE_TOKENS)]
-        else:
-            ways += [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
-        ways += [
-            ("widened", count)
-            for count in (*NARROW_TOKENS, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)
-        ]
-        for way, count in ways:
+        for count in (*NARROW_TOKENS, *WIDE_TOKENS):
+            self._run_chunk(min(count, self._longest), 0, in_chunks=True)
+        for count in (*NARROW_TOKENS, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest):
             if count <= self._longest:
-                self._run_chunk(count, 0, way)
-                if way == "widened":
-                    self._run_chunk(count, 0, way, [count - 1])
+                for needed in (None, [count - 1]):
+                    self._run_chunk(count, 0, False, needed)
         return started + self.take()
 
     def _run_lanes(self, num_tokens: int, start: int, num_spans: int | None) -> None:
         token_ids, rows, positions, pages = self._of_row(num_tokens, start)
         self._forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
 
-    def _run_chunk(self, num_tokens: int, start: int, way: Way, needed: Sequence[int] | None = None) -> None:
+    def _run_chunk(self, num_tokens: int, start: int, in_chunks: bool, needed: Sequence[int] | None = None) -> None:
         token_ids, rows, positions, pages = self._of_row(num_tokens, start)
-        self._forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(num_tokens, start),), way), needed)
+        parts = (PromptSlice(num_tokens, start),)
+        self._forward.run(Chunk(token_ids, rows, positions, pages, parts, in_chunks), needed)
 
     def _of_row(self, num_tokens: int, start: int) -> tuple[Phantom, Phantom, Phantom, Phantom]:
         """Tokens of one row: their ids, rows and positions, and the row's pages."""

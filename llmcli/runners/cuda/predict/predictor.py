@@ -17,7 +17,7 @@ from llmcli.kernels.gemm_wide import WideCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.wide_plan import plan_wide
 from llmcli.runners.cuda.plan.memory import MemoryPlan
-from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel, Started
+from llmcli.runners.cuda.predict.dry_run import DryModel, Started
 
 
 class Shares(NamedTuple):
@@ -32,7 +32,7 @@ OTHERS = ""  # the key of kernels that a table does not name
 # By kernel, or by kernel and bits of a weight or cached value. Fitted to whole steps and prompts of an H200, measured
 # from 2026-11-25 to 11-27; steps of an H100 agree within 3 %. To be measured: gemv, gemm_narrow and gemm_wide of rows,
 # of which only the launches of docs/log/2026-11-28-one-arithmetic.md are known; attention_span, which has what
-# attention_decode has; caches of codes; gemm_packed and dequantize, by older figures; gemv_float, a guess.
+# attention_decode has; caches of codes; gemm_mma and gemv_float, guesses.
 HOPPER: Mapping[str, Shares] = {
     "gemv": Shares(0.97, 0.08, 1.7),
     "gemv 4": Shares(0.9, 0.138, 1.6),
@@ -40,6 +40,7 @@ HOPPER: Mapping[str, Shares] = {
     "gemm_narrow": Shares(0.9, 0.6, 2.5),
     "gemm_narrow 4": Shares(0.6, 0.6, 2.5),
     "gemm_wide": Shares(0.8, 1.0, 2.5),
+    "gemm_mma": Shares(0.7, 0.5, 3.0),
     "attention_decode": Shares(0.75, 1.0, 4.0),
     "attention_decode 8": Shares(0.55, 1.0, 4.0),
     "attention_span": Shares(0.75, 1.0, 4.0),
@@ -48,11 +49,6 @@ HOPPER: Mapping[str, Shares] = {
     "attention_prefill_wgmma": Shares(1.0, 0.8, 10.0),
     "attention_prefill": Shares(1.0, 0.35, 3.0),
     "sample_token": Shares(0.5, 1.0, 7.0),
-    "gemm_packed 8": Shares(0.46, 0.14, 3.0),
-    "gemm_packed 4": Shares(0.28, 0.14, 3.0),
-    "dequantize 8": Shares(0.65, 1.0, 3.0),
-    "dequantize 4": Shares(0.34, 1.0, 3.0),
-    PRODUCT: Shares(0.7, 0.93, 3.0),
     OTHERS: Shares(1.0, 1.0, 2.0),
 }
 # Cards without wgmma. All of it is to be measured: it is what an H200 does without wgmma, and without overlaps, which
@@ -142,8 +138,6 @@ class Pricing:
 # which takes 0.3 ms more; so are a pass's launches for its first or last layer only. Fitted to prompts of 8 to 8,000
 # tokens on an H200. Times of models of 1B and less differ by 20 % from one process to the next.
 CHUNK_LAUNCHES = 45
-# The host's time to replay a product of the matrix library, in the same unit.
-LIBRARY_LAUNCHES = 2.7
 # From asking for a token to having it, without the sampling kernel: sending to the card, and launching one graph.
 FIRST_TOKEN_SECONDS = 150e-6
 
@@ -211,7 +205,7 @@ class CardPredictor:
 
     def _chunk_seconds(self, num_tokens: int, start: int, is_last: bool) -> float:
         started, seconds = self._model.span(num_tokens, start, is_last=is_last), self._rates.launch_seconds
-        replayed = sum((one.count - 1) * (LIBRARY_LAUNCHES if one.launch.stem == PRODUCT else 1) for one in started)
+        replayed = sum(one.count - 1 for one in started)
         return CHUNK_LAUNCHES * seconds + max(self._seconds(started), replayed * seconds)
 
     def _seconds(self, started: Iterable[Started]) -> float:

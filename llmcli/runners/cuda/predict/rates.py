@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from llmcli.errors import InsufficientMemoryError
 from llmcli.kernels.cublas import Cublas, IntegerCublas
 from llmcli.kernels.device import Device, device_errors
-from llmcli.kernels.norms import residual_add
+from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.tiles import ALIGNMENT
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES
@@ -99,9 +99,9 @@ def measure_launch_seconds(device: Device) -> float:
 
     def run() -> None:
         for _ in range(_KERNELS):
-            residual_add(device, x=out, row_scale=None, bias=None, hidden=hidden)
+            add_parts(device, parts=parts, out=out)
 
-    out, hidden = _array((_SMALL, _SMALL), "float32"), _array((_SMALL, _SMALL), "float32")
+    parts, out = _array((1, _SMALL, _SMALL), "float32"), _array((_SMALL, _SMALL), "float32")
     times: list[float] = []
     with device_errors():
         replay = device.record(run, ())

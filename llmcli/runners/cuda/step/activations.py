@@ -16,8 +16,8 @@ class Activations:
     """The arrays that the layers read and write for `count` tokens of one chunk or of lanes.
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
-            [count, q_size], in the type that attention writes; row_scale, gated_scale, and the
-            constants unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them
+            [count, q_size], in the type that attention writes; row_scale and the constants
+            unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them
     """
 
     def __init__(self, workspace: Workspace[Any], count: int, qkv_width: int):
@@ -28,7 +28,6 @@ class Activations:
         self.qkv = self.outputs(qkv_width)
         self.mixed = workspace.mixed[:count]
         self.row_scale = workspace.row_scale[:count]
-        self.gated_scale = workspace.gated_scale[:count]
         self.unit_scale = workspace.unit_scale[:count]
         self.gated_unit = workspace.gated_unit[:count]
         self.norm_sums = workspace.norm_sums[: min(count, MAX_ROWS)]
@@ -56,14 +55,6 @@ class Activations:
         assert memory is not None
         return self._view(("others", num_parts, width), lambda: memory[:size].reshape(num_parts, self.count, width))
 
-    def inputs(self, projection: Projection[Any]) -> Any:
-        """Memory for a product's input, in the type that the product takes. Shapes: result [count, num_inputs]."""
-        width, dtype = projection.layout.num_inputs, projection.activation_dtype
-        size = self.count * width * dtype.itemsize
-        return self._view(
-            ("inputs", width, dtype), lambda: self._workspace.inputs[:size].view(dtype).reshape(self.count, width)
-        )
-
     @property
     def image(self) -> Any:
         """Memory of `inputs` for the image of a product's input. Shapes: uint8, flat."""
@@ -74,9 +65,14 @@ class Activations:
         """Memory of `outputs` for the image of the MLP's inner activations. Shapes: uint8, flat."""
         return self._view("gated image", lambda: self._workspace.outputs.view(np.uint8))
 
-    def gathered(self, x: Any) -> Any:
-        """Memory for the columns of x in another order. Shapes: x, result [count, width], of one type"""
-        return self._view(("gathered", x.shape[1], x.dtype), lambda: gathered_like(self._workspace, x))
+    @property
+    def gathered(self) -> Any:
+        """Memory for an image whose columns are in another order. Shapes: uint8, flat."""
+        return self._workspace.gathered
+
+    def gathered_rows(self, width: int) -> Any:
+        """The same for rows of a few tokens. Shapes: result float16 [count, width]."""
+        return self._padded("gathered", self._workspace.gathered, np.float16, width)
 
     def qkv_of(self, projection: Projection[Any]) -> Any:
         """A projection's columns of `qkv`. Shapes: result float32 [count, num_rows]."""
@@ -100,9 +96,3 @@ class Activations:
         if view is None:
             view = self._views[key] = cut()
         return view
-
-
-def gathered_like(workspace: Workspace[Any], x: Any) -> Any:
-    """Memory for the columns of x in another order. Shapes: result like x"""
-    assert workspace.gathered is not None
-    return workspace.gathered[: x.nbytes].view(x.dtype).reshape(x.shape)

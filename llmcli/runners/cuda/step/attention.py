@@ -85,12 +85,13 @@ class Attention:
         self._cos_sin = cos_sin
         self._layout = qkv_layout(config)
         self._rotates_queries = rotates_queries(device, self._layout, cache_dtype)
-        self.writes_images = writes_images(device, self._layout, cache_dtype)
+        self._has_halves = workspace.mixed.dtype == np.float16  # as images have
+        self.writes_images = self._has_halves and writes_images(device, self._layout, cache_dtype)
 
     def lanes_write_images(self, lanes: Lanes, projection: Projection[Any]) -> bool:
         """Whether `of_lanes` may write the image that gemm_wide takes for this output projection."""
         num_inputs = projection.layout.num_inputs
-        return self._in_one_launch(lanes) and num_inputs == padded_inputs(num_inputs)
+        return self._has_halves and self._in_one_launch(lanes) and num_inputs == padded_inputs(num_inputs)
 
     def _in_one_launch(self, lanes: Lanes) -> bool:
         """Whether attention_rows serves these lanes."""

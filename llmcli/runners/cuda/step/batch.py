@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.plan.choice import WAYS, PromptWays, Way, most_tokens_of
-from llmcli.runners.cuda.plan.workspace import MOST_PARTS, Workspace, cut_spans, spans_size
+from llmcli.runners.cuda.plan.workspace import MAX_TOGETHER, MOST_PARTS, Workspace, cut_spans, spans_size
 from llmcli.runners.cuda.step.arena import Mailbox
 from llmcli.runners.step_device import SINGLE, Work
 
@@ -43,8 +42,9 @@ class PromptSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of prompts: `parts` of different rows, one after the other, and how their products are computed.
+    """Tokens of prompts: `parts` of different rows, one after the other.
 
+    With `in_chunks` they are multiplied as the rows of decoding are; else all inputs are in one chunk.
     Shapes: token_ids, rows, positions int32 [num_tokens], rows of the page table; page_table int32 [num_parts,
             pages_per_row]
     """
@@ -54,25 +54,22 @@ class Chunk:
     positions: Any
     page_table: Any
     parts: tuple[PromptSlice, ...]
-    way: Way
+    in_chunks: bool
 
 
-# Method numbers: SINGLE, then one for each way of products; numbers from here on mean this plus a chunk's length.
-_FIRST_NUMBER = 1 + len(WAYS)
+# The most tokens of a prompt that is multiplied as rows are. Alone, one of up to some 200 would be faster so. Many
+# together would be slower, as long ones share all of a chunk.
+MAX_SHORT_TOKENS = 64
+
+# Methods of prompts, after SINGLE: as rows, and with all inputs in one chunk. Each has its own order of sums.
+SHORT, LONG = SINGLE + 1, SINGLE + 2
 
 
-def method_of(num_tokens: int, ways: PromptWays, *, is_free: bool) -> int:
-    """The method of a chunk of `num_tokens` tokens. With `is_free` a product's bits do not depend on their number."""
+def method_of(num_tokens: int) -> int:
+    """The method of a prompt's chunk of `num_tokens` tokens."""
     if num_tokens <= MAX_SPAN:
         return SINGLE
-    return 1 + WAYS.index(ways.of(num_tokens)) if is_free else _FIRST_NUMBER + num_tokens
-
-
-def way_of_method(method: int, ways: PromptWays) -> Way:
-    """The way of products of a method other than SINGLE."""
-    if method < _FIRST_NUMBER:
-        return WAYS[method - 1]
-    return ways.of(method - _FIRST_NUMBER)
+    return SHORT if num_tokens <= MAX_SHORT_TOKENS else LONG
 
 
 def prompt_passes(works: Sequence[Work], places: Iterable[int], chunk_tokens: int) -> list[list[int]]:
@@ -87,11 +84,10 @@ def prompt_passes(works: Sequence[Work], places: Iterable[int], chunk_tokens: in
 
     passes: list[list[int]] = []
     for method, some in groupby(sorted(places, key=method_at), method_at):
-        is_free = SINGLE < method < _FIRST_NUMBER
-        most = most_tokens_of(WAYS[method - 1], chunk_tokens) if is_free else 0
+        most = chunk_tokens if method == LONG else min(MAX_TOGETHER, chunk_tokens)
         room = 0
         for place in some:
-            joins = is_free and works[place].choose != "every"
+            joins = method != SINGLE and works[place].choose != "every"
             if not joins or works[place].num_tokens > room or len(passes[-1]) == MOST_PARTS:
                 passes.append([])
                 room = most if joins else 0
@@ -107,9 +103,8 @@ _MOST_KEPT = 256
 class SpanSender:
     """Sends the card all it needs for spans of one method, in one copy."""
 
-    def __init__(self, workspace: Workspace[Any], mailbox: Mailbox, prompt_ways: PromptWays):
+    def __init__(self, workspace: Workspace[Any], mailbox: Mailbox):
         self._mailbox = mailbox
-        self._prompt_ways = prompt_ways
         self._pages_per_row = pages_per_row = workspace.page_table.shape[1]
 
         # Cutting them takes the host longer than all else here. The function must not refer to `self` (see Forward).
@@ -137,4 +132,4 @@ class SpanSender:
         self._mailbox.send(on_card, sent)
         if method == SINGLE:
             return Lanes(token_ids, None, rows, positions, page_table, 1 if count > 1 else None)
-        return Chunk(token_ids, rows, positions, page_table, parts, way_of_method(method, self._prompt_ways))
+        return Chunk(token_ids, rows, positions, page_table, parts, in_chunks=method == SHORT)

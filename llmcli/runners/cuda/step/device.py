@@ -28,8 +28,8 @@ from llmcli.sampling.params import Sampler
 class CudaDevice:
     """See `StepDevice`. It computes a prompt in chunks of `chunk_tokens`. Their length decides how they are multiplied.
 
-    With `is_free` a token's product has the same bits with any number of others. Then a chunk may be cut at every page,
-    other prompts may share its beginning, and prompts multiplied in the same way share passes.
+    A token's product has the same bits with any number of others. So a chunk may be cut at every page, other prompts
+    may share its beginning, and prompts multiplied in the same way share passes.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class CudaDevice:
         mailbox: Mailbox,
         *,
         limits: Limits,
-        is_free: bool,
         cache_type: str,
         description: str,
         arithmetic: Arithmetic,
@@ -59,26 +58,23 @@ class CudaDevice:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._span_sender = SpanSender(workspace, mailbox, forward.prompt_ways)
-        self._is_free = is_free
+        self._span_sender = SpanSender(workspace, mailbox)
         self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
         self._no_masks = WorkMasks(None, self.config.vocab_size)
         self._drafted: dict[int, DraftChoices] = {}  # each slot's latest, if its latest run had drafts
 
     def method(self, position: int, prompt_len: int) -> int:
-        """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
-        forward, begin = self._forward, self._chunk_begin(position)
-        num_tokens = min(forward.chunk_tokens, prompt_len - begin)
-        return method_of(num_tokens, forward.prompt_ways, is_free=self._is_free)
+        """The method for the token's chunk, by its length: token by token, as rows, or in one chunk of inputs."""
+        return method_of(min(self._forward.chunk_tokens, prompt_len - self._chunk_begin(position)))
 
     def cut(self, position: int, prompt_len: int) -> int:
-        """The start of the page, or of the chunk if a chunk may not be cut."""
-        return position // PAGE_TOKENS * PAGE_TOKENS if self._is_free else self._chunk_begin(position)
+        """The start of the page."""
+        return position // PAGE_TOKENS * PAGE_TOKENS
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
         """The end of a page about `most` tokens on, or the end of the chunk."""
         end = min(self._chunk_begin(position) + self._forward.chunk_tokens, prompt_len)
-        if not self._is_free or position + most >= end or self.method(position, prompt_len) == SINGLE:
+        if position + most >= end or self.method(position, prompt_len) == SINGLE:
             return end
         return min(max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS, end)
 

@@ -1,8 +1,7 @@
 """The forward pass on the card: a chunk of prompts, or one token in each of many lanes.
 
 Everything is queued on the device's stream, and nothing is allocated. Rows of any number are multiplied with the same
-bits (row_products.py). Long prompts use one chunk of the inputs, and where gemm_wide does not take a layer the matrix
-library.
+bits (products.py). Long prompts use one chunk of the inputs.
 """
 
 import functools
@@ -13,22 +12,18 @@ import numpy as np
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, embedding, gather_columns, swiglu
-from llmcli.kernels.norms import residual_add, rms_norm, round_rows, scale_bias
+from llmcli.kernels.elementwise import add_parts, embedding
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
-from llmcli.runners.base import BLOCK_TOKENS, AllLogits
-from llmcli.runners.cuda.plan.choice import Way
+from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.plan.memory import MemoryPlan
-from llmcli.runners.cuda.plan.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
+from llmcli.runners.cuda.plan.weight_layout import Weights, qkv_layout
 from llmcli.runners.cuda.plan.workspace import LOGIT_ROWS, MOST_ALONE, Cache, Workspace
 from llmcli.runners.cuda.step.activations import Activations
 from llmcli.runners.cuda.step.arena import copy, fetch
 from llmcli.runners.cuda.step.attention import Attention, CachedLayer, KvCache
 from llmcli.runners.cuda.step.batch import Chunk, Lanes
-from llmcli.runners.cuda.step.products import Products, RowProducts, Rows
+from llmcli.runners.cuda.step.products import Products
 
-# Longer spans mostly run the kernels of a span of this length.
-_MOST_PREPARED_TOKENS = 1024
 # Passes whose launches are kept: all lengths of short prompts. Each takes 20 KB of host memory, 70 with 16 parts.
 _MOST_KEPT_PASSES = 256
 # What runs before all layers, and after them; and a last layer for some tokens.
@@ -48,17 +43,14 @@ class Forward:
         weights: Weights[Any],
         cache: Cache[Any],
         workspace: Workspace[Any],
-        products: Products,
     ):
         self.device = device
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
-        self.prompt_ways = plan.prompt_ways
         self.hidden = workspace.hidden
         self._weights = weights
         self._cache = KvCache(cache)
         self._workspace = workspace
-        self._products = products
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
@@ -119,22 +111,18 @@ class Forward:
     def _chunk(self, chunk: Chunk, *, leaves: bool, alone: tuple[int, ...] | None = None) -> Iterator[Any]:
         """With `leaves` a layer may leave partial sums to the next one. `alone`: see `_last_layer`."""
         activations = self._activations(len(chunk.token_ids))
-        products = self._products_of(activations, in_chunks=chunk.way == "rows")
+        products = self._products_of(activations, in_chunks=chunk.in_chunks)
 
         def run(layer: CachedLayer) -> None:
-            attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
-            if chunk.way != "rows" and not is_wide(layer.weights.projections):
-                self._many_tokens(layer.weights, activations, chunk.way, attend)
-                return
             rest = self._qkv_of(products, layer, leaves)
             as_image = self._attention.writes_images and products.takes_wide(layer.weights.o)
-            attend(rest, as_image=as_image)
+            self._attention.of_chunk(layer, chunk, activations, rest, as_image=as_image)
             products.rest(layer.weights, layer.following, is_image=as_image)
             if not leaves:
                 self._finish(products.left_by(layer.weights), activations)
 
         arrays = chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table
-        replays = self._replays_of(arrays, chunk.way, chunk.parts, leaves)
+        replays = self._replays_of(arrays, chunk.in_chunks, chunk.parts, leaves)
         self._record(replays, _BEGINNING, lambda: self._begin(chunk.token_ids, activations))
         layers = self._layers if alone is None else self._layers[:-1]
         yield from self._each_layer(layers, run, activations.hidden, replays)
@@ -143,10 +131,10 @@ class Forward:
         if leaves:
             self._record(replays, _END, lambda: self._finish(products.left_by(self._layers[-1].weights), activations))
 
-    def _products_of(self, activations: Activations, *, in_chunks: bool = True) -> RowProducts:
-        return RowProducts(self.device, activations, self.config.rms_norm_eps, in_chunks)
+    def _products_of(self, activations: Activations, *, in_chunks: bool = True) -> Products:
+        return Products(self.device, activations, self.config.rms_norm_eps, in_chunks)
 
-    def _qkv_of(self, products: RowProducts, layer: CachedLayer, leaves: bool) -> Any | None:
+    def _qkv_of(self, products: Products, layer: CachedLayer, leaves: bool) -> Any | None:
         """Compute `qkv` from what the layer before has left."""
         if layer.index == 0:
             return products.qkv(layer.weights)
@@ -156,8 +144,7 @@ class Forward:
 
     def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
         """Whether the last layer may run for `num_tokens` of a chunk's tokens: if their number changes no bits."""
-        is_few = num_tokens <= MOST_ALONE and num_tokens < len(chunk.token_ids)
-        return is_few and chunk.way == "widened" and is_wide(self._layers[-1].weights.projections)
+        return num_tokens <= MOST_ALONE and num_tokens < len(chunk.token_ids) and not chunk.in_chunks
 
     def _last_layer(
         self, chunk: Chunk, activations: Activations, alone: tuple[int, ...], replays: dict[Hashable, Replay]
@@ -166,7 +153,7 @@ class Forward:
 
         The others only give it keys and values, which later tokens see. Their outputs are not needed.
         """
-        layer, as_image = self._layers[-1], self._attention.writes_images
+        layer = self._layers[-1]
 
         def begin() -> None:
             self._products_of(activations, in_chunks=False).qkv(layer.weights)
@@ -174,8 +161,10 @@ class Forward:
 
         def end() -> None:
             few = self._activations(len(alone))
+            products = self._products_of(few, in_chunks=False)
+            as_image = self._attention.writes_images and products.takes_wide(layer.weights.o)
             self._attention.of_tokens(layer, chunk, alone, activations, few, as_image=as_image)
-            self._products_of(few, in_chunks=False).rest(layer.weights, is_image=as_image)
+            products.rest(layer.weights, is_image=as_image)
 
         self._record(replays, _LAST, begin, layer.arrays, layer.addresses)
         if alone:
@@ -187,23 +176,6 @@ class Forward:
     def forget_passes(self) -> None:
         """Forget the kept launches. In a dry run their costs also depend on the values assumed of arrays."""
         self._replays = RecentReplays(_MOST_KEPT_PASSES)
-
-    def prepare_products(self) -> None:
-        """Run each product once for 1, 2, ... blocks of tokens, so that the matrix library loads its kernels now.
-
-        It loads a kernel while the card is idle. Later, rows would wait for that.
-        """
-        firsts = {layer.kind: layer.weights for layer in reversed(self._layers)}
-        firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(weights.projections)}
-        most = min(self.chunk_tokens, _MOST_PREPARED_TOKENS)
-        for count in range(BLOCK_TOKENS, most + 1, BLOCK_TOKENS):
-            activations = self._activations(count)
-            for weights in firsts.values():
-                for part in weights.qkv:
-                    self._products.multiply(part, activations.inputs(part), activations.qkv_of(part), "widened")
-                for part in (weights.o, weights.gate_up, weights.down):
-                    outputs = activations.outputs(part.num_rows)
-                    self._products.multiply(part, activations.inputs(part), outputs, "widened")
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
@@ -285,8 +257,7 @@ class Forward:
                 return None
             weights = self._weights.layers[index]
             matrices = [
-                (part.layout, part.matrix.widening, part.matrix.power, part.activation_dtype, part.begin)
-                for part in weights.projections
+                (part.layout, part.matrix.widening, part.matrix.power, part.begin) for part in weights.projections
             ]
             arrays = (*weights.arrays, *self._cache.layers[index].arrays)
             return (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
@@ -304,52 +275,3 @@ class Forward:
         """Look up the tokens' embeddings."""
         table = self._weights.embed_tokens
         embedding(self.device, table=table, token_ids=token_ids, rows=token_rows, out=activations.hidden)
-
-    def _many_tokens(
-        self, layer: LayerWeights[Any], activations: Activations, way: Way, attend: Callable[[], None]
-    ) -> None:
-        """One layer in products of whole matrices. Their inputs are rounded to 16 bits, with one scale a row."""
-        device, eps = self.device, self.config.rms_norm_eps
-        hidden, row_scale = activations.hidden, activations.row_scale
-
-        for part in layer.qkv:
-            x, outputs = activations.inputs(part), activations.qkv_of(part)
-            rms_norm(device, x=hidden, weight=layer.input_layernorm, eps=eps, out=x, row_scale=row_scale)
-            self._multiply(part, x, outputs, activations, way)
-            if part.needs_finish:
-                scale_bias(device, x=outputs, row_scale=row_scale, bias=part.output_bias)
-        attend()
-
-        x, mixed = activations.inputs(layer.o), activations.mixed
-        if mixed.dtype == x.dtype == np.float16:
-            self._multiply_and_add(layer.o, mixed, activations.unit_scale, activations, way)
-        elif mixed.dtype == np.float32:
-            round_rows(device, x=mixed, out=x, row_scale=row_scale)
-            self._multiply_and_add(layer.o, x, row_scale, activations, way)
-        else:
-            self._products_of(activations).few(layer.o, Rows(mixed), hidden, "add")
-
-        x, gate_up = activations.inputs(layer.gate_up), activations.outputs(layer.gate_up.num_rows)
-        rms_norm(device, x=hidden, weight=layer.post_attention_layernorm, eps=eps, out=x, row_scale=row_scale)
-        self._multiply(layer.gate_up, x, gate_up, activations, way)
-        if layer.gate_up.bias is not None:
-            scale_bias(device, x=gate_up, row_scale=row_scale, bias=layer.gate_up.output_bias)
-            row_scale = activations.unit_scale
-        x = activations.inputs(layer.down)
-        swiglu(device, gate_up=gate_up, row_scale=row_scale, out=x, out_scale=activations.gated_scale)
-        self._multiply_and_add(layer.down, x, activations.gated_scale, activations, way)
-
-    def _multiply(self, projection: Projection[Any], x: Any, out: Any, activations: Activations, way: Way) -> None:
-        if projection.order is not None:
-            gathered = activations.gathered(x)
-            gather_columns(self.device, x=x, order=projection.order, out=gathered)
-            x = gathered
-        self._products.multiply(projection, x, out, way)
-
-    def _multiply_and_add(
-        self, projection: Projection[Any], x: Any, row_scale: Any, activations: Activations, way: Way
-    ) -> None:
-        product = activations.outputs(projection.num_rows)
-        self._multiply(projection, x, product, activations, way)
-        bias, hidden = projection.output_bias, activations.hidden
-        residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)

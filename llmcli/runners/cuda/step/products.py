@@ -1,9 +1,9 @@
-"""The products of a layer: `RowProducts` for rows of activations, `Products` for long prompts without wide kernels.
+"""The products of a layer.
 
-For rows the kernel is chosen by speed alone. Up to 8 rows are multiplied by gemv, more of them on Hopper by gemm_narrow
-and gemm_wide. All give a row the same bits: the matrix decides into how many chunks its inputs are cut, and how weights
-are rounded; the row, how it is rounded. Long prompts have their inputs in one chunk, since the sums of chunks would
-have to be written and added.
+The kernel is chosen by speed alone. Up to 8 rows are multiplied by gemv, more of them by gemm_narrow, gemm_wide or
+gemm_mma; weights of 32 bits always by gemv_float. All give a row the same bits: the matrix decides into how many chunks
+its inputs are cut, and how weights are rounded; the row, how it is rounded. Long prompts have their inputs in one
+chunk, since the sums of chunks would have to be written and added.
 
 A product of few rows that adds to `hidden` also writes what the next product takes (`leads`): that saves a launch.
 """
@@ -17,18 +17,12 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.chunks import num_chunks
-from llmcli.kernels.cublas import Cublas
-from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns
-from llmcli.kernels.gemm_packed import gemm_packed, takes
+from llmcli.kernels.elementwise import add_parts, gather_columns, gather_image
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import MAX_ROWS, Epilogue, NextRows, RowNorm, gemv, gemv_float
 from llmcli.kernels.stage_wide import stage_wide
-from llmcli.kernels.tiles import TILE_ROWS, TileLayout
-from llmcli.runners.cuda.plan.choice import Way
 from llmcli.runners.cuda.plan.weight_layout import LayerWeights, Projection, is_wide
-from llmcli.runners.cuda.plan.workspace import tiles_at_a_time
 from llmcli.runners.cuda.step.activations import Activations
 
 
@@ -47,7 +41,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class RowProducts:
+class Products:
     """Products of the rows of `activations`. With `in_chunks` they have the bits of any other number of rows."""
 
     device: Device
@@ -56,7 +50,7 @@ class RowProducts:
     in_chunks: bool = True
 
     def takes_wide(self, *parts: Projection[Any]) -> bool:
-        """Whether gemm_wide multiplies these matrices."""
+        """Whether these matrices are multiplied with an image."""
         return is_wide(parts) and (self.activations.count > MAX_ROWS or not self.in_chunks)
 
     def leads(self, product: Projection[Any], following: Sequence[Projection[Any]]) -> bool:
@@ -64,8 +58,8 @@ class RowProducts:
         return (
             self.activations.count <= MAX_ROWS
             and self.activations.hidden.shape[1] % 8 == 0
-            and not is_float(product)
-            and not any(is_float(one) or one.order is not None for one in following)
+            and not product.is_float
+            and not any(one.is_float or one.order is not None for one in following)
             and not self.takes_wide(product)
             and not any(self.takes_wide(one) for one in following)
         )
@@ -116,7 +110,7 @@ class RowProducts:
             self._wide(layer.down, own.gated_image, own.gated_unit, hidden, "add")
             return
         self._finish(left, hidden)
-        gated = own.gated(is_float(layer.gate_up), layer.down.layout.num_inputs)
+        gated = own.gated(layer.gate_up.is_float, layer.down.layout.num_inputs)
         self.few(layer.gate_up, normed, gated, "swiglu")
         rows = Rows(gated, scales=None if gated.dtype == np.float32 else own.gated_unit)
         leads = following is not None and self.leads(layer.down, following.qkv)
@@ -155,9 +149,7 @@ class RowProducts:
     ) -> None:
         """Multiply by gemv, eight rows at a time. With `next_norm`, a norm's weights, the product leads."""
         x, scales, own = rows.x, rows.scales, self.activations
-        if is_float(part):
-            if part.order is not None:
-                raise AssertionError("a matrix of floats has no order of its own")
+        if part.is_float:
             gemv_float(
                 self.device,
                 matrix=part.matrix,
@@ -183,7 +175,7 @@ class RowProducts:
             )
             x = staged[:, :width]
         if part.order is not None:
-            gathered = own.gathered(x)
+            gathered = own.gathered_rows(width)
             gather_columns(self.device, x=x, order=part.order, out=gathered)
             x = gathered
         if next_norm is not None:
@@ -203,6 +195,12 @@ class RowProducts:
 
     def _wide(self, part: Projection[Any], image: Any, scales: Any, out: Any, epilogue: Epilogue) -> Any | None:
         others, to = self._others(part), {"out": out, "epilogue": epilogue}
+        if part.order is not None:
+            gathered, unit_inputs = self.activations.gathered, part.layout.unit_inputs
+            gather_image(
+                self.device, image=image, order=part.order, unit_inputs=unit_inputs, rows=len(out), out=gathered
+            )
+            image = gathered
         rows = {"image": image, "row_scales": scales[: len(out)]}
         gemm_wide(self.device, matrix=part.matrix, bias=part.bias, **rows, others=others, **to)
         return others
@@ -227,66 +225,3 @@ class RowProducts:
         """Add partial sums, if any."""
         if left is not None:
             add_parts(self.device, parts=left, out=out)
-
-
-def is_float(part: Projection[Any]) -> bool:
-    """Whether weights have 32 bits, and are multiplied in fp32."""
-    return part.layout.weight_type == "float32"
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Some tiles of a matrix: its rows `begin` ... `end` - 1. They are widened into `tiles`.
-
-    Shapes: tiles [16 * num_tiles, num_inputs]; rows [end - begin, num_inputs], the same without padding
-    """
-
-    first_tile: int
-    num_tiles: int
-    begin: int
-    end: int
-    tiles: Any
-    rows: Any
-
-
-class Products:
-    """Computes x @ W.T with float32 results. It widens weights into `widened` (uint8), some tiles at a time."""
-
-    def __init__(self, device: Device, library: Cublas, widened: Any):
-        self._device = device
-        self._library = library
-        self._widened = widened
-        self._pieces: dict[tuple[TileLayout, np.dtype[Any]], list[_Piece]] = {}
-
-    def multiply(self, projection: Projection[Any], x: Any, out: Any, way: Way) -> None:
-        """Write the product, without row scales and bias.
-
-        Shapes: x [num_tokens, num_inputs] in the projection's activation_dtype; out float32 [num_tokens, num_rows],
-                rows may be further apart
-        """
-        matrix, layout = projection.matrix, projection.layout
-        if way == "packed" and takes(layout):
-            gemm_packed(self._device, matrix=matrix, x=x, out=out)
-            return
-        pieces = self._pieces_of(layout, x.dtype)
-        for piece in pieces:
-            first_tile, num_tiles = piece.first_tile, piece.num_tiles
-            dequantize(self._device, matrix=matrix, first_tile=first_tile, num_tiles=num_tiles, out=piece.tiles)
-            columns = out if len(pieces) == 1 else out[:, piece.begin : piece.end]
-            self._library.matmul(x=x, weight=piece.rows, out=columns)
-
-    def _pieces_of(self, layout: TileLayout, dtype: np.dtype[Any]) -> list[_Piece]:
-        """The pieces in which a matrix is widened, cached: cutting them takes the host longer than launching them."""
-        pieces = self._pieces.get((layout, dtype))
-        if pieces is None:
-            step = tiles_at_a_time(layout, dtype.itemsize, self._widened.size)
-            pieces = [self._piece(layout, dtype, first, step) for first in range(0, layout.num_tiles, step)]
-            self._pieces[layout, dtype] = pieces
-        return pieces
-
-    def _piece(self, layout: TileLayout, dtype: np.dtype[Any], first_tile: int, most: int) -> _Piece:
-        num_tiles = min(most, layout.num_tiles - first_tile)
-        size = num_tiles * TILE_ROWS * layout.num_inputs * dtype.itemsize
-        tiles = self._widened[:size].view(dtype).reshape(-1, layout.num_inputs)
-        begin, end = first_tile * TILE_ROWS, min((first_tile + num_tiles) * TILE_ROWS, layout.num_rows)
-        return _Piece(first_tile, num_tiles, begin, end, tiles, tiles[: end - begin])
