@@ -19,11 +19,9 @@ from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.predict.dry_run import DryModel
 
-PREFILL = {"embedding", "rms_norm", "rotary", "append_tokens", "attention_prefill"} | {
-    *("dequantize", "residual_add", "swiglu")
-}
+PREFILL = {"embedding", "append_tokens", "attention_prefill"}
 DECODE = {"embedding", "attention_decode"}
-LOAD = {"repack", "dequantize"}
+LOAD = {"repack"}
 WITHOUT_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 
 
@@ -41,7 +39,8 @@ def test_launchers_take_every_family(name: str, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
     for dtype in ("auto", "float16", "float32"):
         names, others = needed(folder, dtype=dtype), needed(folder, WITHOUT_WGMMA, dtype=dtype)
-        assert (PREFILL | DECODE | LOAD) - {"rotary"} <= others.keys()
+        assert others.keys() >= PREFILL | DECODE | LOAD
+        assert ("gemm_mma" in others) == (dtype != "float32")
         assert names.keys() >= (DECODE | LOAD)
         assert ("gemv" in names, "gemv_float" in names) == (dtype != "float32", dtype == "float32")
         assert ({"gemm_narrow", "gemm_wide"} <= names.keys()) == (dtype != "float32")
@@ -64,54 +63,16 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(scheme))
     names = needed(folder, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
-    between = {"rms_norm", "scale_bias", "swiglu", "residual_add"}
     assert (DECODE | LOAD | {"stage_wide", "rotary", "append_tokens", "attention_prefill"}) <= names.keys()
-    assert not between & names.keys()  # no kernel but stage_wide runs between two products
+    assert not {"rms_norm", "swiglu"} & names.keys()  # no kernel but stage_wide runs between two products
     assert any(name.startswith(f"gemv<Int{scheme.num_bits}, ") for name in names["gemv"])
     assert any(name.startswith("gemv<__nv_bfloat16") for name in names["gemv"])  # the head
     assert any("repack_scales" in name for name in names["repack"])
     assert any("repack_zero_points" in name for name in names["repack"]) == (not scheme.is_symmetric)
-    assert "gemm_packed" not in names
     others = needed(folder, replace(WITHOUT_WGMMA, shared_bytes_per_block=shared_bytes))
-    assert ("gemm_packed" in others) == ((scheme.group_size or 128) >= 64 * 8 // scheme.num_bits)
-    assert between <= others.keys()
-    wide = {"gemm_narrow", "gemm_wide", "add_parts"}
-    assert wide <= names.keys()
-    assert names.keys() - wide == others.keys() - between - {"gemm_packed"}
-
-
-def test_few_tokens_of_a_chunk_are_known_where_gemm_wide_takes_some_layers(tmp_path: Path) -> None:
-    """Their prompts are not in parts, but the end of a chunk may have any number of tokens."""
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.float32, **SIZES)
-    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128), skip=("layers.0.",)))
-    stored = StoredModel.of_model(open_model(folder), dtype="float32")
-    plan = plan_memory(stored, max_seq_len=256, num_rows=1, chunk_tokens=200)
-    assert not plan.prompt_ways.as_rows
-    names = needed(folder, num_rows=1, dtype="float32")["gemm_narrow"]
-    assert {name.split(", ")[3] for name in names} == {"16", "32", "64"}
-
-
-@pytest.mark.parametrize(
-    ("options", "as_rows"),
-    [
-        ({"scheme": WeightScheme(8, 128)}, True),
-        ({"scheme": WeightScheme(4, None)}, True),
-        ({"scheme": WeightScheme(8, 16)}, True),
-        ({"scheme": WeightScheme(8, 128), "skip": ("o_proj",)}, True),
-        ({"scheme": WeightScheme(8, 8)}, False),
-    ],
-)
-def test_which_models_take_short_prompts_as_rows(options: dict[str, Any], as_rows: bool, tmp_path: Path) -> None:
-    """Other cards do not, nor groups that gemm_wide does not take, nor float32."""
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    model = open_model(export(source, tmp_path / "model", ExportOptions(**options)))
-    for dtype, card, expected in (
-        ("auto", TYPICAL_CARD, as_rows),
-        ("auto", WITHOUT_WGMMA, False),
-        ("float32", TYPICAL_CARD, as_rows and "skip" not in options),
-    ):
-        plan = plan_memory(StoredModel.of_model(model, dtype), max_seq_len=4096, num_rows=1, card=card)
-        assert plan.prompt_ways.as_rows == expected
+    wide = {"gemm_narrow", "gemm_wide"}
+    assert wide | {"add_parts"} <= names.keys()
+    assert names.keys() - wide == others.keys() - {"gemm_mma"}
 
 
 @pytest.mark.parametrize("skip", ["q_proj", "o_proj", "up_proj", "down_proj", "layers.0."])

@@ -26,12 +26,11 @@ from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import with_widening
-from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel, Started
+from llmcli.runners.cuda.predict.dry_run import DryModel, Started
 from llmcli.runners.cuda.step.arena import on_card
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftLanes
-from llmcli.runners.cuda.step.products import Products
 from llmcli.runners.step_device import SINGLE, Work
 
 Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
@@ -47,9 +46,6 @@ class CountingDevice(SimulatedDevice):
 
     def launch(self, stem: str, name: str, *, grid: Any, shared_bytes: int = 0, **launch: Any) -> None:
         self.noted.append((stem, name, grid, shared_bytes))
-
-    def matmul(self, **arrays: Any) -> None:
-        self.noted.append((PRODUCT, "", (), 0))
 
     def record(self, run: Callable[[], None], arrays: Any) -> Any:
         before = len(self.noted)
@@ -103,9 +99,8 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         device: Any = CountingDevice()
         device.shared_bytes_per_block = shared_bytes
         workspace, config = on_card(plan.workspace), plan.stored.config
-        products = Products(device, device, workspace.widened)
         weights = with_widening(on_card(plan.weights), lambda part: (fastest_widening(part.layout), 0))
-        forward = Forward(device, plan, weights, on_card(plan.cache), workspace, products)
+        forward = Forward(device, plan, weights, on_card(plan.cache), workspace)
         mailbox: Any = SimpleNamespace(send=lambda target, source: None)
         sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
         lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
@@ -118,7 +113,6 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
             workspace,
             mailbox,
             limits=limits,
-            is_free=True,
             cache_type="",
             description="",
             arithmetic=Arithmetic("auto", "auto", None, ()),

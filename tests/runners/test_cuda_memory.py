@@ -15,15 +15,13 @@ from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD
-from llmcli.kernels.gemm_packed import takes
-from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Arithmetic, Limits
-from llmcli.runners.cuda.plan.choice import PromptWays, most_tokens_of
 from llmcli.runners.cuda.plan.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
 from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.step.arena import card_memory
+from llmcli.runners.cuda.step.batch import LONG, SHORT
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.step_device import SINGLE
 
@@ -188,37 +186,18 @@ def test_the_workspace_grows_with_the_card() -> None:
     assert (small.weights, small.cache) == (large.weights, large.cache)
 
 
-def test_how_products_are_made() -> None:
-    codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
-    small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
-    assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
+def test_a_prompts_length_decides_how_it_is_multiplied() -> None:
     nothing: Any = None
-    short = set()
-    for as_rows in (False, True):
-        shape, ways = SimpleNamespace(vocab_size=256), PromptWays(as_rows)
-        forward: Any = SimpleNamespace(chunk_tokens=2048, prompt_ways=ways, config=shape)
-        workspace: Any = SimpleNamespace(page_table=SimpleNamespace(shape=(1, 256)))
-        device = CudaDevice(
-            forward, nothing, nothing, nothing, workspace, nothing,
-            limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
-            arithmetic=Arithmetic("auto", "auto", None, ()),
-        )  # fmt: skip
-        alone, *methods = (device.method(0, count) for count in (8, 9, 64, 65, 2048))
-        assert alone == SINGLE
-        assert methods[0] == methods[1]
-        assert methods[2] == methods[3]
-        assert len({SINGLE, *methods}) == 3
-        assert device.method(2047, 2048 + 9) == methods[2]
-        assert device.method(2048, 2048 + 9) == methods[0]
-        short.add(methods[0])
-    assert len(short) == 2  # the two kinds of short prompts round differently
-
-
-def test_short_prompts_are_rows_where_gemm_wide_takes_all_layers() -> None:
-    for as_rows, way in ((True, "rows"), (False, "packed")):
-        assert [PromptWays(as_rows).of(count) for count in (9, 16, 64, 65)] == [way] * 3 + ["widened"]
-    assert most_tokens_of("rows", 2048) == 256
-    assert most_tokens_of("rows", 100) == 100
+    forward: Any = SimpleNamespace(chunk_tokens=2048, config=SimpleNamespace(vocab_size=256))
+    workspace: Any = SimpleNamespace(page_table=SimpleNamespace(shape=(1, 256)))
+    device = CudaDevice(
+        forward, nothing, nothing, nothing, workspace, nothing,
+        limits=Limits(1, 4096, 256, works_ahead=True), cache_type="float16", description="",
+        arithmetic=Arithmetic("auto", "auto", None, ()),
+    )  # fmt: skip
+    assert [device.method(0, count) for count in (8, 9, 64, 65, 2048)] == [SINGLE, SHORT, SHORT, LONG, LONG]
+    assert device.method(2047, 2048 + 9) == LONG
+    assert device.method(2048, 2048 + 9) == SHORT
 
 
 # Fewer pages, then fewer rows

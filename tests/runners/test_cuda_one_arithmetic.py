@@ -131,8 +131,9 @@ def filled(weights: Weights[Any]) -> Weights[Any]:
         part.matrix.tiles.values[...], part.matrix.scales.values[...] = tiles.tiles, tiles.scales
     for _, norm in weights.norms:
         norm.values[...] = rng.uniform(0.5, 2, norm.shape)
-    table = rng.standard_normal(weights.embed_tokens.shape).astype(np.float32)
-    weights.embed_tokens.values[...] = table.view(np.uint32) >> 16  # as bfloat16
+    table = rng.standard_normal(weights.embed_tokens.tiles.size // 2).astype(np.float32)
+    tiles = (table.view(np.uint32) >> 16).astype(np.uint16)  # as bfloat16, in any order
+    weights.embed_tokens.tiles.values[...] = tiles.view(np.uint8).reshape(weights.embed_tokens.tiles.shape)
     angles = rng.uniform(0, 6, weights.cos_sin.shape[:2])
     weights.cos_sin.values[...] = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     return with_widening(weights, lambda part: (stored[part.linears].widening, stored[part.linears].power))

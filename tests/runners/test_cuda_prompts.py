@@ -101,35 +101,23 @@ def queue_all(runner: Runner, lengths: list[int]) -> tuple[Any, list[list[int]]]
     return runner.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(rows, prompts, strict=True)]), prompts
 
 
-def test_which_run_in_one_pass(device: SimulatedDevice, folder: Path, chunks: list[Chunk]) -> None:
-    """Short prompts and long ones have other products, and a chunk's room is bounded; 8 tokens need no chunk."""
-    device.can_wgmma = False
-    runner = load_simulated(folder, device, num_rows=8, prefill_chunk=160)
-    queue_all(runner, [70, 20, 90, 8, 30, 66, 30, 16])
-    assert parts_of(chunks) == [[(20, 0), (30, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)], [(66, 0)]]
-    assert [chunk.way for chunk in chunks] == ["packed"] * 2 + ["widened"] * 2
+def test_which_run_in_one_pass(device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]) -> None:
+    """Short prompts, more in all than a single one may have; long ones, in a chunk; 8 tokens need no chunk."""
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    queue_all(load_simulated(folder, device, num_rows=8, prefill_chunk=160), [60, 20, 70, 8, 64, 30, 16, 90])
+    assert parts_of(chunks) == [[(60, 0), (20, 0), (64, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)]]
+    assert [chunk.in_chunks for chunk in chunks] == [True, True, False]
     chunks.clear()
-    queue_all(load_simulated(folder, device, num_rows=20, prefill_chunk=256), [9] * 5 + [10] * 20)
-    assert [len(chunk.parts) for chunk in chunks] == [6, 6, 6, 6, 1]  # 64 tokens at a time
+    queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [50] * 20)
+    assert [len(chunk.parts) for chunk in chunks] == [5, 5, 5, 5]  # 256 tokens at a time
     chunks.clear()
     queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [65] * 20)
     assert [len(chunk.parts) for chunk in chunks] == [16, 4]
 
 
-def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]) -> None:
-    """More in all than a single one may have."""
-    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    queue_all(load_simulated(folder, device, num_rows=8, prefill_chunk=160), [60, 20, 70, 8, 64, 30, 16, 90])
-    assert parts_of(chunks) == [[(60, 0), (20, 0), (64, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)]]
-    assert [chunk.way for chunk in chunks] == ["rows"] * 2 + ["widened"]
-    chunks.clear()
-    queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [50] * 20)
-    assert [len(chunk.parts) for chunk in chunks] == [5, 5, 5, 5]  # 256 tokens at a time
-
-
 @pytest.mark.parametrize("shares_order", [True, False])
 def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: SimulatedDevice, tmp_path: Path) -> None:
-    """With ordered inputs, which are packed; of the head, which has no order, they are rows."""
+    """With ordered inputs; those of the head have no order."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = write_gptq(source, tmp_path / "model", desc_act=True, shares_order=shares_order)
     reference, runner = load_by_torch(open_model(folder), max_seq_len=256), load_simulated(folder, device)
@@ -138,12 +126,10 @@ def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: Simu
         assert relative_error(logits_of(runner, prompt), logits_of(reference, prompt)) < 1e-3
 
 
-def test_products_that_depend_on_their_neighbours_get_none(
-    device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]
-) -> None:
+def test_prompts_of_32_bits_share_passes_too(device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]) -> None:
     folder = write_tiny_llama(tmp_path / "plain", with_tokenizer=False, dtype=torch.float32)
     queue_all(load_simulated(folder, device, num_rows=4), [70, 20, 90, 30])
-    assert sorted(parts_of(chunks)) == [[(20, 0)], [(30, 0)], [(70, 0)], [(90, 0)]]
+    assert sorted(parts_of(chunks)) == [[(20, 0), (30, 0)], [(70, 0), (90, 0)]]
 
 
 def test_logits_of_all_that_ran_in_the_last_pass(device: SimulatedDevice, folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_launch_is_what_the_host_takes_not_the_card(monkeypatch: pytest.Monkey
     def wait_for_the_card() -> None:
         clock.now += 1.0
 
-    monkeypatch.setattr(rates, "residual_add", lambda device, **arrays: start(**arrays))
+    monkeypatch.setattr(rates, "add_parts", lambda device, **arrays: start(**arrays))
     monkeypatch.setattr(rates, "_array", lambda shape, dtype: np.empty(shape, dtype))
     monkeypatch.setattr(rates.time, "perf_counter", lambda: clock.now)
 
@@ -78,4 +78,4 @@ def test_a_launch_is_what_the_host_takes_not_the_card(monkeypatch: pytest.Monkey
     device: Any = SimpleNamespace(synchronize=wait_for_the_card, record=record)
     assert rates.measure_launch_seconds(device) == pytest.approx(10e-6)
     small = ((16, 16), "float32")
-    assert starts[0] == [small, None, None, small]
+    assert starts[0] == [((1, 16, 16), "float32"), small]

@@ -19,7 +19,7 @@ from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.load.model import load as load_on_card
-from llmcli.runners.cuda.step import attention, forward, products
+from llmcli.runners.cuda.step import attention, forward
 from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load
 
@@ -58,7 +58,8 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
         append(device, lanes, parts=parts)
 
     monkeypatch.setattr(attention, "append_tokens", append_tokens)
-    note(products, "dequantize")
+    for stem in ("gather_columns", "gather_image"):
+        note(row_products, stem)
     return noted
 
 
@@ -91,7 +92,6 @@ def test_prompts_are_computed_as_by_torch(
     assert worst_error(folder, device) < 1e-3
     layer = ["stage_wide", "gemm_wide"] * 2 + ["stage_wide", "gemm_wide_swiglu", "gemm_wide"]
     assert launched[:14] == 2 * layer
-    assert "dequantize" not in launched
 
 
 @pytest.mark.parametrize("name", ["int8 channel", "int4 channel, asymmetric"])
@@ -235,33 +235,28 @@ def test_results_that_float16_cannot_hold(device: SimulatedDevice, launched: lis
 
 
 @pytest.mark.parametrize(
-    ("write", "options", "is_wide"),
+    ("write", "options"),
     [
-        (write_fp8, {"block": None, "suffix": "scale"}, True),
-        (write_fp8, {"block": None, "suffix": "scale", "keep": "q_proj"}, False),  # a layer with one matrix of floats
-        (write_fp8, {}, False),  # scales of blocks, which rows share
-        (write_awq, {"group_size": 32}, True),
-        (write_gptq, {"sym": False, "bits": 8, "desc_act": None}, True),
-        (write_gptq, {"desc_act": True}, False),  # inputs in an order
+        (write_fp8, {"block": None, "suffix": "scale"}),
+        (write_fp8, {"block": None, "suffix": "scale", "keep": "q_proj"}),  # a layer with one matrix of floats
+        (write_fp8, {}),  # scales of blocks, which rows share
+        (write_awq, {"group_size": 32}),
+        (write_gptq, {"sym": False, "bits": 8, "desc_act": None}),
+        (write_gptq, {"desc_act": True}),  # inputs in an order
     ],
 )
-def test_which_layers_it_is_for(
-    write: Callable[..., Path],
-    options: dict[str, Any],
-    is_wide: bool,
-    device: SimulatedDevice,
-    launched: list[str],
-    tmp_path: Path,
+def test_every_layer_takes_it(
+    write: Callable[..., Path], options: dict[str, Any], device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, attention_bias=True, **SIZES)
     assert worst_error(write(source, tmp_path / "model", **options), device) < 1e-3
-    assert ("gemm_wide" in launched) == is_wide
-    assert ("dequantize" in launched) == (not is_wide)
+    assert {"gemm_wide", "gemm_wide_swiglu"} <= set(launched)
+    assert ("gather_image" in launched) == ("desc_act" in options and bool(options["desc_act"]))
 
 
-def test_other_cards_widen_in_memory(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:
-    device.can_wgmma = False
-    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 128"]))
-    assert worst_error(folder, device) < 1e-3
-    assert set(launched) == {"dequantize"}
+def test_rows_in_an_order_have_the_same_bits_among_others(device: SimulatedDevice, tmp_path: Path) -> None:
+    """Few are gathered as rows, many as an image."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    folder = write_gptq(source, tmp_path / "model", desc_act=True)
+    for length in (1, 9, 65):
+        assert worst_error(folder, device, (length,)) < 1e-3, length

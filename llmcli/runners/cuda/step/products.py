@@ -102,7 +102,7 @@ class Products:
                 self.device,
                 matrix=layer.gate_up.matrix,
                 bias=layer.gate_up.bias,
-                image=own.image,
+                image=self._in_order(layer.gate_up, own.image),
                 row_scales=own.row_scale,
                 down=layer.down.layout,
                 out=own.gated_image,
@@ -195,15 +195,17 @@ class Products:
 
     def _wide(self, part: Projection[Any], image: Any, scales: Any, out: Any, epilogue: Epilogue) -> Any | None:
         others, to = self._others(part), {"out": out, "epilogue": epilogue}
-        if part.order is not None:
-            gathered, unit_inputs = self.activations.gathered, part.layout.unit_inputs
-            gather_image(
-                self.device, image=image, order=part.order, unit_inputs=unit_inputs, rows=len(out), out=gathered
-            )
-            image = gathered
-        rows = {"image": image, "row_scales": scales[: len(out)]}
+        rows = {"image": self._in_order(part, image), "row_scales": scales[: len(out)]}
         gemm_wide(self.device, matrix=part.matrix, bias=part.bias, **rows, others=others, **to)
         return others
+
+    def _in_order(self, part: Projection[Any], image: Any) -> Any:
+        """The image with its columns in the order of a matrix."""
+        if part.order is None:
+            return image
+        unit_inputs, rows, out = part.layout.unit_inputs, self.activations.count, self.activations.gathered
+        gather_image(self.device, image=image, order=part.order, unit_inputs=unit_inputs, rows=rows, out=out)
+        return out
 
     def _stage_image(self, part: Projection[Any], rows: Rows, left: Any | None) -> None:
         stage_wide(
