@@ -1,15 +1,15 @@
 // embedding: out[t] = table[token_ids[rows[t]]], widened                                      Source: HF LlamaModel
-// Shapes:   table [vocab_size, hidden_size] T in tiles (common/tile.cuh); rows [num_tokens] i32, or null: token t has id
-//           t; token_ids [num_tokens, or as many as there are rows] i32; out [num_tokens, hidden_size] f32, zeros where
-//           the row is -1
+// Shapes:   table [vocab_size, hidden_size] T in tiles (common/tile.cuh); rows [num_tokens] i32, or null: token t has
+//           id t; token_ids [num_tokens, or as many as there are rows] i32; out [num_tokens, hidden_size] f32, zeros
+//           where the row is -1
 // Requires: rows of out 16-byte aligned for VECTOR 4; tiles 16-byte aligned; sizes >= 1; no aliases. An id outside
 //           0..vocab_size-1 reads nothing and gives a row of NaN
 // Launch:   grid (num_tokens), block (256), no shared memory
 // Traffic:  num_tokens * hidden_size * (sizeof(T) + 4) bytes, the ids and the rows
 // Numerics: exact
-// Choice:   4 columns a thread: stores of 16 bytes, side by side. Tiles, as any matrix: a row is pieces of 64 bytes, two
-//           sectors each. Rejected: 8 columns a thread, to load 16 bytes (its stores are then 32 bytes apart, and stores
-//           are two thirds of the traffic); clamping the id (a wrong token's vector looks right, NaN does not).
+// Choice:   4 columns a thread: stores of 16 bytes, side by side. Tiles, as any matrix: a row is pieces of 64 bytes,
+//           two sectors each. Rejected: 8 columns a thread, to load 16 bytes (its stores are then 32 bytes apart, and
+//           stores are two thirds of the traffic); clamping the id (a wrong token's vector looks right, NaN does not)
 #include "common/rows.cuh"
 #include "common/tile.cuh"
 

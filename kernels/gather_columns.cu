@@ -1,7 +1,7 @@
 // gather_columns: out[r,i] = x[r,order[i]]                                              Source: GPTQ, desc_act
-// Shapes:   UNIT_INPUTS 0: x [num_rows, num_columns] half in rows x_stride apart; out alike, out_stride apart. Else both
-//           are images of num_rows tokens (common/wide_image.cuh), with zeros past the last column. order [num_columns]
-//           int
+// Shapes:   UNIT_INPUTS 0: x [num_rows, num_columns] half in rows x_stride apart; out alike, out_stride apart. Else
+//           both are images of num_rows tokens (common/wide_image.cuh), with zeros past the last column. order
+//           [num_columns] int
 // Requires: 0 <= order < num_columns; num_rows, num_columns >= 1; out does not alias x. The kernel in front, and those
 //           that it overlaps, do not write order
 // Launch:   grid (num_rows, ceil(columns of whole spans / 1024)), block (256), no shared memory; may overlap the kernel

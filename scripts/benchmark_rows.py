@@ -20,18 +20,13 @@ from llmcli.kernels.elementwise import embedding, embedding_cost, swiglu, swiglu
 from llmcli.kernels.norms import (
     head_norm,
     head_norm_cost,
-    residual_add,
-    residual_add_cost,
     rms_norm,
     rms_norm_cost,
-    round_rows,
-    round_rows_cost,
-    scale_bias,
-    scale_bias_cost,
 )
 from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, row_reduce_cost, softmax, softmax_cost
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, RowForm
 from llmcli.kernels.spec import KernelCost
+from llmcli.kernels.tiles import tile_layout
 
 HIDDEN_SIZE, QKV_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE, HEAD_DIM = 4096, 12288, 11008, 32000, 128
 HALF_BYTES = 2
@@ -70,7 +65,8 @@ def empty(*shape: int, dtype: Any = np.float32) -> Any:
 def cases(device: Device, n: int) -> list[Case]:
     """Every row kernel as the prefill of n tokens calls it; activations for the matrix product are float16."""
 
-    table = empty(VOCAB_SIZE, HIDDEN_SIZE, dtype=np.float16)
+    layout = tile_layout("float16", VOCAB_SIZE, HIDDEN_SIZE)
+    table = layout.place(empty(layout.arena_bytes, dtype=np.uint8))
 
     def make_embedding() -> Callable[[], None]:
         ids, out = cupy.random.randint(0, VOCAB_SIZE, n, dtype=np.int32), empty(n, HIDDEN_SIZE)
@@ -85,22 +81,10 @@ def cases(device: Device, n: int) -> list[Case]:
         heads, weight = normal(n, QKV_SIZE)[:, :HIDDEN_SIZE], normal(HEAD_DIM)
         return lambda: head_norm(device, x=heads, weight=weight, eps=1e-5)
 
-    def make_scale_bias() -> Callable[[], None]:
-        x, scale, bias = normal(n, QKV_SIZE), cupy.ones(n, dtype=np.float32), empty(QKV_SIZE)
-        return lambda: scale_bias(device, x=x, row_scale=scale, bias=bias)
-
-    def make_round_rows() -> Callable[[], None]:
-        x, out, scale = normal(n, HIDDEN_SIZE), empty(n, HIDDEN_SIZE, dtype=np.float16), empty(n)
-        return lambda: round_rows(device, x=x, out=out, row_scale=scale)
-
     def make_swiglu() -> Callable[[], None]:
         x, scale, out_scale = normal(n, 2 * INTERMEDIATE_SIZE), cupy.ones(n, dtype=np.float32), empty(n)
         out = empty(n, INTERMEDIATE_SIZE, dtype=np.float16)
         return lambda: swiglu(device, gate_up=x, row_scale=scale, out=out, out_scale=out_scale)
-
-    def make_residual_add() -> Callable[[], None]:
-        x, hidden, scale = empty(n, HIDDEN_SIZE), normal(n, HIDDEN_SIZE), cupy.ones(n, dtype=np.float32)
-        return lambda: residual_add(device, x=x, row_scale=scale, bias=None, hidden=hidden)
 
     def make_reduce(op: Any, dtype: Any) -> Callable[[], Callable[[], None]]:
         def make() -> Callable[[], None]:
@@ -128,14 +112,11 @@ def cases(device: Device, n: int) -> list[Case]:
             head_norm_cost(num_rows=n, num_heads=HIDDEN_SIZE // HEAD_DIM, head_dim=HEAD_DIM),
             make_head_norm,
         ),
-        Case("scale_bias", scale_bias_cost(num_rows=n, num_columns=QKV_SIZE, has_bias=True), make_scale_bias),
-        Case("round_rows", round_rows_cost(**hidden, itemsize=HALF_BYTES), make_round_rows),
         Case(
             "swiglu",
             swiglu_cost(num_rows=n, num_columns=INTERMEDIATE_SIZE, itemsize=HALF_BYTES),
             make_swiglu,
         ),
-        Case("residual_add", residual_add_cost(**hidden, has_bias=False), make_residual_add),
         Case("row_reduce argmax", row_reduce_cost(**vocab), make_reduce("argmax", np.int32)),
         Case("row_reduce log_sum_exp", row_reduce_cost(**vocab), make_reduce("log_sum_exp", np.float32)),
         Case("softmax", softmax_cost(**vocab), make_softmax),

@@ -6,11 +6,11 @@ from pathlib import Path
 _PAGE = Path(__file__).resolve().parents[1] / "docs" / "kernels-lab.md"
 _HEADING = "## Try your own kernel in the live model"
 
-NAME = "residual_add"
+NAME = "add_parts"
 FAULTS = {
-    "a sign": ("] += fmaf", "] -= fmaf"),
-    "the last column": ("column < end", "column < end - 1"),
-    "the bias": ("? bias[column]", "? bias[0]"),
+    "a sign": ("sum += parts", "sum -= parts"),
+    "the last number": ("i < end;", "i < end - 1;"),
+    "a part": ("part = 0;", "part = 1;"),
 }
 
 

@@ -1,7 +1,7 @@
 // wide_weights: a lane's part of a tile's step of 64 inputs: loaded early, and widened to fp16 when it is needed.
 //
 // Lane 4g + t has 16 neighbours of the rows g and g + 8. They have one scale each, as groups are of 16 inputs or more.
-// Widened they are what dequantize writes, bit for bit: exact codes times the scale, rounded to fp32, then to fp16.
+// Widened they are exact codes times the scale, rounded to fp32, then to fp16.
 // Products are made in fp16, two in one instruction, if the result is the same. The matrix decides that (`widening` in
 // llmcli/kernels/tiles.py): a choice for each span would take more instructions than it saves.
 #pragma once
@@ -172,7 +172,7 @@ constexpr bool IS_BFLOAT16 = false;
 template <>
 constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
 
-// 16-bit floats, which become fp16 as dequantize makes it. They have no scales.
+// 16-bit floats, which become fp16: bf16 exactly from 2^-17 to 65504. They have no scales.
 template <typename WeightT>
 struct WideFloats {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;

@@ -57,7 +57,7 @@ def test_without_a_card(llmcli: Llmcli, mine: Path, command: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("command", [("generate", PROMPT), ("bench",)], ids=lambda command: command[0])
 def test_what_cannot_be_is_told_first(llmcli: Llmcli, mine: Path, command: tuple[str, ...]) -> None:
-    llmcli(*command, "--kernel", f"residual_ad={mine}").expect_error(2, "did you mean residual_add?")
+    llmcli(*command, "--kernel", f"add_part={mine}").expect_error(2, "did you mean add_parts?")
     llmcli(*command, "--kernel", f"{NAME}={mine}x").expect_error(2, "mine.cux cannot be read: No such file")
 
 
@@ -142,9 +142,9 @@ def test_a_run_with_an_own_kernel(generate: Llmcli, card: list[str], mine: Path)
     assert re.fullmatch(r"prepare engine \d\d", card[2])  # all that the model launches
     assert card[3:6] == [f"check {NAME}", "release", "load"]
     first, alone, *_, prompt, step = result.stderr.splitlines()
-    assert first == f"checking residual_add from {mine}: {len(list(CASES[NAME].checks()))} cases"
+    assert first == f"checking add_parts from {mine}: {len(list(CASES[NAME].checks()))} cases"
     assert alone == (
-        "residual_add alone (scale, num_rows 16, num_columns 4,096, extra 0): 2.00 us, llmcli's 3.00 us, "
+        "add_parts alone (scale, num_rows 16, num_columns 4,096, extra 0): 2.00 us, llmcli's 3.00 us, "
         "1.50 times as fast"
     )
     form = r"\d+\.\d{3} ms with yours, \d+\.\d{3} ms with llmcli's kernels, speed \(?[+-]\d+\.\d%\)?"
@@ -157,11 +157,11 @@ def test_a_run_with_an_own_kernel(generate: Llmcli, card: list[str], mine: Path)
 def test_a_wrong_kernel_ends_the_run_before_weights_are_read(
     generate: Llmcli, card: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wrong = KernelVerdict(NAME, 54, 2, 9.0, "scale, num_rows 6: hidden[1, 3] is 2, expected 1 within 0.1; 1 of 9 are")
+    wrong = KernelVerdict(NAME, 54, 2, 9.0, "scale, num_rows 6: out[1, 3] is 2, expected 1 within 0.1; 1 of 9 are")
     monkeypatch.setattr(own_checks, "verify_kernel", lambda device, cases: wrong)
     receipt = tmp_path / "receipt.json"
     result = generate("--kernel", f"{NAME}={mine}", "--receipt", receipt, "--quiet")
-    result.expect_error(4, f"residual_add from {mine} is wrong in 2 of 54 cases: scale, num_rows 6: hidden[1, 3] is 2")
+    result.expect_error(4, f"add_parts from {mine} is wrong in 2 of 54 cases: scale, num_rows 6: out[1, 3] is 2")
     assert "load" not in card
     assert not receipt.exists()
 
@@ -181,7 +181,7 @@ def test_the_receipt_names_the_source(
     assert (result.exit_code, result.stdout) == (0, told.stdout)
     differing = [line for line in result.stderr.splitlines() if line.startswith("warning: differs: ")]
     assert len(differing) == 1
-    assert re.fullmatch(r"warning: differs: kernel residual_add 'sha256 [0-9a-f]{64}', now unset", differing[0])
+    assert re.fullmatch(r"warning: differs: kernel add_parts 'sha256 [0-9a-f]{64}', now unset", differing[0])
     assert "Model, program and machine are as in the receipt" in llmcli("replay", plain).stderr
 
 
@@ -286,14 +286,14 @@ def test_on_a_card_the_text_is_the_same_and_the_receipt_is_not(model: Path, mine
     own = run_llmcli(*fixed, "--receipt", tmp_path / "own.json", "--kernel", f"{NAME}={mine}")
     assert own.returncode == 0, own.stderr
     assert own.stdout == plain.stdout  # it rounds as ours does
-    assert f"checking residual_add from {mine}: " in own.stderr
-    assert "residual_add alone (" in own.stderr
+    assert f"checking add_parts from {mine}: " in own.stderr
+    assert "add_parts alone (" in own.stderr
     assert "a step of decoding: " in own.stderr
     first, second = (load_receipt(tmp_path / f"{name}.json").receipt.program for name in ("plain", "own"))
     assert second.keys() - first.keys() == {f"kernel {NAME}"}
     again = run_llmcli("replay", tmp_path / "own.json")
     assert again.returncode == 0, again.stderr
-    assert "differs: kernel residual_add 'sha256 " in again.stderr
+    assert "differs: kernel add_parts 'sha256 " in again.stderr
 
 
 @pytest.mark.cuda

@@ -18,14 +18,12 @@ from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill
 from llmcli.kernels.attention_rows import attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
-from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts, gather_columns, rotary, swiglu
-from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import NextRows, RowNorm, gemv, gemv_float, norm_sums
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
+from llmcli.kernels.norms import head_norm, rms_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.stage_wide import image_bytes, stage_wide
@@ -175,13 +173,8 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "rms_norm": lambda card, give: rms_norm(
         card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
     ),
-    "round_rows": lambda card, give: round_rows(card, x=give(5, 64), out=give(5, 64, dtype=F16), row_scale=give(5)),
     "gather_columns": lambda card, give: gather_columns(
-        card, x=give(5, 64), order=give(64, dtype=I32), out=give(5, 64)
-    ),
-    "scale_bias": lambda card, give: scale_bias(card, x=give(5, 64), row_scale=give(5), bias=give(64)),
-    "residual_add": lambda card, give: residual_add(
-        card, x=give(5, 64), row_scale=give(5), bias=None, hidden=give(5, 64)
+        card, x=give(5, 64, dtype=F16), order=give(64, dtype=I32), out=give(5, 64, dtype=F16)
     ),
     "swiglu": lambda card, give: swiglu(
         card, gate_up=give(5, 128), row_scale=give(5), out=give(5, 64, dtype=F16), out_scale=give(5)
@@ -215,12 +208,6 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
         counters=give(2, LAYOUT.num_attention_heads, dtype=np.uint32),
         out=give(2, LAYOUT.q_size),
-    ),
-    "dequantize": lambda card, give: dequantize(
-        card, matrix=matrix(give), first_tile=1, num_tiles=2, out=give(32, 256, dtype=F16)
-    ),
-    "gemm_packed": lambda card, give: gemm_packed(
-        card, matrix=matrix(give), x=give(5, 256, dtype=F16), out=give(5, 64)
     ),
     "stage_wide": lambda card, give: stage_wide(
         card,

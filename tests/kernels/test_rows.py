@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.kernels.elementwise import embedding, swiglu
-from llmcli.kernels.norms import head_norm, residual_add, rms_norm, round_rows, scale_bias
+from llmcli.kernels.elementwise import add_parts, embedding, swiglu
+from llmcli.kernels.norms import head_norm, rms_norm
+from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, softmax
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
-from llmcli.lab.matrices import STORAGE
+from llmcli.kernels.tiles import tile_layout
+from llmcli.lab.matrices import STORAGE, storage_name
 from llmcli.lab.rows import COLUMNS
 
 
@@ -69,13 +71,12 @@ def test_every_launch_is_of_a_specified_variant(num_columns: int, num_rows: int)
     for dtype in STORAGE:
         out = array(num_rows, num_columns, dtype=dtype)
         rms_norm(device, x=x, weight=vector, eps=1e-5, out=out, row_scale=scale)
-        round_rows(device, x=x, out=out, row_scale=scale)
         gate_up = array(num_rows, 16 * -(-num_columns // 8))
         swiglu(device, gate_up=gate_up, row_scale=scale, out=out, out_scale=scale)
-        embedding(device, table=array(9, num_columns, dtype=dtype), token_ids=ids, out=x)
-    for given in (None, scale):
-        scale_bias(device, x=x, row_scale=given, bias=vector)
-        residual_add(device, x=x, row_scale=given, bias=None, hidden=x)
+        layout = tile_layout(storage_name(dtype), 9, num_columns)
+        table = layout.place(Phantom((layout.arena_bytes,), np.uint8, 4096))
+        embedding(device, table=table, token_ids=ids, out=x)
+    add_parts(device, parts=array(2, num_rows, num_columns), out=x)
     for log in (False, True):
         softmax(device, x=x, out=x, log=log)
     workspace = {"partials": array(num_rows, 2 * MAX_SPLITS), "counters": ids}

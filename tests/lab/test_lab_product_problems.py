@@ -128,10 +128,9 @@ def test_rows_that_are_too_long_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "solver", "stems"),
     [
-        ("matmul", "llmcli", ["dequantize"]),
+        ("matmul", "llmcli", ["stage_wide", "gemm_wide"]),
         ("matmul", "cublas", []),
-        ("int8_product", "llmcli_packed", ["gemm_packed"]),
-        ("int8_product", "llmcli_widened", ["dequantize"]),
+        ("int8_product", "llmcli", ["stage_wide", "gemm_wide"]),
         *((name, "llmcli", ["stage_wide", "gemv"]) for name in ("gemv", "gemv_int8", "gemv_int4")),
     ],
 )

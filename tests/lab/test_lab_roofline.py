@@ -20,7 +20,6 @@ from llmcli.lab.trial import Times
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, walk_model
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Span
-from llmcli.runners.cuda.predict.dry_run import PRODUCT
 from llmcli.runners.numpy.load import load
 
 COST = KernelCost(read_bytes=1000, written_bytes=24, flops=10)
@@ -42,16 +41,14 @@ def walk_of(*stems: str) -> Walk:
     calls = []
     for stem in dict.fromkeys(stems):
         places = tuple(place for place, one in enumerate(stems) if one == stem)
-        name = "" if stem == PRODUCT else f"{stem}<1>"
+        name = f"{stem}<1>"
         calls.append(Call(Launch(stem, name, (1,), 32, ()), "", COST, places, None))
-    labels = tuple((stem, "" if stem == PRODUCT else f"{stem}<1>") for stem in stems)
+    labels = tuple((stem, f"{stem}<1>") for stem in stems)
     return Walk("A step", labels, tuple(calls))
 
 
 def noted(walk: Walk) -> list[tuple[Starter, list[int]]]:
-    return [
-        (Starter(None if stem == PRODUCT else (stem, name)), [place]) for place, (stem, name) in enumerate(walk.labels)
-    ]
+    return [(Starter((stem, name)), [place]) for place, (stem, name) in enumerate(walk.labels)]
 
 
 @pytest.fixture
@@ -70,7 +67,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def test_every_call_is_timed_with_its_own_addresses(timed: list[tuple[int, int]]) -> None:
-    walk = walk_of("embedding", "gemv", PRODUCT, "gemv", PRODUCT)
+    walk = walk_of("embedding", "gemv", "gemm_wide", "gemv", "gemm_wide")
     launches, done = noted(walk), []
     lengths = Lengths.within(4096, None, None, 1)
     times = roofline._time(None, walk, launches, lengths, lambda: done.append(1))  # type: ignore[arg-type]

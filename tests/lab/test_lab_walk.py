@@ -16,7 +16,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.occupancy import MULTIPROCESSORS
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, card_of, plan_walk, walk_model
-from llmcli.runners.cuda.predict.dry_run import PRODUCT, DryModel
+from llmcli.runners.cuda.predict.dry_run import DryModel
 
 MODEL = shape_model("Llama-3.2-1B", "int8")
 LAYERS, HIDDEN, INTERMEDIATE, VOCAB = 16, 2048, 8192, 128256  # the published config.json
@@ -55,7 +55,7 @@ def test_decoding_multiplies_every_matrix_once(walks: tuple[Walk, Walk]) -> None
 
 @pytest.mark.parametrize(
     ("form", "arch", "stem"),
-    [("int8", "sm_90", "gemm_wide"), ("bf16", "sm_90", "gemm_wide"), ("bf16", "sm_89", PRODUCT)],
+    [("int8", "sm_90", "gemm_wide"), ("bf16", "sm_90", "gemm_wide"), ("bf16", "sm_89", "gemm_mma")],
 )
 def test_a_prompt_multiplies_every_matrix_of_a_layer(nvrtc: None, form: str, arch: str, stem: str) -> None:
     _, prefill = walk_model(shape_model("Llama-3.2-1B", form), LENGTHS, card_of(arch), arch)
@@ -64,12 +64,12 @@ def test_a_prompt_multiplies_every_matrix_of_a_layer(nvrtc: None, form: str, arc
     assert {call.matrix for call in calls} == LINEARS.keys() - {"embed_tokens"}
     for matrix, num_weights in LINEARS.items() - {("embed_tokens", LINEARS["embed_tokens"])}:
         of_matrix = [call for call in calls if call.matrix == matrix]  # SwiGLU has one more, for tokens beyond float16
-        is_whole = stem == PRODUCT or matrix.startswith("q_proj")
+        is_whole = matrix.startswith("q_proj")
         num_tokens = 512 * LAYERS if is_whole else 512 * (LAYERS - 1) + 1
         assert max(len(call.places) for call in of_matrix) == LAYERS - (not is_whole)
         found = sum(call.cost.flops * len(call.places) for call in of_matrix)
         assert found == 2 * num_weights * num_tokens
-        assert all((call.use is None) == (stem == PRODUCT) for call in of_matrix)  # a library's use is unknown
+        assert all(call.use is not None for call in of_matrix)
 
 
 def test_places_are_all_launches_once(walks: tuple[Walk, Walk]) -> None:

@@ -105,32 +105,28 @@ def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, m
 def test_a_kernel_without_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(own_kernel, "CASES", {"rms_norm": CASES["rms_norm"]})
     with pytest.raises(
-        UsageError, match="--kernel residual_add: llmcli has no reference checks of this kernel, .* of rms"
+        UsageError, match="--kernel add_parts: llmcli has no reference checks of this kernel, .* of rms"
     ):
         read(NAME, write_example(tmp_path))
 
 
 def test_a_kernel_twice(tmp_path: Path) -> None:
     path = write_example(tmp_path)
-    with pytest.raises(UsageError, match=rf"names residual_add twice: {path} and {path}"):
+    with pytest.raises(UsageError, match=rf"names add_parts twice: {path} and {path}"):
         read_own_kernels([f"{NAME}={path}", f"{NAME}={path}"])
 
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("num_columns);\n", "num_columns);  // 2 \u00b5s\n", "mine.cu:8: '\u00b5' is not an ASCII character"),
-        ("num_columns);\n", "num_columns);\0\n", r"mine.cu:8: '\x00' is not"),
-        ("// One", '#include "common/none.cuh"\n// One', "common/none.cuh does not exist, included from mine.cu:1"),
-        ("residual_add(", "add(", "mine.cu does not define __global__ void residual_add(float* x, float* row_scale,"),
-        (
-            "const float* x, const float* row_scale",
-            "const float* row_scale, const float* x",
-            "takes (float* row_scale,",
-        ),
-        (", int stride", "", "int num_columns), expected (float* x, float* row_scale, float* bias, float* hidden, int"),
-        ("int stride", "long long stride", "long long stride), expected ("),
-        ("int stride", "int* stride", "int* stride), expected ("),
+        ("VECTOR, size);\n", "VECTOR, size);  // 2 \u00b5s\n", "mine.cu:8: '\u00b5' is not an ASCII character"),
+        ("VECTOR, size);\n", "VECTOR, size);\0\n", r"mine.cu:8: '\x00' is not"),
+        ("common/launch.cuh", "common/none.cuh", "common/none.cuh does not exist, included from mine.cu:2"),
+        ("add_parts(", "add(", "mine.cu does not define __global__ void add_parts(float* parts, float* out,"),
+        ("const float* parts, float* out", "float* out, const float* parts", "takes (float* out,"),
+        (", int size", "", "int num_parts), expected (float* parts, float* out, int num_parts, int size"),
+        ("int size)", "long long size)", "long long size), expected ("),
+        ("int size)", "int* size)", "int* size), expected ("),
     ],
 )
 def test_sources_that_cannot_be(before: str, after: str, told: str, tmp_path: Path) -> None:
@@ -142,8 +138,12 @@ def test_sources_that_cannot_be(before: str, after: str, told: str, tmp_path: Pa
 
 
 def test_pointers_and_numbers_may_be_written_otherwise(tmp_path: Path) -> None:
-    text = example().replace("const float* x", "float const * __restrict__ x").replace("int stride", "int32_t stride")
-    assert own_parameters(text).endswith("int32_t stride")
+    text = (
+        example()
+        .replace("const float* parts", "float const * __restrict__ parts")
+        .replace("int size)", "int32_t size)")
+    )
+    assert own_parameters(text).endswith("int32_t size")
     read(NAME, write(tmp_path, text))
 
 
@@ -181,7 +181,7 @@ def test_the_example_of_the_docs_compiles(arch: str, tmp_path: Path) -> None:
 def test_own_and_engine_kernels_are_loaded_once_each(tmp_path: Path) -> None:
     loaded: list[Path] = []
     device = opened(tmp_path, [read(NAME, write_example(tmp_path))], loaded)
-    wanted = {NAME: KERNELS[NAME].variants, "scale_bias": KERNELS["scale_bias"].variants}
+    wanted = {NAME: KERNELS[NAME].variants, "embedding": KERNELS["embedding"].variants}
     device.prepare_all(wanted)
     own = set(loaded)
     with device.engine_kernels():
@@ -189,7 +189,7 @@ def test_own_and_engine_kernels_are_loaded_once_each(tmp_path: Path) -> None:
         assert device.uses_own is False
     device.prepare_all(wanted)
     assert device.uses_own is True
-    assert len(loaded) == len(set(loaded)) == 6  # scale_bias has only one source
+    assert len(loaded) == len(set(loaded)) == 10  # embedding has only one source
     assert {path.name.partition("-")[0] for path in set(loaded) - own} == {NAME}
 
 
@@ -198,13 +198,14 @@ def test_what_checks_and_model_launch_is_compiled(tmp_path: Path, monkeypatch: p
     kernel = read(NAME, write_example(tmp_path))
     device = opened(tmp_path, [kernel], [])
     device.__class__ = NoCard
-    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
+    sizes = {"hidden_size": 256, "dtype": torch.bfloat16}  # whose products have parts
+    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False, **sizes))
     assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == []
     ready = {(is_own, stem) for is_own, stem, _ in device._kernels}
-    assert {(True, NAME), (False, NAME), (False, "gemv_float"), (False, "sample_token")} <= ready
+    assert {(True, NAME), (False, NAME), (False, "gemv"), (False, "sample_token")} <= ready
     assert [stem for is_own, stem in ready if is_own] == [NAME]
-    monkeypatch.setattr(verify, "launched_names", lambda card, cases: {"residual_add<1>"})
-    assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == ["residual_add<4>"]
+    monkeypatch.setattr(verify, "launched_names", lambda card, cases: {"add_parts<1>"})
+    assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == ["add_parts<4>"]
 
 
 def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
@@ -222,11 +223,11 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
     ("before", "after", "told"),
     [
         (
-            "fmaf(x[",
-            "fmad(x[",
-            r"kernel residual_add does not compile for sm_90: mine\.cu\(11\): error: identifier \"fmad",
+            "grid_dependency_wait",
+            "grid_wait",
+            r"kernel add_parts does not compile for sm_90: mine\.cu\(9\): error: identifier \"grid_wait",
         ),
-        ("template <int VECTOR>", "constexpr int VECTOR = 1;", r"sm_90: .*; what is launched is residual_add<\d>$"),
+        ("template <int VECTOR>", "constexpr int VECTOR = 1;", r"sm_90: .*; what is launched is add_parts<\d>$"),
     ],
 )
 def test_what_does_not_compile(before: str, after: str, told: str, tmp_path: Path) -> None:
@@ -237,10 +238,10 @@ def test_what_does_not_compile(before: str, after: str, told: str, tmp_path: Pat
 
 def test_a_failed_check_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernel = read(NAME, write_example(tmp_path))
-    verdict = KernelVerdict(NAME, 54, 3, np.inf, "num_rows 6: hidden[1, 3] is 2, expected 1 within 0.1")
+    verdict = KernelVerdict(NAME, 54, 3, np.inf, "num_rows 6: out[1, 3] is 2, expected 1 within 0.1")
     monkeypatch.setattr(verify, "verify_kernel", lambda device, cases: verdict)
     device: Any = None
-    with pytest.raises(DeviceError, match=r"mine\.cu is wrong in 3 of 54 cases: num_rows 6: hidden\[1, 3\] is 2, exp"):
+    with pytest.raises(DeviceError, match=r"mine\.cu is wrong in 3 of 54 cases: num_rows 6: out\[1, 3\] is 2, exp"):
         check_own_kernel(device, kernel)
     monkeypatch.setattr(verify, "verify_kernel", lambda device, cases: KernelVerdict(NAME, 54, 0, 0.5, ""))
     check_own_kernel(device, kernel)
@@ -252,9 +253,7 @@ def test_a_kernel_that_crashes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(verify, "verify_kernel", fail)
     device: Any = None
-    with pytest.raises(
-        DeviceError, match=r"^residual_add from .*mine\.cu did not come to its end: the card failed: cuda"
-    ):
+    with pytest.raises(DeviceError, match=r"^add_parts from .*mine\.cu did not come to its end: the card failed: cuda"):
         check_own_kernel(device, read(NAME, write_example(tmp_path)))
 
 
@@ -274,7 +273,7 @@ def test_alone_both_solve_the_same_problem(monkeypatch: pytest.MonkeyPatch, tmp_
     times = time_own_kernel(device, read(NAME, tmp_path / "mine.cu"))
     assert launches == [(NAME, True), (NAME, False), ("released", False)]
     assert (times.own.median, times.engine.median) == (2e-6, 3e-6)
-    assert times.problem == "scale, num_rows 16, num_columns 4,096, extra 0"
+    assert times.problem == "num_parts 3, num_rows 256, num_columns 4,096"
 
 
 def own_device(kernel: OwnKernel) -> Device:
@@ -303,18 +302,16 @@ def test_the_example_is_right(tmp_path: Path) -> None:
 def test_a_planted_fault_is_told_with_its_element(fault: str, tmp_path: Path) -> None:
     kernel = read(NAME, write_example(tmp_path, fault))
     with pytest.raises(
-        DeviceError, match=r"mine\.cu is wrong in \d+ of \d+ cases: .*num_rows \d.* hidden\[\d+, \d+\] is "
+        DeviceError, match=r"mine\.cu is wrong in \d+ of \d+ cases: .*num_rows \d.* out\[\d+, \d+\] is "
     ):
         check_own_kernel(own_device(kernel), kernel)
 
 
 @pytest.mark.cuda
 def test_a_write_beside_the_output_is_told(tmp_path: Path) -> None:
-    text = example().replace(
-        "    const int begin", "    if (row + 1 == gridDim.x) hidden[(row + 1) * num_columns] = 0;\n    const int begin"
-    )
+    text = example().replace("    const int begin", "    if (blockIdx.x == 0) out[size] = 0;\n    const int begin")
     kernel = read(NAME, write(tmp_path, text))
-    with pytest.raises(DeviceError, match="bytes beside hidden were overwritten"):
+    with pytest.raises(DeviceError, match="bytes beside out were overwritten"):
         check_own_kernel(own_device(kernel), kernel)
 
 

@@ -13,6 +13,7 @@ import pytest
 import rounded_torch
 import torch
 from emulated import COMPILER, EmulatedDevice, can_emulate
+from foreign_models import write_fp8, write_gptq
 from row_steps import PROMPT, logits_of, relative_error, single_steps, start
 from simulated_card import EmulatedCard, emulate
 from tiny_models import write_tiny_llama
@@ -20,6 +21,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.runners.base import Span
 from llmcli.runners.cuda.load.model import load
+from llmcli.runners.torch.load import load as load_by_torch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 
@@ -81,3 +83,16 @@ def test_a_row_has_the_same_bits_among_others(model: Path, card: EmulatedCard) -
     assert len(set(together)) == MANY_ROWS
     for places in ([32], [0], range(4, 12), range(9)):  # each form of products
         assert bits_of(places) == [together[place] for place in places]
+
+
+@pytest.mark.parametrize(("write", "options"), [(write_gptq, {"desc_act": True}), (write_fp8, {})])
+def test_inputs_in_an_order_and_scales_of_blocks(
+    write: Any, options: dict[str, Any], card: EmulatedCard, tmp_path: Path
+) -> None:
+    """Few rows, and a prompt as an image: the logits of torch."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, num_hidden_layers=1)
+    folder = write(source, tmp_path / "model", **options)
+    ours = load(open_model(folder), device=card, max_seq_len=32, num_rows=1, uses_graphs=False)  # type: ignore[arg-type]
+    reference = load_by_torch(open_model(folder), max_seq_len=32)
+    for length in (1, 9):
+        assert relative_error(*(logits_of(runner, PROMPT[:length]) for runner in (ours, reference))) < 5e-3, length
