@@ -12,9 +12,9 @@
 //           overlap the kernel in front of it.
 // Traffic:  weights once for every TOKENS tokens and the image once for every 256 outputs, side by side so that L2
 //           serves all but the first
-// Numerics: weights as common/wide_weights.cuh widens them, activations as stage_wide rounds; fp32 sums
-//           (truncated, not rounded, in the tensor cores), one chain over all inputs in a fixed order, or over those of each part. So a token's bits
-//           do not depend on how many tokens run with it. ADD takes numbers below 2^-126 for zero
+// Numerics: weights as common/wide_weights.cuh widens them, activations as stage_wide rounds; fp32 sums (truncated,
+//           not rounded, in the tensor cores), one chain over all inputs in a fixed order, or over those of each part.
+//           So a token's bits do not depend on how many tokens run with it. ADD takes numbers below 2^-126 for zero
 // Choice:   A block multiplies 8 tiles with TOKENS tokens. Two groups of four warps hold all sums in registers; a warp
 //           loads its own tile's weights two steps early, and widens a step while the tensor cores work on the one
 //           before. One group runs two steps ahead and never waits for the other: while one writes results, the tensor

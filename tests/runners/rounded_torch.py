@@ -1,15 +1,14 @@
 """The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
 
 Inputs of products are rounded to float16, and so are their weights, unless these have 32 bits. A norm's inputs are
-rounded times its weights, before they are divided by their root. On cards without wgmma long prompts are rounded after
-that, and short ones multiplied from exact codes. Attention of several tokens rounds scaled queries and weights to the
-cache's type, that of a lone token rounds nothing. Keys and values always have the cache's type. With int8 codes the
-type of attention is float16, and it is the products of weights and value scales that are rounded. Prompts are cut where
+rounded times its weights, before they are divided by their root. Attention of several tokens rounds scaled queries and
+weights to the cache's type, that of a lone token rounds nothing. Keys and values always have the cache's type. With
+int8 codes the type of attention is float16, and it is the products of weights and value scales that are rounded. Prompts are cut where
 the card cuts them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,12 +18,8 @@ from torch import Tensor
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
-from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.plan.choice import PromptWays
-from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, plan_memory
-from llmcli.runners.cuda.plan.stored import StoredModel
+from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS
 from llmcli.runners.host import device
 from llmcli.runners.host.cache import PagedCache
 from llmcli.runners.stepping import SteppingRunner
@@ -35,18 +30,14 @@ from llmcli.runners.torch.weights import PackedWeight
 
 
 class RoundedProduct(WideningProduct):
-    """A quantized layer, which multiplies tokens in these ways."""
+    """A quantized layer."""
 
-    def __init__(self, weight: PackedWeight, ways: PromptWays, as_rows: Callable[[Tensor], bool]):
+    def __init__(self, weight: PackedWeight):
         super().__init__(weight, torch.float32)
-        self._whole = weight.widened(slice(None))
-        self._ways = ways
-        self._as_rows = as_rows
+        self._whole = widened(weight.widened(slice(None)))
 
     def multiply(self, x: Tensor) -> Tensor:
-        is_exact = not self._as_rows(x) and self._ways.of(len(x)) == "packed"
-        x = x if self._as_rows(x) else x.half().float()
-        return F.linear(x, self._whole if is_exact else widened(self._whole))
+        return F.linear(x, self._whole)
 
 
 def widened(weight: Tensor) -> Tensor:
@@ -97,17 +88,10 @@ def load_rounded(
     """A torch runner whose plain weights have `dtype`, its cache that or float16, and whose arithmetic is float32."""
     has_codes = kv_cache == "int8"
     cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
-    stored = StoredModel.of_model(model, str(dtype).removeprefix("torch."))
-    card = Device.open().facts
-    plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=card)
-
-    def as_rows(x: Tensor) -> bool:
-        """Whether the card rounds these tokens before they come here."""
-        return card.can_wgmma or len(x) <= MAX_SPAN
 
     def rms_norm(self: TorchOperators, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        if dtype == torch.float32 or x.dim() > 2 or not as_rows(x):  # not of heads
+        if dtype == torch.float32 or x.dim() > 2:  # not of heads
             return weight * (x * factor)
         return rounded_rows(weight * x) * factor
 
@@ -118,7 +102,7 @@ def load_rounded(
     def multiply(self: PlainLinear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
         if dtype != torch.float32:
-            x, weight = x if as_rows(x) else x.half().float(), weight.half().float()
+            weight = weight.half().float()
         return F.linear(x, weight, bias)
 
     def attend(
@@ -154,7 +138,7 @@ def load_rounded(
 
     monkeypatch.setattr(load, "read_weights", read_rounded)
     choose_product = "llmcli.runners.torch.packed_linear.choose_product"
-    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, plan.prompt_ways, as_rows))
+    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight))
     monkeypatch.setattr(PlainLinear, "_multiply", multiply)
     for operator in (rms_norm, swiglu, attend):
         monkeypatch.setattr(TorchOperators, operator.__name__, operator)
