@@ -128,9 +128,9 @@ def test_rows_that_are_too_long_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "solver", "stems"),
     [
-        ("matmul", "llmcli", ["stage_wide", "gemm_wide"]),
+        ("matmul", "llmcli", ["stage_wide", "gemm_narrow"]),
         ("matmul", "cublas", []),
-        ("int8_product", "llmcli", ["stage_wide", "gemm_wide"]),
+        ("int8_product", "llmcli", ["stage_wide", "gemm_narrow"]),
         *((name, "llmcli", ["stage_wide", "gemv"]) for name in ("gemv", "gemv_int8", "gemv_int4")),
     ],
 )
