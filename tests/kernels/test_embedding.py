@@ -9,6 +9,8 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import embedding, embedding_cost
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.cases.elementwise import embedding_case, rows_case, unknown_ids_case
 from llmcli.lab.matrices import STORAGE
 
@@ -42,13 +44,8 @@ def test_it_waits_for_what_was_launched_before() -> None:
     """Kernels after it read ahead what the sampler wrote."""
     launches: list[dict[str, Any]] = []
     device: Any = SimpleNamespace(launch=lambda stem, name, **details: launches.append(details))
-    table, ids, out = (
-        SimpleNamespace(shape=shape, dtype=np.dtype(dtype), strides=strides, data=SimpleNamespace(ptr=4096))
-        for shape, dtype, strides in (
-            ((5, 8), np.float32, (32, 4)),
-            ((2,), np.int32, (4,)),
-            ((2, 8), np.float32, (32, 4)),
-        )
-    )
+    layout = tile_layout("float32", 5, 8)
+    table = layout.place(Phantom((layout.arena_bytes,), np.uint8, 4096))
+    ids, out = Phantom((2,), np.int32, 4096), Phantom((2, 8), np.float32, 4096)
     embedding(device, table=table, token_ids=ids, out=out)
     assert not launches[0].get("overlaps")

@@ -3,8 +3,8 @@
 Inputs of products are rounded to float16, and so are their weights, unless these have 32 bits. A norm's inputs are
 rounded times its weights, before they are divided by their root. Attention of several tokens rounds scaled queries and
 weights to the cache's type, that of a lone token rounds nothing. Keys and values always have the cache's type. With
-int8 codes the type of attention is float16, and it is the products of weights and value scales that are rounded. Prompts
-are cut where the card cuts them.
+int8 codes the type of attention is float16, and it is the products of weights and value scales that are rounded.
+Prompts are cut where the card cuts them.
 """
 
 import math
