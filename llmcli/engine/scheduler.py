@@ -526,11 +526,11 @@ class Generation:
         while not self._scheduler.is_idle:
             events = self._scheduler.step()
             while events:
-                event = events.pop(0)
-                if isinstance(event, Failed):
+                first = events[0]
+                if isinstance(first, Failed):
                     self._scheduler.cancel(number)
-                    raise event.error
-                yield event
+                    raise first.error
+                yield events.pop(0)  # in one line: a Ctrl-C before `yield` must find the event among those not taken
 
     def interrupt(self) -> list[Token | Finished]:
         """End the samples under way as interrupted; return the events not yet taken."""

@@ -18,6 +18,7 @@ from llmcli.cli.run import DRAFT_WORDS, open_draft
 from llmcli.engine.draft_sources import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.request import Finished, Request, Token
+from llmcli.engine.scheduler import Generation
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.runners.base import Runner
 
@@ -50,7 +51,7 @@ def seconds_of(runner: Runner) -> float:
 def reply(voice: Voice, request: Request, drafting: Drafting | None) -> tuple[tuple[int, ...], float]:
     """A reply's tokens, and the seconds from its first token to its end."""
     start = 0.0
-    for event in voice.session.generation(voice.runner, request, drafting).events():
+    for event in Generation(voice.runner, voice.session.tokenizer, request, drafting).events():
         if isinstance(event, Finished):
             return event.token_ids, seconds_of(voice.runner) - start
         if isinstance(event, Token):

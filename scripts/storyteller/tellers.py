@@ -15,6 +15,7 @@ from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.request import Finished, Request
+from llmcli.engine.scheduler import Generation
 from llmcli.tokenizer.chat_encoding import encode_chat
 
 Message = dict[str, str]
@@ -72,7 +73,7 @@ class Voice:
         )
 
     def _generate(self, request: Request) -> Reply:
-        generation = self.session.generation(self.runner, request)
+        generation = Generation(self.runner, self.session.tokenizer, request)
         (finished,) = (event for event in generation.events() if isinstance(event, Finished))
         return Reply(finished.text, finished.finish_reason == "eos")
 
