@@ -8,8 +8,7 @@
 // Claim:   padded < fastllm: threads that read together find their numbers in different banks
 // Claim:   vectors < padded: four numbers come in one load, and nothing is asked of tiles that end in zeros
 // Claim:   tensor_cores < vectors: codes are exact in half, so tensor cores may multiply them
-// Claim:   llmcli_packed < tensor_cores at num_tokens 64: codes stay codes until they are in registers
-// Claim:   llmcli_widened < llmcli_packed at num_tokens 2048: many tokens pay for writing all weights as halves first
+// Claim:   llmcli < tensor_cores: codes stay codes until they are in registers, and weights and tokens are copied ahead
 // Note:    Eight-bit weights save bytes, not operations: a product of many tokens is bound by arithmetic, and a kernel
 //          without tensor cores cannot come near one with them, however few bytes it reads.
 
@@ -224,8 +223,5 @@ __global__ void __launch_bounds__(128) by_tensor_cores(const __half* x_half, con
     }
 }
 
-// rung llmcli_packed: the engine's product for up to 64 tokens, from the codes.
-// launch: llmcli_packed
-
-// rung llmcli_widened: the engine's product for more: all weights as halves into memory, then the library.
-// launch: llmcli_widened
+// rung llmcli: the engine's product, from the codes: gemm_narrow for up to 64 tokens, gemm_wide for more.
+// launch: llmcli

@@ -60,7 +60,7 @@ from llmcli.runners.base import AllLogits, Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
-WAIT_SECONDS = 0.035  # a pause that a person hardly sees
+WAIT_SECONDS = 0.022  # a pause that a person hardly sees
 
 
 class Scheduler:
