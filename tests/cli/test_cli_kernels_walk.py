@@ -62,7 +62,7 @@ def test_all_kernels_are_listed_with_what_they_do(llmcli: Llmcli) -> None:
     for spec in KERNELS.values():
         assert f"{spec.stem:<19}{spec.op}" in result.stdout
     launched, _, others = result.stdout.partition("Not launched in these steps:")
-    assert "gemm_packed" in others
+    assert "row_reduce" in others
     assert "gemv<Int8" in launched
 
 
@@ -87,7 +87,7 @@ def test_a_call_has_all_figures(llmcli: Llmcli) -> None:
     assert use["threads"] == 512
     assert use["occupancy"] == use["blocks_per_multiprocessor"] * 512 / 2048
     assert use["shared_bytes"] <= 163 * 1024
-    assert {one["use"] is None for one in prompt["calls"] if one["kernel"] == "cublas"} == {True}
+    assert all(one["use"] is not None for one in prompt["calls"])
     assert {one["kernel"] for one in told["kernels"]} == KERNELS.keys()
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from docs_schemas import check_docs_schema
 from own_kernel_example import FAULTS, NAME, example, write_example
 from results import Llmcli, Result
@@ -70,7 +71,7 @@ def test_without_cupy(mine: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("own") / "model")
+    return write_tiny_llama(tmp_path_factory.mktemp("own") / "model", hidden_size=256, dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_run_with_an_own_kernel(generate: Llmcli, card: list[str], mine: Path)
     first, alone, *_, prompt, step = result.stderr.splitlines()
     assert first == f"checking add_parts from {mine}: {len(list(CASES[NAME].checks()))} cases"
     assert alone == (
-        "add_parts alone (scale, num_rows 16, num_columns 4,096, extra 0): 2.00 us, llmcli's 3.00 us, "
+        "add_parts alone (num_parts 3, num_rows 256, num_columns 4,096): 2.00 us, llmcli's 3.00 us, "
         "1.50 times as fast"
     )
     form = r"\d+\.\d{3} ms with yours, \d+\.\d{3} ms with llmcli's kernels, speed \(?[+-]\d+\.\d%\)?"

@@ -139,14 +139,11 @@ def test_the_process_makes_the_launches_of_the_call(
 
     def note(first: int, one: Walk) -> list[Any]:
         def noted(label: tuple[str, str]) -> Any:
-            return SimpleNamespace(
-                label=None if label[0] == "cublas" else label, start=lambda where: started.append(*where)
-            )
+            return SimpleNamespace(label=label, start=lambda where: started.append(*where))
 
-        labels = [(stem, "" if stem == "cublas" else name) for stem, name in one.labels]
-        return [(noted(label), [first + place]) for place, label in enumerate(labels)]
+        return [(noted(label), [first + place]) for place, label in enumerate(one.labels)]
 
-    prompt = walk(PROMPT.calls[0], Call(Launch("cublas", "", (1,), 32, ()), "", KernelCost(5, 0, 0), (1,), None))
+    prompt = walk(PROMPT.calls[0], Call(Launch("gemm_wide", "", (1,), 32, ()), "", KernelCost(5, 0, 0), (1,), None))
     seen: list[Any] = []
 
     def note_decode(device: Any, runner: Any, lengths: Lengths) -> list[Any]:

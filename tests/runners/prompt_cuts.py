@@ -1,4 +1,4 @@
-"""Where the CUDA runner cuts and shares prompts: at every page, or at the ends of chunks of CHUNK tokens only.
+"""Where the CUDA runner cuts and shares prompts: at every page. Chunks have CHUNK tokens.
 
 Classes for those of the conformance suite, whose `load` asks for such chunks.
 """
@@ -36,14 +36,3 @@ class CutAtPages:
 
     def test_prompts_are_shared_up_to_any_page(self, runner: Runner) -> None:
         assert num_shared(runner, COMMON) == COMMON // PAGE_TOKENS * PAGE_TOKENS
-
-
-class CutAtChunks:
-    """For all others."""
-
-    def test_prompts_are_cut_at_chunks_only(self, runner: Runner) -> None:
-        assert span_ends(runner) == [CHUNK, 2 * CHUNK, len(PROMPT)]
-
-    def test_prompts_are_shared_up_to_a_chunk(self, runner: Runner) -> None:
-        assert num_shared(runner, COMMON) == 0
-        assert num_shared(runner, CHUNK + COMMON) == CHUNK

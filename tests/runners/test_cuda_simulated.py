@@ -12,7 +12,7 @@ import torch
 from conformance import RunnerConformance
 from families import VARIANTS
 from foreign_models import write_awq, write_fp8, write_gptq, write_packed, write_w8a8
-from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
+from prompt_cuts import CHUNK, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from row_steps import GREEDY, PROMPT, logits_of, relative_error, single_steps, start
 from safetensors.torch import load_file, save_file
@@ -55,7 +55,7 @@ class OnSimulatedCard(RunnerConformance):
         )
 
 
-class TestSimulatedCudaRunner(CutAtChunks, OnSimulatedCard):
+class TestSimulatedCudaRunner(CutAtPages, OnSimulatedCard):
     """In float32, the model's own type."""
 
 
@@ -64,7 +64,7 @@ class TestSimulatedCudaRunnerInFloat16(CutAtPages, OnSimulatedCard):
     options: ClassVar[dict[str, Any]] = {"dtype": "float16"}
 
 
-class TestSimulatedCudaRunnerWithCodes(CutAtChunks, OnSimulatedCard):
+class TestSimulatedCudaRunnerWithCodes(CutAtPages, OnSimulatedCard):
     tolerance = 2e-4  # a sum in another order may round an element to the next code, which takes 1e-4
     options: ClassVar[dict[str, Any]] = {"kv_cache": "int8"}
 
