@@ -145,8 +145,7 @@ def test_a_run_with_an_own_kernel(generate: Llmcli, card: list[str], mine: Path)
     first, alone, *_, prompt, step = result.stderr.splitlines()
     assert first == f"checking add_parts from {mine}: {len(list(CASES[NAME].checks()))} cases"
     assert alone == (
-        "add_parts alone (num_parts 3, num_rows 256, num_columns 4,096): 2.00 us, llmcli's 3.00 us, "
-        "1.50 times as fast"
+        "add_parts alone (num_parts 3, num_rows 256, num_columns 4,096): 2.00 us, llmcli's 3.00 us, 1.50 times as fast"
     )
     form = r"\d+\.\d{3} ms with yours, \d+\.\d{3} ms with llmcli's kernels, speed \(?[+-]\d+\.\d%\)?"
     assert re.fullmatch(rf"a prompt of 27 tokens: {form}", prompt)
