@@ -1,4 +1,4 @@
-"""The matrix library's product against float64; no memory and no TF32 in it; and that a token's bits are its own."""
+"""The matrix library's product against float64; no memory and no TF32 in it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fenced import assert_same_bits, assert_within, fenced, to_float64
 
-from llmcli.kernels.cublas import Cublas, is_independent_of_tokens, matmul_cost
+from llmcli.kernels.cublas import Cublas, matmul_cost
 from llmcli.kernels.device import Device
 from llmcli.lab.matrices import to_storage
 from llmcli.lab.rows import sum_bound
@@ -70,38 +70,6 @@ NUMBERS_OF_TOKENS = [9, 10, 15, 16, 17, 31, 33, 64, 65, 100, 127, 128, 200, 256,
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    ("num_inputs", "num_rows"),
-    [(8192, 2048), (14336, 4096), (11008, 4096), (4096, 4096), (4096, 14336), (2048, 3072), (896, 128)],
-)
-@pytest.mark.parametrize("block_tokens", [1, 128])
-def test_a_tokens_bits_do_not_depend_on_the_others(
-    device: Device, cublas: Cublas, num_inputs: int, num_rows: int, block_tokens: int
-) -> None:
-    """Cards differ in what the library chooses: `is_independent_of_tokens` rests on this."""
-    import cupy
-
-    other = Cublas(device, block_tokens=block_tokens)
-    x, weight = (cupy.asarray(array) for array in operands(2048, num_rows, num_inputs, np.float16))
-    whole = cupy.empty((2048, num_rows), dtype=np.float32)
-    cublas.matmul(x=x, weight=weight, out=whole)
-    differing = []
-    for num_tokens in NUMBERS_OF_TOKENS:
-        for begin in {0, 1, 37, 2048 - num_tokens}:
-            if begin + num_tokens > 2048:
-                continue
-            # Rows further apart, as those of a fused projection.
-            out = cupy.empty((num_tokens, num_rows + 16), dtype=np.float32)[:, :num_rows]
-            other.matmul(x=x[begin : begin + num_tokens], weight=weight, out=out)
-            same = out.view(np.uint32) == whole[begin : begin + num_tokens].view(np.uint32)
-            if not bool(same.all()):
-                differing.append((num_tokens, begin))
-    device.synchronize()
-    assert is_independent_of_tokens(np.float16)
-    assert not differing
-
-
-@pytest.mark.cuda
 @pytest.mark.parametrize(("num_inputs", "num_rows"), [(8192, 2048), (14336, 4096), (11008, 4096), (9728, 2560)])
 def test_few_tokens_do_not_leave_the_card_idle(cublas: Cublas, num_inputs: int, num_rows: int) -> None:
     """`waves` is how often all multiprocessors get a block. Products ten times too slow had 0.03 to 0.25.
@@ -116,25 +84,6 @@ def test_few_tokens_do_not_leave_the_card_idle(cublas: Cublas, num_inputs: int, 
 
 
 @pytest.mark.cuda
-def test_all_numbers_of_tokens_in_a_block_run_one_kernel(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    import cupy
-
-    cublas = Cublas(device, block_tokens=128)
-    asked, propose = [], cublas.propose
-
-    def count(sizes: Any, operands: Any) -> Any:
-        asked.append(sizes)
-        return propose(sizes, operands)
-
-    monkeypatch.setattr(cublas, "propose", count)
-    x, weight = cupy.zeros((256, 4096), np.float16), cupy.zeros((4096, 4096), np.float16)
-    for num_tokens in (256, 129, 150, 200, 255):
-        cublas.matmul(x=x[:num_tokens], weight=weight, out=cupy.empty((num_tokens, 4096), np.float32))
-    device.synchronize()
-    assert asked == [(4096, 256, 4096)]
-
-
-@pytest.mark.cuda
 def test_wrong_arrays_are_refused(device: Device, cublas: Cublas) -> None:
     import cupy
 
@@ -143,10 +92,6 @@ def test_wrong_arrays_are_refused(device: Device, cublas: Cublas) -> None:
         cublas.matmul(x=x, weight=weight.astype(np.float16), out=out)
     with pytest.raises(ValueError, match=r"cublas: out is \[2, 8\]"):
         cublas.matmul(x=x, weight=weight, out=out[:, :8])
-
-
-def test_only_some_inputs_are_independent() -> None:
-    assert not is_independent_of_tokens(np.float32)
 
 
 def test_cost() -> None:
