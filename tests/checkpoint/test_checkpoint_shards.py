@@ -202,6 +202,7 @@ def write_many(path: Path, names: list[str]) -> str:
     return header
 
 
+@pytest.mark.long
 def test_200000_tensors_take_little_more_than_their_json(folder):
     names = [f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.up_proj.weight" for i in range(200_000)]
     texts = [write_many(folder / shard, part) for shard, part in zip(SHARDS, (names[::2], names[1::2]), strict=True)]

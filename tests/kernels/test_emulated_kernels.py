@@ -41,7 +41,8 @@ def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> Iterator[st
                 yield f"{problem.label} {dict(problem.sizes)}, late {emulated.is_late}: {mismatch}"
 
 
-@pytest.mark.parametrize("stem", sorted(CASES))
+# sample_token, which copies nothing asynchronously, has a file of its own.
+@pytest.mark.parametrize("stem", sorted(CASES.keys() - {"sample_token"}))
 def test_results_are_within_their_bounds(stem: str, emulated: EmulatedDevice) -> None:
     problems = some_cases(stem)
     emulated.compile_for(problems)
