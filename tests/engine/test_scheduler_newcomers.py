@@ -72,7 +72,7 @@ def test_newcomers_hold_running_rows_up_for_a_moment_only(start: float, per_toke
         works_ahead=True,
         seconds=seconds,
     )
-    scheduler = scheduler_of(device)
+    scheduler = scheduler_of(device, 0.035)
     submit(scheduler, [1, 2, 3], 10_000)
     while not scheduler.usage.steps:
         scheduler.step()
@@ -140,7 +140,7 @@ def test_prompts_share_the_passes_over_the_weights() -> None:
         return 65 + hash(tuple(history)) % 20
 
     device = JoiningDevice(next_token, 100)
-    scheduler = scheduler_that_runs(device)
+    scheduler = scheduler_that_runs(device, 0.035)
     lengths = [20 + 37 * number % 220 for number in range(90)]
     prompts = [[number + 4] * length for number, length in enumerate(lengths)]
     device.passes.clear()

@@ -144,7 +144,10 @@ def test_the_context_that_fits_is_the_largest() -> None:
     refusal = rf"here with context 4096 needs .* is available: use --context {context} or less"
     with pytest.raises(InsufficientMemoryError, match=refusal):
         fit_memory(stored, "here", max_seq_len=4096, num_rows=1, available=available)
-    assert fit_memory(stored, "here", max_seq_len=context, num_rows=1, available=available).chunk_tokens < 2048
+    wide = plan_memory(stored, max_seq_len=context, num_rows=1, chunk_tokens=2048).total_bytes
+    for room, is_wide in ((wide, True), (wide - 1, False)):
+        found = fit_memory(stored, "here", max_seq_len=context, num_rows=1, available=room)
+        assert (found.chunk_tokens == 2048) == is_wide
 
 
 def test_rows_are_given_up_before_the_run_is() -> None:
@@ -278,20 +281,23 @@ def test_one_row_takes_no_more_than_it_did_without_pages() -> None:
         assert plan.total_bytes <= total_bytes + mask_bytes
 
 
+NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
+
+
 @pytest.mark.parametrize(
     ("num_rows", "max_seq_len", "most"), [(1, 64, 64), (1, 4096, 256), (9, 100, 100), (300, 64, 304)]
 )
 def test_chunks_of_many_rows_have_memory(num_rows: int, max_seq_len: int, most: int) -> None:
     """A product with 512 inputs has four chunks: chunks after the first have sums of their own, for all rows or tokens
-    of short prompts. Up to 8 rows need none, nor do other cards; a scored text needs them for 64 rows of the head."""
+    of short prompts. Up to 8 rows need none; a scored text needs them for 64 rows of the head."""
     sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
     stored = StoredModel.of_config(config(**sizes, head_dim=64), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
     plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=num_rows)
     others = plan.workspace.others
     assert others is not None
     assert others.shape == (3 * most * (8 + 2 * 4) * 64,)
-    no_wgmma = plan_memory(stored, max_seq_len=64, num_rows=300, card=replace(TYPICAL_CARD, can_wgmma=False))
-    assert no_wgmma.workspace.others is None
+    no_wgmma = plan_memory(stored, max_seq_len=max_seq_len, num_rows=num_rows, card=NO_WGMMA)
+    assert no_wgmma.workspace.others == others
     small_groups = StoredModel.of_config(config(**sizes), stored_dtype="bfloat16", scheme=WeightScheme(8, 8))
     others = plan_memory(small_groups, max_seq_len=64, num_rows=8).workspace.others
     assert others is not None

@@ -103,8 +103,7 @@ class EmulatedModel:
     def logits(self, device: Any, rows: Sequence[int]) -> np.ndarray:
         """The bits of the logits after a token of each row, all in one step."""
         self._cache.keys.values[...], self._cache.values.values[...] = self._cached
-        products: Any = None  # those of prompts
-        forward = Forward(device, self._plan, self._weights, self._cache, self._workspace, products)
+        forward = Forward(device, self._plan, self._weights, self._cache, self._workspace)
         unused = [-1] * (num_lanes(len(rows)) - len(rows))
         of_lanes = np.array([*rows, *unused], np.int32)
         lanes, positions = HostArray(of_lanes), HostArray(np.maximum(of_lanes, 0) % 11)

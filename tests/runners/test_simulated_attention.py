@@ -14,6 +14,7 @@ from simulated_kernels import allocate, embedding, on_host, product  # noqa: E40
 from llmcli.kernels.attention_lanes import LaneInputs  # noqa: E402
 from llmcli.kernels.attention_prefill import PromptInputs  # noqa: E402
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout  # noqa: E402
+from llmcli.lab.matrices import StoredMatrix, tiles_of  # noqa: E402
 
 LAYOUT = QkvLayout(4, 2, 8)
 TABLE = np.array([[5, 0, 3], [1, 6, 2]], np.int32)
@@ -79,7 +80,11 @@ def test_unused_lanes_are_left_alone() -> None:
     out = together.decode([5, 6, 7], [-1, 1, -1], [2**30, 20, 2**30], is_cached=False)
     assert np.isnan(out[[0, 2]]).all()
     assert out[1].tobytes() == alone.decode([6], [1], [20], is_cached=False).tobytes()
-    ids, table = on_card(np.array([2, 1], np.int32)), on_card(np.arange(9, dtype=np.float32).reshape(3, 3))
+    ids, table = (
+        on_card(np.array([2, 1], np.int32)),
+        tiles_of(StoredMatrix("float32", np.arange(9, dtype=np.float32).reshape(3, 3))),
+    )
+    table = replace(table, tiles=on_card(table.tiles))
     vectors = on_card(np.zeros((3, 3), np.float32))
     embedding(None, table=table, token_ids=ids, rows=on_card(np.array([1, -1, 0], np.int32)), out=vectors)
     assert on_host(vectors).tolist() == [[3, 4, 5], [0, 0, 0], [6, 7, 8]]
