@@ -6,7 +6,7 @@
 //           on. parts [num_parts, part_size] float, laid out as q, k and v are: added to these first, in order
 // Requires: what attention_decode requires; parts null with is_cached; KvT of 16 bits or a code; keys and values
 //           aligned to 16; num_lanes <= MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
-// Launch:   grid (num_blocks), block (192), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
+// Launch:   grid (num_blocks), block (256), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
 //           may overlap the kernel in front of it
 // Traffic:  as attention_decode
 // Numerics: those of attention_decode, bit by bit, with the same max_splits: the same splits, the same tiles for each
@@ -21,35 +21,26 @@
 #include "common/launch.cuh"
 #include "common/rows_block.cuh"
 
-constexpr int COPIER = WARPS, PREPARER = WARPS + 1;  // warps besides those that attend
-constexpr int ATTENDING = 32 * WARPS, THREADS = ATTENDING + 64;
-constexpr int BLOCK_BARRIER = 1;  // of the threads that attend
+constexpr int MERGERS = 2;  // warps
+constexpr int COPIER = WARPS + MERGERS, PREPARER = COPIER + 1;
+constexpr int ATTENDING = 32 * WARPS, MERGING = 32 * MERGERS, THREADS = 32 * (PREPARER + 1);
+constexpr int MERGERS_BARRIER = 1;
 
-// Four warps attend, split by split.
+// Four warps attend, split by split. Each goes on with the next split as soon as it has published its part of one.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
 __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                       Share<PAGE_TOKENS, MAX_LANES> share, unsigned char* behind_shared,
-                                       const MixedOutputs& out, int first_token) {
+                                       Share<PAGE_TOKENS, MAX_LANES> share, const SharedHeads<HEAD_DIM>& behind) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
-    using Heads = SharedHeads<HEAD_DIM>;
-    constexpr int TILE = Tile::TILE_TOKENS, PART = PART_SIZE<HEAD_DIM>;
+    constexpr int TILE = Tile::TILE_TOKENS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Piece piece;
-    const int most_heads = min(call.group, HEAD_TILE);
-    const Heads behind(behind_shared, most_heads);
     Tile tile;
     unsigned first_index = 0;  // of the split's first tile
     unsigned turn = 0;         // number of a split
     for (unsigned number = 0; share.next(piece); ++number) {
         const unsigned buffer = number % 2;
         const Splits<TILE> splits = share.splits_of(piece.position);
-        const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
-        const int num_vectors = min(HEAD_TILE, call.group - first_in_group) * Heads::VECTORS;
-        const int token = first_token + piece.lane, column = (kv_head * call.group + first_in_group) * HEAD_DIM;
-        const bool is_whole = piece.end_split - piece.first_split == splits.count;
-        const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
-        // [most_heads][max_splits][PART]
-        float* parts = call.partials + size_t(home) * most_heads * call.max_splits * PART;
+        const int heads = min(HEAD_TILE, call.group - piece.tile % call.tiles * HEAD_TILE);
         barrier_wait(&shared.prepared[buffer], number / 2 % 2);
         for (int split = piece.first_split; split < piece.end_split; ++split) {
             const int first = splits.begin(split), end = splits.end(split);
@@ -69,14 +60,49 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             }
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 
-            const unsigned side = turn++ % 2;  // slower warps may still read the other side
-            tile.template publish<Heads::STRIDE>(shared.maxima[side][warp], shared.sums[side][warp],
-                                                 behind.weighted_values + (side * WARPS + warp) * behind.warp_stride,
-                                                 num_vectors / Heads::VECTORS);
-            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // every warp's part is written
-            if (split == piece.end_split - 1 && lane == 0) barrier_arrive(&shared.used[buffer]);
+            if (split == piece.end_split - 1) {
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&shared.used[buffer]);
+            }
+
+            const unsigned side = turn % 2;
+            if (turn >= 2) barrier_wait(&shared.merged[side], (turn / 2 - 1) % 2);
+            tile.template publish<SharedHeads<HEAD_DIM>::STRIDE>(
+                shared.maxima[side][warp], shared.sums[side][warp],
+                behind.weighted_values + (side * WARPS + warp) * behind.warp_stride, heads);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.published[side]);
+            ++turn;
+        }
+    }
+}
+
+// Two warps merge what those four have published, and write the results.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
+__device__ __forceinline__ void merge_parts(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
+                                      Share<PAGE_TOKENS, MAX_LANES> share, const SharedHeads<HEAD_DIM>& behind,
+                                      const MixedOutputs& out, int first_token) {
+    using Heads = SharedHeads<HEAD_DIM>;
+    constexpr int TILE = PAGE_TOKENS, PART = PART_SIZE<HEAD_DIM>;
+    const int thread = threadIdx.x - ATTENDING, lane = threadIdx.x % 32;
+    const int most_heads = min(call.group, HEAD_TILE);
+    Piece piece;
+    unsigned turn = 0;  // number of a split
+    while (share.next(piece)) {
+        const Splits<TILE> splits = share.splits_of(piece.position);
+        const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
+        const int num_vectors = min(HEAD_TILE, call.group - first_in_group) * Heads::VECTORS;
+        const int token = first_token + piece.lane, column = (kv_head * call.group + first_in_group) * HEAD_DIM;
+        const bool is_whole = piece.end_split - piece.first_split == splits.count;
+        const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
+        // [most_heads][max_splits][PART]
+        float* parts = call.partials + size_t(home) * most_heads * call.max_splits * PART;
+        for (int split = piece.first_split; split < piece.end_split; ++split, ++turn) {
+            const unsigned side = turn % 2;
+            barrier_wait(&shared.published[side], turn / 2 % 2);
+            sync_threads_of<MERGING>(MERGERS_BARRIER);  // what was found in the row before has been read
             const int slot = split % PARTS_AT_ONCE;
-            for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+            for (int i = thread; i < num_vectors; i += MERGING) {
                 const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
                 const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
                 const float* weighted = behind.weighted_values + side * WARPS * behind.warp_stride +
@@ -95,11 +121,13 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                     if (vector == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = found;
                 }
             }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.merged[side]);
             if (!is_whole || splits.count == 1) continue;
             const bool ends_row = split == splits.count - 1;
             if (slot < PARTS_AT_ONCE - 1 && !ends_row) continue;
-            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // shared.found is written
-            for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+            sync_threads_of<MERGING>(MERGERS_BARRIER);  // shared.found is written
+            for (int i = thread; i < num_vectors; i += MERGING) {
                 SplitMerge merged;
                 if (split < PARTS_AT_ONCE) {
                     merged.clear();
@@ -118,16 +146,16 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
         }
         if (is_whole) continue;
 
-        sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // the block's parts are written
-        if (threadIdx.x == 0) {
+        sync_threads_of<MERGING>(MERGERS_BARRIER);  // the block's parts are written
+        if (thread == 0) {
             const unsigned arriving = piece.end_split - piece.first_split;
             const unsigned before = arrive_with(call.counters + home, arriving);
             shared.is_last = before + arriving == splits.count;
             if (shared.is_last) call.counters[home] = 0;  // for the next launch
         }
-        sync_threads_of<ATTENDING>(BLOCK_BARRIER);
+        sync_threads_of<MERGING>(MERGERS_BARRIER);
         if (!shared.is_last) continue;
-        for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+        for (int i = thread; i < num_vectors; i += MERGING) {
             const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
             out.store(token, column + 4 * i, merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS));
         }
@@ -167,8 +195,10 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
         if (lane < 2) {
             barrier_init(&shared.prepared[lane], 1);
             barrier_init(&shared.used[lane], WARPS);
+            barrier_init(&shared.published[lane], WARPS);
+            barrier_init(&shared.merged[lane], MERGERS);
         }
-    } else {  // zeros for heads and dimensions that do not exist
+    } else if (threadIdx.x < ATTENDING) {  // zeros for heads and dimensions that do not exist
         unsigned* words = reinterpret_cast<unsigned*>(shared.queries);
         for (int i = threadIdx.x; i < sizeof(shared.queries) / 4; i += ATTENDING) words[i] = 0;
         if (threadIdx.x < 2 * HEAD_TILE) shared.own_scores[0][threadIdx.x] = 0.0f;
@@ -185,10 +215,17 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
                             num_parts, part_size, group, tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
-    } else if (warp == PREPARER) {
+        return;
+    }
+    if (warp == PREPARER) {
         prepare_queries(call, shared, share);
+        return;
+    }
+    const SharedHeads<HEAD_DIM> behind(dynamic + sizeof(Memory), min(group, HEAD_TILE));
+    if (warp < WARPS) {
+        attend(call, shared, share, behind);
     } else {
         const MixedOutputs out = {call.out, unit_inputs, num_attention_heads * HEAD_DIM};
-        attend(call, shared, share, dynamic + sizeof(Memory), out, first_token);
+        merge_parts(call, shared, share, behind, out, first_token);
     }
 }

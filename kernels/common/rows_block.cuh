@@ -20,7 +20,7 @@ struct Shared {
     float2 found[PARTS_AT_ONCE][HEAD_TILE];  // maxima and sums of splits
     float own_scores[2][HEAD_TILE], own_value[2][HEAD_DIM];
     LaneTable<MAX_LANES> table;
-    unsigned long long filled[STAGES], emptied[STAGES], prepared[2], used[2];
+    unsigned long long filled[STAGES], emptied[STAGES], prepared[2], used[2], published[2], merged[2];
     int is_last;
 };
 

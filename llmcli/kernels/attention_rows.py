@@ -22,8 +22,8 @@ from llmcli.kernels.spec import KernelSpec
 from llmcli.kernels.stage_wide import ImageRows
 
 MAX_LANES = 256  # in a launch
-_WARPS = 4  # that attend; one more copies, one more prepares queries
-_THREADS = 32 * (_WARPS + 2)
+_WARPS = 4  # that attend; two more merge, one copies, one prepares queries
+_THREADS = 32 * (_WARPS + 4)
 _PARTS_AT_ONCE = 8
 _MAX_STAGES = 10  # tiles being copied in a block; more save nothing
 # Above it, for head sizes not a multiple of 32, or with 16 heads a tile, registers fit one block a multiprocessor.
@@ -91,7 +91,7 @@ class RowsPlan:
         queries = query_bytes(self._layout, 2 * heads)
         merging = 2 * 2 * _WARPS * 4 * heads + _PARTS_AT_ONCE * 8 * heads
         own = 2 * 4 * (heads + head_dim)
-        barriers = 8 * (2 * stages + 4)
+        barriers = 8 * (2 * stages + 8)
         return lines(tiles + queries + merging + own + 3 * 4 * MAX_LANES + barriers + 4)
 
     def _shared_bytes(self, stages: int) -> int:
