@@ -6,7 +6,7 @@
 //           on. parts [num_parts, part_size] float, laid out as q, k and v are: added to these first, in order
 // Requires: what attention_decode requires; parts null with is_cached; KvT of 16 bits or a code; keys and values
 //           aligned to 16; num_lanes <= MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
-// Launch:   grid (num_blocks), block (256), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
+// Launch:   grid (num_blocks), block (224), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
 //           may overlap the kernel in front of it
 // Traffic:  as attention_decode
 // Numerics: those of attention_decode, bit by bit, with the same max_splits: the same splits, the same tiles for each
@@ -21,37 +21,124 @@
 #include "common/launch.cuh"
 #include "common/rows_block.cuh"
 
-constexpr int MERGERS = 2;  // warps
-constexpr int COPIER = WARPS + MERGERS, PREPARER = COPIER + 1;
-constexpr int ATTENDING = 32 * WARPS, MERGING = 32 * MERGERS, THREADS = 32 * (PREPARER + 1);
-constexpr int MERGERS_BARRIER = 1;
+constexpr int COPIER = WARPS, PREPARER = WARPS + 1;  // warps besides those that attend
+constexpr int ATTENDING = 32 * WARPS, THREADS = ATTENDING + 32 * (1 + PREPARERS);
+constexpr int BLOCK_BARRIER = 1;  // of the threads that attend
 
-// Four warps attend, split by split. Each goes on with the next split as soon as it has published its part of one.
+// Waits for the threads that merge vectors of the same heads.
+template <int HEAD_DIM>
+__device__ __forceinline__ void sync_heads() {
+    if constexpr (32 % SharedHeads<HEAD_DIM>::VECTORS == 0) {
+        __syncwarp();
+    } else {
+        sync_threads_of<ATTENDING>(BLOCK_BARRIER);
+    }
+}
+
+// The warps that attend merge what they have published of a split, number `turn`, and write results.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
+__device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
+                                            const SharedHeads<HEAD_DIM>& behind, const MixedOutputs& out,
+                                            const Work& of, int split, unsigned turn) {
+    using Heads = SharedHeads<HEAD_DIM>;
+    constexpr int PART = PART_SIZE<HEAD_DIM>;
+    const unsigned side = turn % 2;
+    const int most_heads = min(call.group, HEAD_TILE), slot = split % PARTS_AT_ONCE;
+    const int count = of.splits.count, num_vectors = of.heads * Heads::VECTORS;
+    // [most_heads][max_splits][PART]
+    float* parts = call.partials + size_t(of.home) * most_heads * call.max_splits * PART;
+    barrier_wait(&shared.published[side], turn / 2 % 2);
+    sync_heads<HEAD_DIM>();  // what was found before has been read
+    for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+        const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
+        const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
+        const float* weighted =
+            behind.weighted_values + side * WARPS * behind.warp_stride + head * Heads::STRIDE + 4 * vector;
+        const float4 mixed = merge.mix(weighted, behind.warp_stride);
+        const float2 found = make_float2(merge.maximum, merge.sum);
+        if (count == 1) {
+            out.store(of.token, of.column + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y,
+                                                               mixed.z / found.y, mixed.w / found.y));
+        } else if (of.is_whole()) {
+            behind.parts[slot * behind.num_vectors + i] = mixed;
+            if (vector == 0) shared.found[slot][head] = found;
+        } else {
+            float* part = parts + (head * call.max_splits + split) * PART;
+            *reinterpret_cast<float4*>(part + 4 * vector) = mixed;
+            if (vector == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = found;
+        }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.merged[side]);
+    if (count == 1) return;
+
+    if (of.is_whole()) {
+        const bool ends_row = split == count - 1;
+        if (slot < PARTS_AT_ONCE - 1 && !ends_row) return;
+        sync_heads<HEAD_DIM>();  // shared.found is written
+        for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+            SplitMerge merged;
+            if (split < PARTS_AT_ONCE) {
+                merged.clear();
+            } else {
+                merged.found = behind.merged_found[i], merged.mixed = behind.merged_values[i];
+            }
+            merged.add(
+                slot + 1, [&](int j) { return shared.found[j][i / Heads::VECTORS]; },
+                [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
+            if (ends_row) {
+                out.store(of.token, of.column + 4 * i, merged.result());
+            } else {
+                behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
+            }
+        }
+        return;
+    }
+    if (split < of.end_split - 1) return;
+
+    sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // the block's parts are written
+    if (threadIdx.x == 0) {
+        const unsigned arriving = of.end_split - of.first_split;
+        const unsigned before = arrive_with(call.counters + of.home, arriving);
+        shared.is_last = before + arriving == count;
+        if (shared.is_last) call.counters[of.home] = 0;  // for the next launch
+    }
+    sync_threads_of<ATTENDING>(BLOCK_BARRIER);
+    if (!shared.is_last) return;
+    for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+        const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
+        out.store(of.token, of.column + 4 * i, merge_splits<HEAD_DIM>(of_head, count, i % Heads::VECTORS));
+    }
+}
+
+// Four warps attend, split by split. A split is merged after the next one is published: no warp waits for one that has
+// more tiles of a split.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
 __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                       Share<PAGE_TOKENS, MAX_LANES> share, const SharedHeads<HEAD_DIM>& behind) {
+                                       const SharedHeads<HEAD_DIM>& behind, const MixedOutputs& out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     constexpr int TILE = Tile::TILE_TOKENS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Piece piece;
-    Tile tile;
-    unsigned first_index = 0;  // of the split's first tile
-    unsigned turn = 0;         // number of a split
-    for (unsigned number = 0; share.next(piece); ++number) {
-        const unsigned buffer = number % 2;
-        const Splits<TILE> splits = share.splits_of(piece.position);
-        const int heads = min(HEAD_TILE, call.group - piece.tile % call.tiles * HEAD_TILE);
-        barrier_wait(&shared.prepared[buffer], number / 2 % 2);
-        for (int split = piece.first_split; split < piece.end_split; ++split) {
-            const int first = splits.begin(split), end = splits.end(split);
+    unsigned first_index = 0;                         // of the split's first tile
+    unsigned turn = 0, number = 0, last_number = 0;   // of a split, a piece, the piece of the split before
+    int split = -1, last_split = 0;
+    for (;; ++turn) {
+        if (split < 0) barrier_wait(&shared.prepared[number % 2], number / 2 % 2);
+        const Work& work = shared.works[number % WORKS];
+        const bool exists = work.heads > 0;
+        if (exists) {
+            if (split < 0) split = work.first_split;
+            const unsigned buffer = number % 2, side = turn % 2;
+            const int first = work.splits.begin(split), end = work.splits.end(split), visible = work.splits.visible;
+            Tile tile;
             tile.clear();
-            if (split == splits.count - 1 && warp == 0) {
+            if (split == work.splits.count - 1 && warp == 0) {
                 tile.start_with(shared.own_scores[buffer], shared.own_value[buffer]);
             }
             for (int token = first + warp * TILE; token < end; token += WARPS * TILE) {
                 const unsigned index = first_index + (token - first) / TILE, stage = index % STAGES;
                 barrier_wait(&shared.filled[stage], index / STAGES % 2);
-                const int tile_begin = max(0, splits.visible - token), tile_end = min(end - token, TILE);
+                const int tile_begin = max(0, visible - token), tile_end = min(end - token, TILE);
                 take_from_ring<HEAD_TILE>(
                     tile, shared.queries[buffer], shared.ring[stage], tile_begin, tile_end,
                     [&](int, int, int place) { return place >= tile_begin && place < tile_end; });
@@ -60,105 +147,21 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             }
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 
-            if (split == piece.end_split - 1) {
-                __syncwarp();
-                if (lane == 0) barrier_arrive(&shared.used[buffer]);
-            }
-
-            const unsigned side = turn % 2;
             if (turn >= 2) barrier_wait(&shared.merged[side], (turn / 2 - 1) % 2);
             tile.template publish<SharedHeads<HEAD_DIM>::STRIDE>(
                 shared.maxima[side][warp], shared.sums[side][warp],
-                behind.weighted_values + (side * WARPS + warp) * behind.warp_stride, heads);
+                behind.weighted_values + (side * WARPS + warp) * behind.warp_stride, work.heads);
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.published[side]);
-            ++turn;
         }
-    }
-}
-
-// Two warps merge what those four have published, and write the results.
-template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
-__device__ __forceinline__ void merge_parts(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                      Share<PAGE_TOKENS, MAX_LANES> share, const SharedHeads<HEAD_DIM>& behind,
-                                      const MixedOutputs& out, int first_token) {
-    using Heads = SharedHeads<HEAD_DIM>;
-    constexpr int TILE = PAGE_TOKENS, PART = PART_SIZE<HEAD_DIM>;
-    const int thread = threadIdx.x - ATTENDING, lane = threadIdx.x % 32;
-    const int most_heads = min(call.group, HEAD_TILE);
-    Piece piece;
-    unsigned turn = 0;  // number of a split
-    while (share.next(piece)) {
-        const Splits<TILE> splits = share.splits_of(piece.position);
-        const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
-        const int num_vectors = min(HEAD_TILE, call.group - first_in_group) * Heads::VECTORS;
-        const int token = first_token + piece.lane, column = (kv_head * call.group + first_in_group) * HEAD_DIM;
-        const bool is_whole = piece.end_split - piece.first_split == splits.count;
-        const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
-        // [most_heads][max_splits][PART]
-        float* parts = call.partials + size_t(home) * most_heads * call.max_splits * PART;
-        for (int split = piece.first_split; split < piece.end_split; ++split, ++turn) {
-            const unsigned side = turn % 2;
-            barrier_wait(&shared.published[side], turn / 2 % 2);
-            sync_threads_of<MERGING>(MERGERS_BARRIER);  // what was found in the row before has been read
-            const int slot = split % PARTS_AT_ONCE;
-            for (int i = thread; i < num_vectors; i += MERGING) {
-                const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
-                const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
-                const float* weighted = behind.weighted_values + side * WARPS * behind.warp_stride +
-                                        head * Heads::STRIDE + 4 * vector;
-                const float4 mixed = merge.mix(weighted, behind.warp_stride);
-                const float2 found = make_float2(merge.maximum, merge.sum);
-                if (splits.count == 1) {
-                    out.store(token, column + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y,
-                                                                 mixed.z / found.y, mixed.w / found.y));
-                } else if (is_whole) {
-                    behind.parts[slot * behind.num_vectors + i] = mixed;
-                    if (vector == 0) shared.found[slot][head] = found;
-                } else {
-                    float* part = parts + (head * call.max_splits + split) * PART;
-                    *reinterpret_cast<float4*>(part + 4 * vector) = mixed;
-                    if (vector == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = found;
-                }
-            }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&shared.merged[side]);
-            if (!is_whole || splits.count == 1) continue;
-            const bool ends_row = split == splits.count - 1;
-            if (slot < PARTS_AT_ONCE - 1 && !ends_row) continue;
-            sync_threads_of<MERGING>(MERGERS_BARRIER);  // shared.found is written
-            for (int i = thread; i < num_vectors; i += MERGING) {
-                SplitMerge merged;
-                if (split < PARTS_AT_ONCE) {
-                    merged.clear();
-                } else {
-                    merged.found = behind.merged_found[i], merged.mixed = behind.merged_values[i];
-                }
-                merged.add(
-                    slot + 1, [&](int j) { return shared.found[j][i / Heads::VECTORS]; },
-                    [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
-                if (ends_row) {
-                    out.store(token, column + 4 * i, merged.result());
-                } else {
-                    behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
-                }
-            }
+        if (turn > 0) {
+            merge_split(call, shared, behind, out, shared.works[last_number % WORKS], last_split, turn - 1);
         }
-        if (is_whole) continue;
-
-        sync_threads_of<MERGING>(MERGERS_BARRIER);  // the block's parts are written
-        if (thread == 0) {
-            const unsigned arriving = piece.end_split - piece.first_split;
-            const unsigned before = arrive_with(call.counters + home, arriving);
-            shared.is_last = before + arriving == splits.count;
-            if (shared.is_last) call.counters[home] = 0;  // for the next launch
-        }
-        sync_threads_of<MERGING>(MERGERS_BARRIER);
-        if (!shared.is_last) continue;
-        for (int i = thread; i < num_vectors; i += MERGING) {
-            const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
-            out.store(token, column + 4 * i, merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS));
-        }
+        if (!exists) break;
+        last_number = number, last_split = split;
+        if (++split < work.end_split) continue;
+        if (lane == 0) barrier_arrive(&shared.used[number % 2]);
+        ++number, split = -1;
     }
 }
 
@@ -196,9 +199,9 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
             barrier_init(&shared.prepared[lane], 1);
             barrier_init(&shared.used[lane], WARPS);
             barrier_init(&shared.published[lane], WARPS);
-            barrier_init(&shared.merged[lane], MERGERS);
+            barrier_init(&shared.merged[lane], WARPS);
         }
-    } else if (threadIdx.x < ATTENDING) {  // zeros for heads and dimensions that do not exist
+    } else if (warp < WARPS) {  // zeros for heads and dimensions that do not exist
         unsigned* words = reinterpret_cast<unsigned*>(shared.queries);
         for (int i = threadIdx.x; i < sizeof(shared.queries) / 4; i += ATTENDING) words[i] = 0;
         if (threadIdx.x < 2 * HEAD_TILE) shared.own_scores[0][threadIdx.x] = 0.0f;
@@ -215,17 +218,10 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
                             num_parts, part_size, group, tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
-        return;
-    }
-    if (warp == PREPARER) {
-        prepare_queries(call, shared, share);
-        return;
-    }
-    const SharedHeads<HEAD_DIM> behind(dynamic + sizeof(Memory), min(group, HEAD_TILE));
-    if (warp < WARPS) {
-        attend(call, shared, share, behind);
+    } else if (warp >= PREPARER) {
+        prepare_queries(call, shared, share, warp - PREPARER, first_token);
     } else {
         const MixedOutputs out = {call.out, unit_inputs, num_attention_heads * HEAD_DIM};
-        merge_parts(call, shared, share, behind, out, first_token);
+        attend(call, shared, SharedHeads<HEAD_DIM>(dynamic + sizeof(Memory), min(group, HEAD_TILE)), out);
     }
 }

@@ -10,6 +10,17 @@
 constexpr int MAX_LANES = 256;
 // Query heads whose loads run together.
 constexpr int HEADS_AT_ONCE = 4;
+constexpr int PREPARERS = 2;  // warps
+
+// A piece as the warps that attend need it. `token` and `column` are those of its first output; `home` is the block
+// that has the row's first split. The last piece is followed by one without heads.
+struct Work {
+    Splits<PAGE_TOKENS> splits;
+    int first_split, end_split, heads, token, column, home;
+    __device__ __forceinline__ bool is_whole() const { return end_split - first_split == splits.count; }
+};
+// A piece's last split is merged when two more pieces may be prepared, and one is being attended to.
+constexpr unsigned WORKS = 4;
 
 // The beginning of a block's shared memory. Queries are prepared for one row while those of another are used.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
@@ -17,6 +28,7 @@ struct Shared {
     alignas(128) unsigned char ring[STAGES][RingTile<KvT, HEAD_DIM>::BYTES];
     typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries queries[2];
     float maxima[2][WARPS][HEAD_TILE], sums[2][WARPS][HEAD_TILE];
+    Work works[WORKS];
     float2 found[PARTS_AT_ONCE][HEAD_TILE];  // maxima and sums of splits
     float own_scores[2][HEAD_TILE], own_value[2][HEAD_DIM];
     LaneTable<MAX_LANES> table;
@@ -111,18 +123,31 @@ __device__ __forceinline__ void copy_tiles(const Call<KvT>& call, Shared<KvT, HE
     copy_async_wait<0>();
 }
 
-// One warp prepares every piece's queries, and appends the row's own token.
+// One of PREPARERS warps prepares its pieces' queries, and appends the rows' own tokens.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
 __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                                Share<PAGE_TOKENS, MAX_LANES> share) {
+                                                Share<PAGE_TOKENS, MAX_LANES> share, unsigned preparer,
+                                                int first_token) {
     using Pairs = Head<HEAD_DIM>;
     const int lane = threadIdx.x % 32;
     Piece piece;
-    for (unsigned number = 0; share.next(piece); ++number) {
+    for (unsigned number = 0;; ++number) {
+        const bool exists = share.next(piece);
+        if (number % PREPARERS != preparer) {
+            if (!exists) break;
+            continue;
+        }
         const unsigned buffer = number % 2;
+        Work& work = shared.works[number % WORKS];
+        if (!exists) {
+            if (number >= 2) barrier_wait(&shared.used[buffer], (number / 2 - 1) % 2);
+            if (lane == 0) work.heads = 0, barrier_arrive(&shared.prepared[buffer]);
+            break;
+        }
+        const Splits<PAGE_TOKENS> splits = share.splits_of(piece.position);
         const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
         const int heads = min(HEAD_TILE, call.group - first_in_group);
-        const bool has_own = piece.end_split == share.splits_of(piece.position).count;
+        const bool has_own = piece.end_split == splits.count;
         // Load everything that is needed before the first of it is used.
         float2 angles[Pairs::PAIRS];
         Pairs::load_angles(call.cos_sin, piece.position, angles);
@@ -153,6 +178,15 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
             for (int j = 0; j < HEADS_AT_ONCE; ++j) own_queries[j].add(more_queries[j]);
         }
         if (number >= 2) barrier_wait(&shared.used[buffer], (number / 2 - 1) % 2);
+        if (lane == 0) {
+            work = {splits,
+                    piece.first_split,
+                    piece.end_split,
+                    heads,
+                    first_token + piece.lane,
+                    (kv_head * call.group + first_in_group) * HEAD_DIM,
+                    piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin)};
+        }
         if (has_own) {
             const bool stores = !call.is_cached && first_in_group == 0;
             const size_t place = token_place(own_page, call.num_key_value_heads, kv_head, piece.position);

@@ -22,9 +22,10 @@ from llmcli.kernels.spec import KernelSpec
 from llmcli.kernels.stage_wide import ImageRows
 
 MAX_LANES = 256  # in a launch
-_WARPS = 4  # that attend; two more merge, one copies, one prepares queries
-_THREADS = 32 * (_WARPS + 4)
+_WARPS = 4  # that attend; one more copies, two prepare queries
+_THREADS = 32 * (_WARPS + 3)
 _PARTS_AT_ONCE = 8
+_WORK_BYTES = 4 * 4 * 11  # what the warps that attend know of four pieces
 _MAX_STAGES = 10  # tiles being copied in a block; more save nothing
 # Above it, for head sizes not a multiple of 32, or with 16 heads a tile, registers fit one block a multiprocessor.
 _WIDE_HEAD_DIM = 128
@@ -89,7 +90,7 @@ class RowsPlan:
         head_dim, heads = self._layout.head_dim, self.head_tile
         tiles = stages * tile_bytes(self._layout, self._itemsize)
         queries = query_bytes(self._layout, 2 * heads)
-        merging = 2 * 2 * _WARPS * 4 * heads + _PARTS_AT_ONCE * 8 * heads
+        merging = 2 * 2 * _WARPS * 4 * heads + _PARTS_AT_ONCE * 8 * heads + _WORK_BYTES
         own = 2 * 4 * (heads + head_dim)
         barriers = 8 * (2 * stages + 8)
         return lines(tiles + queries + merging + own + 3 * 4 * MAX_LANES + barriers + 4)
