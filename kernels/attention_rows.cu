@@ -49,6 +49,7 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
     float* parts = call.partials + size_t(of.home) * most_heads * call.max_splits * PART;
     barrier_wait(&shared.published[side], turn / 2 % 2);
     sync_heads<HEAD_DIM>();  // what was found before has been read
+#pragma unroll 1
     for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
         const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
         const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
@@ -56,10 +57,7 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
             behind.weighted_values + side * WARPS * behind.warp_stride + head * Heads::STRIDE + 4 * vector;
         const float4 mixed = merge.mix(weighted, behind.warp_stride);
         const float2 found = make_float2(merge.maximum, merge.sum);
-        if (count == 1) {
-            out.store(of.token, of.column + 4 * i, make_float4(mixed.x / found.y, mixed.y / found.y,
-                                                               mixed.z / found.y, mixed.w / found.y));
-        } else if (of.is_whole()) {
+        if (of.is_whole()) {
             behind.parts[slot * behind.num_vectors + i] = mixed;
             if (vector == 0) shared.found[slot][head] = found;
         } else {
@@ -70,13 +68,34 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(&shared.merged[side]);
-    if (count == 1) return;
 
+    const bool ends_row = split == count - 1;
     if (of.is_whole()) {
-        const bool ends_row = split == count - 1;
         if (slot < PARTS_AT_ONCE - 1 && !ends_row) return;
         sync_heads<HEAD_DIM>();  // shared.found is written
-        for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+    } else {
+        if (split < of.end_split - 1) return;
+        sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // the block's parts are written
+        if (threadIdx.x == 0) {
+            const unsigned arriving = of.end_split - of.first_split;
+            const unsigned before = arrive_with(call.counters + of.home, arriving);
+            shared.is_last = before + arriving == count;
+            if (shared.is_last) call.counters[of.home] = 0;  // for the next launch
+        }
+        sync_threads_of<ATTENDING>(BLOCK_BARRIER);
+        if (!shared.is_last) return;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+        const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
+        float4 result;
+        if (!of.is_whole()) {
+            result = merge_splits<HEAD_DIM>(parts + head * call.max_splits * PART, count, vector);
+        } else if (count == 1) {
+            const float4 mixed = behind.parts[i];
+            const float sum = shared.found[0][head].y;
+            result = make_float4(mixed.x / sum, mixed.y / sum, mixed.z / sum, mixed.w / sum);
+        } else {
             SplitMerge merged;
             if (split < PARTS_AT_ONCE) {
                 merged.clear();
@@ -84,30 +103,15 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
                 merged.found = behind.merged_found[i], merged.mixed = behind.merged_values[i];
             }
             merged.add(
-                slot + 1, [&](int j) { return shared.found[j][i / Heads::VECTORS]; },
+                slot + 1, [&](int j) { return shared.found[j][head]; },
                 [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
-            if (ends_row) {
-                out.store(of.token, of.column + 4 * i, merged.result());
-            } else {
+            if (!ends_row) {
                 behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
+                continue;
             }
+            result = merged.result();
         }
-        return;
-    }
-    if (split < of.end_split - 1) return;
-
-    sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // the block's parts are written
-    if (threadIdx.x == 0) {
-        const unsigned arriving = of.end_split - of.first_split;
-        const unsigned before = arrive_with(call.counters + of.home, arriving);
-        shared.is_last = before + arriving == count;
-        if (shared.is_last) call.counters[of.home] = 0;  // for the next launch
-    }
-    sync_threads_of<ATTENDING>(BLOCK_BARRIER);
-    if (!shared.is_last) return;
-    for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
-        const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
-        out.store(of.token, of.column + 4 * i, merge_splits<HEAD_DIM>(of_head, count, i % Heads::VECTORS));
+        out.store(of.token, of.column + 4 * i, result);
     }
 }
 

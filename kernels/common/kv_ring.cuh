@@ -70,17 +70,14 @@ __device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens
     }
 }
 
-// One warp starts copying a tile's tokens `begin` to `end` - 1; no other token is read. `lane` is this thread's.
-template <typename KvT, int HEAD_DIM>
-__device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
-                                          const HeadTokens<KvT>& values, int begin, int end, int lane) {
+// Starts copying a tile's elements: all of them, or those of its tokens `begin` to `end` - 1.
+template <bool IS_WHOLE, typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void copy_elements(unsigned places, const KvT* keys, const KvT* values, int begin, int end,
+                                              int lane) {
     using Ring = RingTile<KvT, HEAD_DIM>;
-    using Keys = RingTokens<KvT, HEAD_DIM, true>;
-    using Values = RingTokens<KvT, HEAD_DIM, false>;
     // With codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
     constexpr int AT_ONCE = Ring::HAS_SCALES && Ring::VECTORS % 2 == 0 ? 2 : 1, BYTES = AT_ONCE * Ring::VECTOR_BYTES;
     constexpr int COPIES = Ring::TOKENS * Ring::VECTORS / AT_ONCE;
-    const unsigned key_places = shared_address(tile), value_places = key_places + Ring::KEYS_BYTES;
     const auto copy = [&](unsigned place, const KvT* element) {
         if constexpr (BYTES == 16) {
             copy_async(place, element);
@@ -88,19 +85,35 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
             copy_async_small<BYTES>(place, element, true);
         }
     };
-#pragma unroll
+    // From here on an address differs by a constant, so a copy needs no register of its own.
+    keys += 8 * AT_ONCE * lane, values += 8 * AT_ONCE * lane;
+#pragma unroll (IS_WHOLE ? 32 : 1)  // tiles that are not whole are rare, and code is time
     for (int i = 0; i < (COPIES + 31) / 32; ++i) {
         const int index = (32 * i + lane) * AT_ONCE, token = index / Ring::VECTORS, vector = index % Ring::VECTORS;
-        if (token >= begin && token < end) {
-            copy(key_places + Keys::offset(token, vector), keys.elements + 8 * index);
-            copy(value_places + Values::offset(token, vector), values.elements + 8 * index);
+        if (IS_WHOLE ? COPIES % 32 == 0 || token < Ring::TOKENS : token >= begin && token < end) {
+            copy(places + RingTokens<KvT, HEAD_DIM, true>::offset(token, vector), keys + 8 * 32 * AT_ONCE * i);
+            copy(places + Ring::KEYS_BYTES + RingTokens<KvT, HEAD_DIM, false>::offset(token, vector),
+                 values + 8 * 32 * AT_ONCE * i);
         }
+    }
+}
+
+// One warp starts copying a tile's tokens `begin` to `end` - 1; no other token is read. `lane` is this thread's.
+template <typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
+                                          const HeadTokens<KvT>& values, int begin, int end, int lane) {
+    using Ring = RingTile<KvT, HEAD_DIM>;
+    const unsigned places = shared_address(tile);
+    if (begin <= 0 && end >= Ring::TOKENS) {  // most tiles: nothing is compared
+        copy_elements<true, KvT, HEAD_DIM>(places, keys.elements, values.elements, begin, end, lane);
+    } else {
+        copy_elements<false, KvT, HEAD_DIM>(places, keys.elements, values.elements, begin, end, lane);
     }
     if constexpr (Ring::HAS_SCALES) {
         const int token = lane % Ring::TOKENS;
         const float* scales = lane < Ring::TOKENS ? keys.scales : values.scales;
         if (token >= begin && token < end) {
-            copy_async_small<4>(key_places + Ring::SCALES + 4 * lane, scales + token, true);
+            copy_async_small<4>(places + Ring::SCALES + 4 * lane, scales + token, true);
         }
     }
 }
