@@ -14,9 +14,11 @@
 // Choice:   A block of attention_decode lives for one split, and waits for three round trips before its first keys
 //           arrive. Here as many blocks as the card holds share all splits evenly (common/shares.cuh), and each takes
 //           its own one after the other. One warp copies tiles into a ring of shared memory, ahead of four that attend,
-//           also across the ends of rows. Another warp prepares the next row's queries meanwhile. Parts of a row's
-//           splits stay in shared memory; those of a row that blocks share go through memory. Few rows are slower here:
-//           a block first works out its share. Figures, and what was tried: docs/log/2026-11-27-attention.md
+//           also across the ends of rows. Two warps prepare the next rows' queries meanwhile, and say what there is to
+//           do. A split is merged when the next one is published, so no warp waits for another's tiles. Parts of a
+//           row's splits stay in shared memory; those of a row that blocks share go through memory. Code is time here:
+//           five roles share the instruction cache. Few rows are slower: a block first works out its share. Figures,
+//           and what was tried: docs/log/2026-11-27-attention.md
 #include "common/arrival.cuh"
 #include "common/launch.cuh"
 #include "common/rows_block.cuh"
@@ -35,15 +37,17 @@ __device__ __forceinline__ void sync_heads() {
     }
 }
 
-// The warps that attend merge what they have published of a split, number `turn`, and write results.
+// The warps that attend merge what they have published of a split, number `turn`, and write results. What they need for
+// that is worked out here, as no registers are free to keep it.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
 __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                            const SharedHeads<HEAD_DIM>& behind, const MixedOutputs& out,
-                                            const Work& of, int split, unsigned turn) {
+                                            unsigned char* heads_at, const MixedOutputs& out, const Work& of, int split,
+                                            unsigned turn) {
     using Heads = SharedHeads<HEAD_DIM>;
     constexpr int PART = PART_SIZE<HEAD_DIM>;
     const unsigned side = turn % 2;
-    const int most_heads = min(call.group, HEAD_TILE), slot = split % PARTS_AT_ONCE;
+    const int most_heads = min(number_here(call.group), HEAD_TILE), slot = split % PARTS_AT_ONCE;
+    const Heads behind(heads_at, most_heads);
     const int count = of.splits.count, num_vectors = of.heads * Heads::VECTORS;
     // [most_heads][max_splits][PART]
     float* parts = call.partials + size_t(of.home) * most_heads * call.max_splits * PART;
@@ -95,6 +99,9 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
             const float4 mixed = behind.parts[i];
             const float sum = shared.found[0][head].y;
             result = make_float4(mixed.x / sum, mixed.y / sum, mixed.z / sum, mixed.w / sum);
+        } else if (count == 2) {
+            result = merge_two(shared.found[0][head], shared.found[1][head], behind.parts[i],
+                               behind.parts[behind.num_vectors + i]);
         } else {
             SplitMerge merged;
             if (split < PARTS_AT_ONCE) {
@@ -119,26 +126,27 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
 // more tiles of a split.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
 __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
-                                       const SharedHeads<HEAD_DIM>& behind, const MixedOutputs& out) {
+                                       unsigned char* heads_at, const MixedOutputs& out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     constexpr int TILE = Tile::TILE_TOKENS;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned first_index = 0;                         // of the split's first tile
-    unsigned turn = 0, number = 0, last_number = 0;   // of a split, a piece, the piece of the split before
-    int split = -1, last_split = 0;
+    unsigned first_index = 0;       // of the split's first tile
+    unsigned turn = 0, number = 0;  // of a split, of a piece
+    int split = -1;                 // -1: a piece begins
     for (;; ++turn) {
-        if (split < 0) barrier_wait(&shared.prepared[number % 2], number / 2 % 2);
+        const bool begins = split < 0;
+        if (begins) barrier_wait(&shared.prepared[number % 2], number / 2 % 2);
         const Work& work = shared.works[number % WORKS];
         const bool exists = work.heads > 0;
         if (exists) {
-            if (split < 0) split = work.first_split;
+            if (begins) split = work.first_split;
             const unsigned buffer = number % 2, side = turn % 2;
             const int first = work.splits.begin(split), end = work.splits.end(split), visible = work.splits.visible;
             Tile tile;
             tile.clear();
-            if (split == work.splits.count - 1 && warp == 0) {
+            if (split == work.splits.count - 1 && threadIdx.x < 32) {
                 tile.start_with(shared.own_scores[buffer], shared.own_value[buffer]);
             }
+            const int warp = number_here(threadIdx.x / 32), lane = number_here(threadIdx.x % 32);
             for (int token = first + warp * TILE; token < end; token += WARPS * TILE) {
                 const unsigned index = first_index + (token - first) / TILE, stage = index % STAGES;
                 barrier_wait(&shared.filled[stage], index / STAGES % 2);
@@ -152,6 +160,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 
             if (turn >= 2) barrier_wait(&shared.merged[side], (turn / 2 - 1) % 2);
+            const SharedHeads<HEAD_DIM> behind(heads_at, min(number_here(call.group), HEAD_TILE));
             tile.template publish<SharedHeads<HEAD_DIM>::STRIDE>(
                 shared.maxima[side][warp], shared.sums[side][warp],
                 behind.weighted_values + (side * WARPS + warp) * behind.warp_stride, work.heads);
@@ -159,12 +168,12 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             if (lane == 0) barrier_arrive(&shared.published[side]);
         }
         if (turn > 0) {
-            merge_split(call, shared, behind, out, shared.works[last_number % WORKS], last_split, turn - 1);
+            const Work& before = shared.works[(begins ? number - 1 : number) % WORKS];
+            merge_split(call, shared, heads_at, out, before, begins ? before.end_split - 1 : split - 1, turn - 1);
         }
         if (!exists) break;
-        last_number = number, last_split = split;
         if (++split < work.end_split) continue;
-        if (lane == 0) barrier_arrive(&shared.used[number % 2]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.used[number % 2]);
         ++number, split = -1;
     }
 }
@@ -226,6 +235,6 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
         prepare_queries(call, shared, share, warp - PREPARER, first_token);
     } else {
         const MixedOutputs out = {call.out, unit_inputs, num_attention_heads * HEAD_DIM};
-        attend(call, shared, SharedHeads<HEAD_DIM>(dynamic + sizeof(Memory), min(group, HEAD_TILE)), out);
+        attend(call, shared, dynamic + sizeof(Memory), out);
     }
 }

@@ -116,6 +116,17 @@ struct SplitMerge {
     }
 };
 
+// Four dimensions of a head's result from two parts of splits, each with its maximum and sum: the bits of SplitMerge.
+__device__ __forceinline__ float4 merge_two(const float2& found0, const float2& found1, const float4& mixed0,
+                                            const float4& mixed1) {
+    const float larger = fmaxf(found0.x, found1.x);
+    const float weight0 = exp2_fast(found0.x - larger), weight1 = exp2_fast(found1.x - larger);
+    const auto add = [&](float value0, float value1) { return fmaf(weight1, value1, fmaf(weight0, value0, 0.0f)); };
+    const float inverse = 1.0f / add(found0.y, found1.y);
+    return make_float4(add(mixed0.x, mixed1.x) * inverse, add(mixed0.y, mixed1.y) * inverse,
+                       add(mixed0.z, mixed1.z) * inverse, add(mixed0.w, mixed1.w) * inverse);
+}
+
 // Four dimensions of a head's result, from its parts [num_splits][PART_SIZE] in memory.
 template <int HEAD_DIM>
 __device__ __forceinline__ float4 merge_splits(const float* parts, int num_splits, int vector) {

@@ -19,8 +19,10 @@ __device__ __forceinline__ int wide_steps(int num_inputs) { return (num_inputs +
 // The byte of a token's pair of inputs `column` and `column` + 1, an even one, in an image for units of `unit_inputs`.
 // The second pair of a quad lies 16 bytes after the first, for an odd token before it.
 __device__ __forceinline__ size_t wide_place(int unit_inputs, int token, int column, int num_steps) {
-    const int run_inputs = unit_inputs / 4, in_unit = column % unit_inputs;  // a lane's neighbours in a unit
-    const int k_step = (column / unit_inputs * run_inputs + in_unit % run_inputs) / 4, word = in_unit / run_inputs;
+    // Units and runs, a lane's neighbours in a unit, are powers of two: a division would take longer than all else.
+    const int unit_shift = __ffs(unit_inputs) - 1, run_shift = unit_shift - 2;
+    const int in_unit = column & (unit_inputs - 1), in_run = in_unit & ((1 << run_shift) - 1);
+    const int k_step = ((column >> unit_shift << run_shift) + in_run) / 4, word = in_unit >> run_shift;
     const int piece = k_step % 4 * 2 + column % 4 / 2;
     const size_t row = (static_cast<size_t>(token / IMAGE_TOKENS) * num_steps + k_step / 4) * IMAGE_TOKENS;
     return (row + token % IMAGE_TOKENS) * TOKEN_BYTES + (piece ^ token % 8) * 16 + word * 4;
