@@ -339,9 +339,12 @@ def _rows_checks() -> Iterator[Problem]:
         yield rows_case(tokens, 5, unit_inputs=unit_inputs, first_token=first_token)
         tokens = new_tokens(QkvLayout(4, 1, 96), DTYPES[2], [3, 0, 70], num_splits=1)
         yield rows_case(tokens, 3, unit_inputs=unit_inputs, first_token=first_token)
-    for num_parts, group_size in ((3, 4), (1, 6)):
-        tokens = new_tokens(QkvLayout(2 * group_size, 2, 64), DTYPES[1], [15, 16, 640], norms=True, num_splits=5)
-        yield rows_case(tokens, 5, num_parts=num_parts)
+    for num_parts, layout, positions, num_blocks in (
+        (3, QkvLayout(8, 2, 64), [15, 16, 640], 5),
+        (1, QkvLayout(6, 1, 64), [140, 15, 300], 1),  # one block takes whole rows of one split, two and three
+    ):
+        tokens = new_tokens(layout, DTYPES[1], positions, norms=True, num_splits=5)
+        yield rows_case(tokens, num_blocks, num_parts=num_parts)
 
 
 def _span_checks() -> Iterator[Problem]:
