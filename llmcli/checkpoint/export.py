@@ -26,17 +26,7 @@ from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter, TensorInfo, printable
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
-from llmcli.quantization.rounding import (
-    STORED_AS,
-    Array,
-    RowErrors,
-    TensorQuality,
-    measure_quality,
-    narrow,
-    pack_rows,
-    pack_zero_points,
-    quantize_rows,
-)
+from llmcli.quantization import rounding
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
 
@@ -56,10 +46,10 @@ class PackedRows:
     zero_points uint8 [rows, groups], None if symmetric.
     """
 
-    packed: Array
-    scales: Array
-    zero_points: Array | None
-    errors: RowErrors
+    packed: rounding.Array
+    scales: rounding.Array
+    zero_points: rounding.Array | None
+    errors: rounding.RowErrors
 
 
 class PendingRows(Protocol):
@@ -91,11 +81,11 @@ class RowQuantizer(Protocol):
         """How many rows of `input_size` weights make a block."""
         ...
 
-    def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
+    def buffer(self, shape: tuple[int, int], dtype: str) -> rounding.Array:
         """The buffer to read the next block into. Shapes: as requested, as STORED_AS[dtype]."""
         ...
 
-    def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+    def submit(self, stored: rounding.Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
         """Start quantizing the block in the latest buffer; the scheme's group size must divide its rows."""
         ...
 
@@ -118,34 +108,34 @@ class ThreadedQuantizer:
         """How many rows of `input_size` weights make a block."""
         return max(1, WEIGHTS_PER_TASK // input_size)
 
-    def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
+    def buffer(self, shape: tuple[int, int], dtype: str) -> rounding.Array:
         """The buffer to read the next block into."""
-        return np.empty(shape, STORED_AS[dtype])
+        return np.empty(shape, rounding.STORED_AS[dtype])
 
-    def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+    def submit(self, stored: rounding.Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
         """Start quantizing the block in the latest buffer."""
         return self._pool.submit(quantize_and_pack, stored, dtype, scheme, scale_dtype)
 
 
-def quantize_and_pack(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PackedRows | None:
+def quantize_and_pack(stored: rounding.Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PackedRows | None:
     """`quantize_rows`, and the codes packed."""
-    block = quantize_rows(stored, dtype, scheme, scale_dtype)
+    block = rounding.quantize_rows(stored, dtype, scheme, scale_dtype)
     if block is None:
         return None
-    return PackedRows(pack_rows(block.codes, scheme.num_bits), block.scales, block.zero_points, block.errors)
+    return PackedRows(rounding.pack_rows(block.codes, scheme.num_bits), block.scales, block.zero_points, block.errors)
 
 
 OnProgress = Callable[[int, int], None]
-OnTensor = Callable[[str, TensorQuality], None]
+OnTensor = Callable[[str, rounding.TensorQuality], None]
 
 
 @dataclass
 class _Rows:
     """What is known of one weight so far; scales and zero points are small, and written last."""
 
-    scales: list[Array] = field(default_factory=list)
-    zero_points: list[Array] = field(default_factory=list)
-    errors: list[RowErrors] = field(default_factory=list)
+    scales: list[rounding.Array] = field(default_factory=list)
+    zero_points: list[rounding.Array] = field(default_factory=list)
+    errors: list[rounding.RowErrors] = field(default_factory=list)
     num_rows: int = 0
 
 
@@ -191,7 +181,9 @@ class Exporter:
             undo.pop_all()
         return workspace
 
-    def run(self, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor) -> dict[str, TensorQuality]:
+    def run(
+        self, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor
+    ) -> dict[str, rounding.TensorQuality]:
         """Write what is missing and give the export its name. The next run resumes a stopped one.
 
         Returns the quality of every quantized weight, by module name, in the order of the file.
@@ -268,7 +260,7 @@ class _WeightStream:
         self._weight = weight
         self._reader = reader
         self._writer = writer
-        self.quality: TensorQuality | None = None
+        self.quality: rounding.TensorQuality | None = None
 
     def run(self, quantizer: RowQuantizer) -> Iterator[int]:
         """Copy, convert or quantize the weight; yields how many bytes of the source each step took."""
@@ -289,13 +281,15 @@ class _WeightStream:
             self._writer.write(f"{weight.name}_g_idx", stored.group_index(layer).data)
         return weight.source_bytes
 
-    def _write_parts(self, scales: Array, zero_points: Array | None, scheme: WeightScheme) -> None:
+    def _write_parts(self, scales: rounding.Array, zero_points: rounding.Array | None, scheme: WeightScheme) -> None:
         """All but the codes. Shapes: scales [rows, groups] as stored; zero_points uint8 [rows, groups]"""
         weight = self._weight
         self._writer.write(f"{weight.name}_scale", scales.data)
         self._writer.write(f"{weight.name}_shape", np.array(weight.shape, np.int64).data)
         if zero_points is not None:
-            self._writer.write(f"{weight.name}_zero_point", pack_zero_points(zero_points, scheme.num_bits).data)
+            self._writer.write(
+                f"{weight.name}_zero_point", rounding.pack_zero_points(zero_points, scheme.num_bits).data
+            )
 
     def _quantize(self, scheme: WeightScheme, quantizer: RowQuantizer) -> Iterator[int]:
         weight, rows = self._weight, _Rows()
@@ -313,8 +307,8 @@ class _WeightStream:
 
         scales = np.concatenate(rows.scales)
         zero_points = np.concatenate(rows.zero_points) if rows.zero_points else None
-        self._write_parts(narrow(scales, weight.scale_dtype), zero_points, scheme)
-        self.quality = measure_quality(rows.errors)
+        self._write_parts(rounding.narrow(scales, weight.scale_dtype), zero_points, scheme)
+        self.quality = rounding.measure_quality(rows.errors)
 
     def _write_rows(self, block: PackedRows | None, rows: _Rows) -> int:
         weight = self._weight

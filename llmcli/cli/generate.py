@@ -13,17 +13,7 @@ import typer
 from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions, Schemas
-from llmcli.cli.output.base import (
-    CutNotice,
-    JsonLinesOutput,
-    JsonOutput,
-    Output,
-    RunFacts,
-    StartOutput,
-    StatsOutput,
-    TextOutput,
-    begin_text,
-)
+from llmcli.cli.output import base
 from llmcli.cli.output.page import FindRoads, HtmlOutput
 from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.output.tokens import ColorOutput, WhyOutput, why_no_color
@@ -164,7 +154,7 @@ WHY_ALTERNATIVES = 5
 HTML_ALTERNATIVES = 10
 
 
-class ReceiptOutput(Output):
+class ReceiptOutput(base.Output):
     """Notes the state of the model's files when made, hashes them while the text comes, and writes at the end.
 
     Raises: CheckpointError for a file that is gone.
@@ -282,33 +272,35 @@ class OutputOptions:
         return max(wanted, default=None)
 
 
-def open_outputs(options: OutputOptions, facts: RunFacts, find_roads: FindRoads = lambda texts: ()) -> list[Output]:
+def open_outputs(
+    options: OutputOptions, facts: base.RunFacts, find_roads: FindRoads = lambda texts: ()
+) -> list[base.Output]:
     """The outputs the flags ask for: those for stdout first; the page last, since its roads take a while.
 
     Raises: UsageError if the page of --html cannot be written.
     """
-    outputs: list[Output] = [_main_output(options, facts)]
+    outputs: list[base.Output] = [_main_output(options, facts)]
     if options.why:
         outputs.append(WhyOutput(facts))
     if options.stats == "run":
-        outputs.append(StatsOutput(facts))
+        outputs.append(base.StatsOutput(facts))
     if facts.timeline is not None:
-        outputs.append(StartOutput(facts.timeline))
+        outputs.append(base.StartOutput(facts.timeline))
     if options.html is not None:
         outputs.append(HtmlOutput(facts, options.html, replace=options.force, find_roads=find_roads))
     return outputs
 
 
-def _main_output(options: OutputOptions, facts: RunFacts) -> Output:
+def _main_output(options: OutputOptions, facts: base.RunFacts) -> base.Output:
     if options.json:
-        return JsonOutput(facts, with_logprobs=options.logprobs is not None)
+        return base.JsonOutput(facts, with_logprobs=options.logprobs is not None)
     if options.jsonl:
-        return JsonLinesOutput(facts)
+        return base.JsonLinesOutput(facts)
     if options.color and (reason := why_no_color()):
         terminal.info(reason)
     elif options.color:
         return ColorOutput(facts)
-    return TextOutput(facts)
+    return base.TextOutput(facts)
 
 
 def generate(
@@ -354,7 +346,7 @@ def generate(
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
-    cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
+    cut_notice = base.CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
     wanted = schemas.hold(_request(run, encoded, chosen_sampler, samples, output, max_new_tokens), grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     completeness = CompletenessNotice()
@@ -363,7 +355,7 @@ def generate(
         outputs.append(receipt.begin(loaded.runner, wanted))
     generation = lazy.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
     if output.shows_text:
-        begin_text(facts, samples.indices[0])
+        base.begin_text(facts, samples.indices[0])
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
     if texts.schema.require_complete:
@@ -409,7 +401,7 @@ def _with_own_kernels(run: Run, kernels: Sequence[lazy.OwnKernel], num_rows: int
         return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
 
 
-def show_all(generation: lazy.Generation, outputs: Sequence[Output]) -> bool:
+def show_all(generation: lazy.Generation, outputs: Sequence[base.Output]) -> bool:
     """Pass every event and the end to the outputs; False if Ctrl-C stopped the generation."""
     finished: list[Finished] = []
 
