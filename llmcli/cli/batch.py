@@ -97,10 +97,10 @@ def show_check(job: BatchJob) -> None:
     terminal.write(fact_lines(facts.items(), 15, sys.stdout))
 
 
-def _plan(job: BatchJob) -> lazy.TargetPlan:
+def _plan(job: BatchJob) -> lazy.subject.TargetPlan:
     """The memory and the speed of the rows that the run will have."""
     run = job.prompts.run
-    subject = lazy.Subject(run.session.name, run.session.model, None)
+    subject = lazy.subject.Subject(run.session.name, run.session.model, None)
     target = open_target(run.devices, subject)
     # On a card more rows than fit with a full context share the memory; the plan is for those that fit.
     most = job.most_rows if run.devices.card is None else None

@@ -50,16 +50,18 @@ class BatchEngine:
     load_seconds: float
     counts_ended: bool = False
     note: Callable[[], str] = str
-    draft_usage: Callable[[], lazy.DraftUsage | None] = lambda: None
+    draft_usage: Callable[[], lazy.drafts.DraftUsage | None] = lambda: None
 
 
 @contextmanager
 def engine_here(job: BatchJob) -> Iterator[BatchEngine]:
     """This process, with the model that it loads. Raises: LLMCliError and its subclasses"""
     run, num_prompts = job.prompts.run, len(job.todo)
-    loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
+    loaded = run.load(job.most_rows or min(num_prompts, lazy.runners.MAX_ROWS), host_rows=job.most_rows or 1)
     # Nobody waits for the next token, so new prompts are not limited by time, and equal runs take equal steps.
-    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
+    scheduler = lazy.scheduler.Scheduler(
+        loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting
+    )
     with loaded_objects_set_aside():
         yield BatchEngine(
             scheduler,
@@ -79,9 +81,9 @@ def engine_on_ray(job: BatchJob, options: shared.RunOptions) -> Iterator[BatchEn
     if device is not None and (device == MIXED_CARDS) != files.mixed_cards:
         how = "without --mixed-cards" if files.mixed_cards else "with --mixed-cards"
         raise UsageError(f"{job.output} was made {how}: run {how} again, or name another output")
-    where = lazy.connect_to_ray(files.ray)
-    scheduler = lazy.RayScheduler(
-        lazy.RayWork(
+    where = lazy.on_ray.connect(files.ray)
+    scheduler = lazy.on_ray.RayScheduler(
+        lazy.on_ray.Work(
             partial(open_far_engine, found_everywhere(options), files.num_rows),
             model_files(run.session.model.checkpoint.folder),
             None if files.mixed_cards else device,
@@ -116,7 +118,7 @@ def require_ray(address: str, options: shared.RunOptions) -> shared.RunOptions:
         os.environ.setdefault(name, value)
     os.environ.update(_QUIET)
     try:
-        is_good = lazy.ray_version() >= LEAST_RAY
+        is_good = lazy.on_ray.ray_version() >= LEAST_RAY
     except ImportError:  # there is none, or it is too old for what is imported
         is_good = False
     if not is_good:
@@ -144,7 +146,7 @@ def found_everywhere(options: shared.RunOptions) -> shared.RunOptions:
     )
 
 
-def open_far_engine(options: shared.RunOptions, num_rows: int | None) -> lazy.OpenedEngine:
+def open_far_engine(options: shared.RunOptions, num_rows: int | None) -> lazy.worker.OpenedEngine:
     """A worker's engine. Requests bring their own sampler, so all that counts here is model and device.
 
     Raises: LLMCliError and its subclasses
@@ -154,12 +156,14 @@ def open_far_engine(options: shared.RunOptions, num_rows: int | None) -> lazy.Op
     request = check_run(options, {}, shared.SamplerOptions(seed=0), None)
     run = open_run(request, options.model)
     loaded = run.load(num_rows, host_rows=num_rows or 1)
-    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
+    scheduler = lazy.scheduler.Scheduler(
+        loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting
+    )
     gc.collect()
     gc.freeze()
     device, files = kind_of_device(loaded.runner.description), model_files(run.session.model.checkpoint.folder)
-    facts = lazy.EngineFacts(device, loaded.load_seconds, files, scheduler.usage.num_rows)
-    return lazy.OpenedEngine(scheduler, Schemas(run.session).hold, facts)
+    facts = lazy.worker.EngineFacts(device, loaded.load_seconds, files, scheduler.usage.num_rows)
+    return lazy.worker.OpenedEngine(scheduler, Schemas(run.session).hold, facts)
 
 
 def kind_of_device(description: str) -> str:
@@ -173,6 +177,6 @@ def model_files(folder: Path) -> dict[str, str]:
         name: f"{state.size} bytes"
         if name.endswith(".safetensors")
         else hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]
-        for name, state in sorted(lazy.SourceState.record(folder).files.items())
+        for name, state in sorted(lazy.folder.SourceState.record(folder).files.items())
         if name.endswith((".json", ".jinja", ".model", ".txt", ".safetensors"))
     }

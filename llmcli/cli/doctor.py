@@ -41,7 +41,7 @@ def doctor(
 
     llmcli doctor --json
     """
-    checks = lazy.examine()
+    checks = lazy.doctor.examine()
     if json_:
         terminal.write_json([dataclasses.asdict(check) for check in checks])
     else:
@@ -78,12 +78,12 @@ def verify(
     card = RunnerOptions(device, shared.AUTO, None).require_card("verify compares a card with the CPU")
     session = open_session(names.chosen)
     token_ids = _token_ids(session, tokens)
-    opened = lazy.Device.open(card)
+    opened = lazy.device.Device.open(card)
     opened.activate()
     if not json_:
         terminal.write(f"{opened.name}, {opened.arch}\n")
     verdicts = []
-    for verdict in lazy.verify_kernels(opened, say_compiling):
+    for verdict in lazy.kernel_checks.verify_kernels(opened, say_compiling):
         verdicts.append(verdict)
         if not json_:
             terminal.write(_kernel_line(verdict))
@@ -114,28 +114,28 @@ def _token_ids(session: Session, count: int) -> tuple[int, ...]:
 
 def _compare(
     session: Session, card: int, token_ids: tuple[int, ...]
-) -> tuple[list[lazy.LayerVerdict], lazy.LogitsVerdict]:
+) -> tuple[list[lazy.verify.LayerVerdict], lazy.verify.LogitsVerdict]:
     """The model on the card in its own precision, and on the CPU in float32, both with the stored weights."""
     runner = session.load_runner(RunnerOptions(f"cuda:{card}", shared.AUTO, None), len(token_ids))[0]
     reference = session.load_runner(RunnerOptions("cpu", "float32", None), len(token_ids))[0]
     terminal.info(f"{session.name}: {runner.description} against {reference.description}")
     with progress("comparing layers and logits", "passes") as on_progress:
         on_progress(0, 2)
-        layers = lazy.compare_layers(runner, reference, token_ids)
+        layers = lazy.verify.compare_layers(runner, reference, token_ids)
         on_progress(1, 2)
-        return layers, lazy.compare_logits(runner, reference, token_ids)
+        return layers, lazy.verify.compare_logits(runner, reference, token_ids)
 
 
-def _first_wrong(layers: list[lazy.LayerVerdict]) -> lazy.LayerVerdict | None:
+def _first_wrong(layers: list[lazy.verify.LayerVerdict]) -> lazy.verify.LayerVerdict | None:
     return next((layer for layer in layers if not layer.is_right), None)
 
 
 def _as_json(
     model: str,
-    opened: lazy.Device,
-    verdicts: list[lazy.KernelVerdict],
-    layers: list[lazy.LayerVerdict],
-    logits: lazy.LogitsVerdict,
+    opened: lazy.device.Device,
+    verdicts: list[lazy.kernel_checks.KernelVerdict],
+    layers: list[lazy.verify.LayerVerdict],
+    logits: lazy.verify.LogitsVerdict,
     is_right: bool,
 ) -> dict[str, object]:
     first_wrong = _first_wrong(layers)
@@ -166,7 +166,7 @@ def _as_json(
     }
 
 
-def _kernel_line(verdict: lazy.KernelVerdict) -> str:
+def _kernel_line(verdict: lazy.kernel_checks.KernelVerdict) -> str:
     if verdict.num_wrong:
         result = f"WRONG in {verdict.num_wrong}: {verdict.fault}"
     elif verdict.largest == 0:
@@ -176,7 +176,7 @@ def _kernel_line(verdict: lazy.KernelVerdict) -> str:
     return f"{verdict.kernel:<18} {verdict.num_cases:>4} cases  {result}\n"
 
 
-def _layers_title(name: str, logits: lazy.LogitsVerdict) -> str:
+def _layers_title(name: str, logits: lazy.verify.LogitsVerdict) -> str:
     alone = logits.num_tokens - logits.num_prompt_tokens
     return (
         f"what each layer of {name} adds ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest "
@@ -184,19 +184,19 @@ def _layers_title(name: str, logits: lazy.LogitsVerdict) -> str:
     )
 
 
-def _layer_line(layer: lazy.LayerVerdict) -> str:
+def _layer_line(layer: lazy.verify.LayerVerdict) -> str:
     result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
     return f"{layer.module:<18} {layer.largest:>10.2g}  {result}{'ok' if layer.is_right else 'WRONG'}\n"
 
 
-def _wrong_layer_text(layer: lazy.LayerVerdict) -> str:
+def _wrong_layer_text(layer: lazy.verify.LayerVerdict) -> str:
     return (
         f"{layer.module} is the first that is wrong: behind it element {layer.element} at position {layer.position} is "
         f"{layer.actual:.6g}, expected {layer.expected:.6g}\n"
     )
 
 
-def _logits_text(name: str, logits: lazy.LogitsVerdict) -> str:
+def _logits_text(name: str, logits: lazy.verify.LogitsVerdict) -> str:
     alone = logits.num_tokens - logits.num_prompt_tokens
     return (
         f"logits of {name} ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest difference is "

@@ -49,20 +49,20 @@ def process_age() -> float:
 class RoadFinder:
     """Finds the `count` likeliest roads of a request's texts. Ctrl-C ends the search; `is_complete` is then false."""
 
-    runner: lazy.Runner
-    tokenizer: lazy.Tokenizer
-    request: lazy.Request
+    runner: lazy.runners.Runner
+    tokenizer: lazy.tokenizer.Tokenizer
+    request: lazy.request.Request
     count: int
     is_complete: bool = True
 
-    def __call__(self, texts: Mapping[int, Sequence[lazy.Inspection]]) -> Sequence[lazy.Road]:
+    def __call__(self, texts: Mapping[int, Sequence[lazy.inspect.Inspection]]) -> Sequence[lazy.roads.Road]:
         """Follow the roads that leave these texts, given by the choices of each sample."""
         if not self.count:
             return ()
-        roads: lazy.Roads | None = None
+        roads: lazy.roads.Roads | None = None
         try:
-            forks = lazy.find_forks(texts, self.count)
-            roads = lazy.Roads(self.runner, self.tokenizer, self.request, texts, forks)
+            forks = lazy.roads.find_forks(texts, self.count)
+            roads = lazy.roads.Roads(self.runner, self.tokenizer, self.request, texts, forks)
             with progress("following roads", unit="tokens") as on_progress:
                 for _ in roads.steps():
                     on_progress(roads.num_tokens, roads.most_tokens)
@@ -104,9 +104,9 @@ class PromptOptions:
             raise UsageError("--system, --chat-template and --template-var need --chat")
         parse_template_variables(self.template_var)
 
-    def facts(self, text: str, encoded: EncodedPrompt) -> lazy.PromptFacts:
+    def facts(self, text: str, encoded: EncodedPrompt) -> lazy.receipt.PromptFacts:
         """The prompt for a receipt."""
-        return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
+        return lazy.receipt.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
         """The prompt in the model's tokens, shown if requested. Raises: UsageError, TokenizerError"""
@@ -160,14 +160,14 @@ class ReceiptOutput(base.Output):
     Raises: CheckpointError for a file that is gone.
     """
 
-    def __init__(self, path: Path, run: Run, prompt: lazy.PromptFacts, *, replace: bool):
+    def __init__(self, path: Path, run: Run, prompt: lazy.receipt.PromptFacts, *, replace: bool):
         self._path = path
         self._replace = replace
         self._run = run
         self._prompt = prompt
-        self._digests = lazy.look_at_files(run.session.model, prompt)
+        self._digests = lazy.describe.look_at_files(run.session.model, prompt)
 
-    def begin(self, runner: lazy.Runner, request: lazy.Request) -> ReceiptOutput:
+    def begin(self, runner: lazy.runners.Runner, request: lazy.request.Request) -> ReceiptOutput:
         """Start hashing the weights, which are read by now, so that it does not delay the first token."""
         self._runner, self._request = runner, request
         self._digests.start()
@@ -185,7 +185,7 @@ class ReceiptOutput(base.Output):
         run = self._run
         with progress(f"hashing {run.session.name}") as on_progress:
             files = self._digests.wait(on_progress)
-        receipt = lazy.describe_run(
+        receipt = lazy.describe.describe_run(
             run.model,
             run.session.model,
             self._runner,
@@ -193,9 +193,9 @@ class ReceiptOutput(base.Output):
             self._prompt,
             self._request,
             files,
-            lazy.describe_samples(finished),
+            lazy.describe.describe_samples(finished),
         )
-        lazy.save_receipt(self._path, receipt, replace=self._replace)
+        lazy.receipt.save_receipt(self._path, receipt, replace=self._replace)
         terminal.info(f"receipt: {self._path}")
 
 
@@ -255,7 +255,7 @@ class OutputOptions:
         if self.receipt is not None:
             if self.html is not None and self.receipt.absolute() == self.html.absolute():
                 raise UsageError(f"--html and --receipt are both {self.receipt}; name two files")
-            lazy.RECEIPT_FILE.check(self.receipt, replace=self.force)
+            lazy.receipt.RECEIPT_FILE.check(self.receipt, replace=self.force)
 
     @property
     def shows_text(self) -> bool:
@@ -353,7 +353,7 @@ def generate(
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
-    generation = lazy.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
+    generation = lazy.scheduler.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
     if output.shows_text:
         base.begin_text(facts, samples.indices[0])
     if not show_all(generation, outputs) or not roads.is_complete:
@@ -364,7 +364,7 @@ def generate(
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
-def _open_receipt(output: OutputOptions, run: Run, prompt: lazy.PromptFacts) -> ReceiptOutput | None:
+def _open_receipt(output: OutputOptions, run: Run, prompt: lazy.receipt.PromptFacts) -> ReceiptOutput | None:
     """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
     if output.receipt is None:
         return None
@@ -374,11 +374,11 @@ def _open_receipt(output: OutputOptions, run: Run, prompt: lazy.PromptFacts) -> 
 def _request(
     run: Run,
     encoded: EncodedPrompt,
-    sampler: lazy.Sampler,
+    sampler: lazy.params.Sampler,
     samples: SampleOptions,
     output: OutputOptions,
     max_new_tokens: int | None,
-) -> lazy.Request:
+) -> lazy.request.Request:
     return run.session.request(
         encoded,
         sampler,
@@ -390,7 +390,7 @@ def _request(
     )
 
 
-def _with_own_kernels(run: Run, kernels: Sequence[lazy.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
+def _with_own_kernels(run: Run, kernels: Sequence[lazy.own_kernel.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
     """The run on a card that launches the user's kernels, once they pass their checks.
 
     Raises: LLMCliError and its subclasses
@@ -401,7 +401,7 @@ def _with_own_kernels(run: Run, kernels: Sequence[lazy.OwnKernel], num_rows: int
         return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
 
 
-def show_all(generation: lazy.Generation, outputs: Sequence[base.Output]) -> bool:
+def show_all(generation: lazy.scheduler.Generation, outputs: Sequence[base.Output]) -> bool:
     """Pass every event and the end to the outputs; False if Ctrl-C stopped the generation."""
     finished: list[Finished] = []
 

@@ -51,7 +51,7 @@ SUMMARIZED = ("temperature", "top_p")  # settings named at the top even if not s
 SKYLINE_BITS = 10.0  # surprise that fills the height of the skyline: one chance in 1,024
 
 
-def road_data(tokenizer: lazy.Tokenizer, road: lazy.Road) -> dict[str, Any]:
+def road_data(tokenizer: lazy.tokenizer.Tokenizer, road: lazy.roads.Road) -> dict[str, Any]:
     """A road as the script reads it: place, token, its probability, and each word as [text, probability].
 
     A token without text, such as the end of the text, has its piece and a 1 as a third value.
@@ -65,7 +65,7 @@ def road_data(tokenizer: lazy.Tokenizer, road: lazy.Road) -> dict[str, Any]:
     }
 
 
-def roads_html(tokenizer: lazy.Tokenizer, drawn: Sequence[int], roads: Sequence[lazy.Road]) -> str:
+def roads_html(tokenizer: lazy.tokenizer.Tokenizer, drawn: Sequence[int], roads: Sequence[lazy.roads.Road]) -> str:
     """The roads that leave the text of the ids `drawn`, in the order of their places; nothing if there are none."""
     if not roads:
         return ""
@@ -90,7 +90,7 @@ def roads_html(tokenizer: lazy.Tokenizer, drawn: Sequence[int], roads: Sequence[
     )
 
 
-def _word(tokenizer: lazy.Tokenizer, token: lazy.RoadToken) -> list[Any]:
+def _word(tokenizer: lazy.tokenizer.Tokenizer, token: lazy.roads.RoadToken) -> list[Any]:
     probability = rounded(token.probability)
     if tokenizer.token_bytes(token.token_id):
         return [token.text, probability]
@@ -102,7 +102,7 @@ class PageToken:
     """A generated token and the views of its choice."""
 
     token_id: int
-    inspection: lazy.Inspection
+    inspection: lazy.inspect.Inspection
 
     @property
     def probability(self) -> float:
@@ -122,7 +122,7 @@ class PageSample:
     choices: Sequence[PageToken]
     shares: Sequence[Share]
     finished: Finished
-    roads: Sequence[lazy.Road] = ()
+    roads: Sequence[lazy.roads.Road] = ()
 
 
 def render_page(facts: RunFacts, samples: Sequence[PageSample]) -> str:
@@ -164,10 +164,10 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
         used.add(token_id)
         return [token_id, rounded(probability)]
 
-    def pairs(tokens: Iterable[lazy.TokenProbability]) -> list[list[float]]:
+    def pairs(tokens: Iterable[lazy.inspect.TokenProbability]) -> list[list[float]]:
         return [pair(token.token_id, token.probability) for token in tokens]
 
-    def step_data(step: lazy.StepEffect) -> list[Any]:
+    def step_data(step: lazy.inspect.StepEffect) -> list[Any]:
         chance = rounded(step.chosen_probability)
         return [names.index(step.name), step.num_removed, step.num_left, chance, pairs(step.removed)]
 
@@ -270,7 +270,7 @@ def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[s
     return token_spans(facts.tokenizer, token_ids, sample.shares, prefix, look)
 
 
-FindRoads = Callable[["Mapping[int, Sequence[lazy.Inspection]]"], "Sequence[lazy.Road]"]
+FindRoads = Callable[["Mapping[int, Sequence[lazy.inspect.Inspection]]"], "Sequence[lazy.roads.Road]"]
 
 
 class HtmlOutput(Output):
@@ -306,7 +306,7 @@ class HtmlOutput(Output):
         """
         if not finished:
             return
-        roads: Sequence[lazy.Road] = ()
+        roads: Sequence[lazy.roads.Road] = ()
         if all(item.finish_reason != "interrupted" for item in finished):
             roads = self._find_roads(
                 {item.sample: [choice.inspection for choice in self._choices[item.sample]] for item in finished}
