@@ -1,6 +1,6 @@
 """Models on the hub and in huggingface_hub's cache: found by folder or hub id, downloaded, listed, removed.
 
-No code is ever downloaded, nor anything else that `hub_files` does not name.
+No code is ever downloaded, nor anything else that `hub_client` does not name.
 """
 
 import shutil
@@ -15,8 +15,16 @@ from rich.filesize import decimal
 from llmcli.checkpoint import hub_library as library
 from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
-from llmcli.checkpoint.hub_client import HubClient, hub_client, hub_errors_explained
-from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
+from llmcli.checkpoint.hub_client import (
+    SMALL_FILES,
+    HubClient,
+    checked_revision,
+    hub_client,
+    hub_errors_explained,
+    is_complete,
+    refuse_repository,
+    weight_files,
+)
 from llmcli.checkpoint.safetensors_file import listed
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, foreign_errors_explained

@@ -192,7 +192,7 @@ def _is_endpoint(text: str) -> bool:
 
 
 def write_ref(repository: Path, revision: str, commit: str) -> None:
-    """Let a revision name a commit in the cache. Names that come here have passed `hub_files`."""
+    """Let a revision name a commit in the cache. Names that come here have passed the checks of `hub_client`."""
     if revision == commit:
         return
     ref = repository / "refs" / revision

@@ -350,7 +350,7 @@ def _measure(
     options: RunnerOptions,
     measuring: MeasuringOptions,
     num_rows: int | None,
-    kernels: Sequence[lazy.own_kernel.OwnKernel],
+    kernels: Sequence[lazy.kernel_checks.OwnKernel],
 ) -> lazy.bench.BenchReport:
     """Load the model and measure it, and show progress. Raises: LLMCliError and its subclasses"""
     prompts, depths = measuring.lengths(subject)

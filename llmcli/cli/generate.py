@@ -390,7 +390,9 @@ def _request(
     )
 
 
-def _with_own_kernels(run: Run, kernels: Sequence[lazy.own_kernel.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
+def _with_own_kernels(
+    run: Run, kernels: Sequence[lazy.kernel_checks.OwnKernel], num_rows: int, timeline: Timeline
+) -> Run:
     """The run on a card that launches the user's kernels, once they pass their checks.
 
     Raises: LLMCliError and its subclasses

@@ -291,7 +291,7 @@ def test_ctrl_c_after_the_last_result_says_how_to_go_on(
 
     source, output = files
     monkeypatch.setattr("llmcli.engine.scheduler.Scheduler", lambda *_, **__: FakeScheduler())
-    monkeypatch.setattr("llmcli.cli.batch_engines.loaded_objects_set_aside", interrupted_at_its_end)
+    monkeypatch.setattr("llmcli.cli.batch.loaded_objects_set_aside", interrupted_at_its_end)
     told = llmcli("batch", source, output, "-m", tiny_llama)
     assert told.exit_code == 130
     assert told.stderr.splitlines()[-1].startswith("Interrupted: 3 of 3 prompts are done; ")
