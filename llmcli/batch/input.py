@@ -133,11 +133,6 @@ OPENAI_KEYS = ("custom_id", "method", "url", "body")
 BODY_KEYS = ("model", "max_tokens", "max_completion_tokens", "seed", "stop", "logit_bias", "n", "response_format")
 
 
-def is_openai(values: Mapping[str, Any]) -> bool:
-    """Whether a line has this form."""
-    return not values.keys().isdisjoint(OPENAI_KEYS)
-
-
 def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ...]) -> Line:
     """One line; a null in the body counts as a key that is not given.
 
@@ -261,7 +256,7 @@ def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *
         raise UsageError(f"not valid JSON: {error}{_text_hint(text)}") from error
     if not isinstance(value, dict):
         raise UsageError(f'{shown(value)} is not an object, expected one such as {{"prompt": "Once upon a time"}}')
-    if is_openai(value):
+    if not value.keys().isdisjoint(OPENAI_KEYS):
         return parse_openai(value, number, model_names)
     refuse_unknown(value, KEYS)
     return _native({key: item for key, item in value.items() if item is not None}, number)

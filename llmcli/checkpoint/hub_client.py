@@ -87,10 +87,7 @@ def checked_commit(value: object, where: str) -> str:
 
 
 def checked_revision(revision: str) -> str:
-    """A branch, tag or commit as the user gives it, which names a file in the cache's refs.
-
-    Raises: CheckpointError.
-    """
+    """A branch, tag or commit as the user gives it, which names a file in the cache's refs. Raises: CheckpointError."""
     parts = revision.split("/")
     is_safe = all(_REVISION_PART.fullmatch(part) and ".." not in part for part in parts)
     if not is_safe or revision.endswith(".lock") or len(revision.encode()) > _MAX_NAME_BYTES:

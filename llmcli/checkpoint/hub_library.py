@@ -62,10 +62,7 @@ class HubSettings:
 
 
 def hub_settings() -> HubSettings:
-    """The settings of this process.
-
-    Raises: CheckpointError for a variable that holds no such value.
-    """
+    """The settings of this process. Raises: CheckpointError for a variable that holds no such value."""
     _check_environment()
     from huggingface_hub import constants
 

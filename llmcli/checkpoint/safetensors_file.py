@@ -278,10 +278,7 @@ def _open_regular(path: Path) -> int:
 
 
 def _read_header_bytes(file: BinaryIO, path: Path, file_bytes: int) -> bytes:
-    """The JSON part of the header.
-
-    Raises: CheckpointError; OSError
-    """
+    """The JSON part of the header. Raises: CheckpointError; OSError"""
     start = file.read(len(GIT_LFS_START))
     if start == GIT_LFS_START:
         raise CheckpointError(
@@ -305,10 +302,7 @@ def _read_header_bytes(file: BinaryIO, path: Path, file_bytes: int) -> bytes:
 
 
 def _parse(path: Path, header: bytes, file_bytes: int) -> list[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of every tensor in the order of their bytes, as the library has it.
-
-    Raises: LLMCliError
-    """
+    """Name, dtype and shape of every tensor in the order of their bytes, as the library has it. Raises: LLMCliError"""
     try:
         with (
             foreign_errors_explained(f"the safetensors library cannot read {path}", CheckpointError),

@@ -24,7 +24,6 @@ from llmcli.cli.targets import LENGTHS, open_subject, open_target, refuse_scratc
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate
 from llmcli.errors import UsageError
-from llmcli.measure.bench import BenchReport
 
 _NOTE = "A change in parentheses may be chance: the runs of both overlap."
 
@@ -58,13 +57,19 @@ DEFAULT_REPEATS = 5
 
 def facts_text(report: lazy.bench.BenchReport) -> str:
     """What was measured, a line each."""
-    facts = (
+    facts = [
         ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
         ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
         ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
-        ("energy", _energy_fact(report)),
-        *_kernel_facts(report),
-    )
+    ]
+    if report.idle_watts is None:
+        facts.append(("energy", f"not available: {report.energy_problem or 'the counter cannot be read'}"))
+    else:
+        watts = f"{report.idle_watts:.0f} W"
+        facts.append(("energy", f"J/token leaves out the {watts} of the idle card, W includes them"))
+    if report.engine is not None:
+        files = ", ".join(f"{name} from {file}" for name, file in report.engine.own_kernels.items())
+        facts.append(("your kernels", f"{files}; the checks of each are passed"))
     return fact_lines(facts, 18, sys.stdout)
 
 
@@ -148,19 +153,6 @@ def _draft_table(items: Sequence[lazy.bench.DraftFigures]) -> str:
     )
 
 
-def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
-    if report.engine is None:
-        return []
-    files = ", ".join(f"{name} from {file}" for name, file in report.engine.own_kernels.items())
-    return [("your kernels", f"{files}; the checks of each are passed")]
-
-
-def _energy_fact(report: BenchReport) -> str:
-    if report.idle_watts is None:
-        return f"not available: {report.energy_problem or 'the counter cannot be read'}"
-    return f"J/token leaves out the {report.idle_watts:.0f} W of the idle card, W includes them"
-
-
 def _spread(count: int, seconds: lazy.bench.Spread) -> str:
     return f"{rate(count / seconds.slowest)} to {rate(count / seconds.fastest)}"
 
@@ -176,40 +168,33 @@ def as_json(report: lazy.bench.BenchReport) -> dict[str, Any]:
     del facts["engine"], facts["draft_steps"]
     if engine is not None:
         facts["own_kernels"] = dict(engine.own_kernels)
-    return {
-        **facts,
-        "prompts": _records(report.prompts, engine.prompts if engine else None, _record),
-        "decode": _records(report.decode, engine.decode if engine else None, _decode_record),
-        **({"draft_steps": [_draft_record(item) for item in report.draft_steps]} if report.draft_steps else {}),
-    }
+    facts["prompts"] = _records(report.prompts, engine.prompts if engine else None)
+    facts["decode"] = _records(report.decode, engine.decode if engine else None)
+    if report.draft_steps:
+        facts["draft_steps"] = [
+            {
+                **dataclasses.asdict(item),
+                "steps_of_one": item.steps_of_one,
+                "gain": {str(rate): item.gain(rate) for rate in lazy.bench.RATES},
+            }
+            for item in report.draft_steps
+        ]
+    return facts
 
 
-def _records(
-    items: Sequence[FiguresT], engine: Sequence[FiguresT] | None, record: Callable[[FiguresT], dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _records(items: Sequence[FiguresT], engine: Sequence[FiguresT] | None) -> list[dict[str, Any]]:
     if engine is None:
-        return [record(item) for item in items]
+        return [_record(item) for item in items]
     return [
-        {**record(item), "llmcli": record(before), "change": speed_change(item.spread, before.spread)}
+        {**_record(item), "llmcli": _record(before), "change": speed_change(item.spread, before.spread)}
         for item, before in zip(items, engine, strict=True)
     ]
 
 
 def _record(item: lazy.bench.PromptFigures | lazy.bench.DecodeFigures) -> dict[str, Any]:
     rates = ("tokens_per_second", "predicted_tokens_per_second", "floor_share")
-    return dataclasses.asdict(item) | {name: getattr(item, name) for name in rates}
-
-
-def _decode_record(item: lazy.bench.DecodeFigures) -> dict[str, Any]:
-    return {**_record(item), "gbps": item.bytes_per_second / 1e9}
-
-
-def _draft_record(item: lazy.bench.DraftFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "steps_of_one": item.steps_of_one,
-        "gain": {str(rate): item.gain(rate) for rate in lazy.bench.RATES},
-    }
+    gbps = {"gbps": item.bytes_per_second / 1e9} if isinstance(item, lazy.bench.DecodeFigures) else {}
+    return {**dataclasses.asdict(item), **{name: getattr(item, name) for name in rates}, **gbps}
 
 
 def as_csv(report: lazy.bench.BenchReport) -> str:
@@ -350,7 +335,7 @@ def _measure(
     options: RunnerOptions,
     measuring: MeasuringOptions,
     num_rows: int | None,
-    kernels: Sequence[lazy.kernel_checks.OwnKernel],
+    kernels: Sequence[lazy.own_kernel.OwnKernel],
 ) -> lazy.bench.BenchReport:
     """Load the model and measure it, and show progress. Raises: LLMCliError and its subclasses"""
     prompts, depths = measuring.lengths(subject)

@@ -234,7 +234,10 @@ def diff(
         return
     with_color = has_color(sys.stdout)
     if sys.stdout.isatty():
-        _show_legend(with_color)
+        terminal.info("A's text; [token>other] where B would choose another token")
+        if with_color:
+            tints = f"{MORE_LIKELY}more{RESET} or {LESS_LIKELY}less{RESET}"
+            terminal.info(f"tinted where B finds A's token {tints} likely", is_drawn=True)
     terminal.show_prompt(text)
     decoder = StreamDecoder(tokenizer, at_start=False)
     for token in tokens:
@@ -276,14 +279,6 @@ def _follow(
     return facts, tokens, lazy.evaluate.verdict(tokens)
 
 
-def _show_legend(with_color: bool) -> None:
-    """What the marks in the text mean."""
-    terminal.info("A's text; [token>other] where B would choose another token")
-    if with_color:
-        tints = f"{MORE_LIKELY}more{RESET} or {LESS_LIKELY}less{RESET}"
-        terminal.info(f"tinted where B finds A's token {tints} likely", is_drawn=True)
-
-
 def _styled(token: lazy.evaluate.DiffToken, text: str, other: str, with_color: bool) -> str:
     """A token's text; empty while a character that spans tokens is unfinished."""
     shown = text if token.agrees else marked(text, other)
@@ -301,21 +296,13 @@ def marked(text: str, other: str) -> str:
     return f"[{text.replace(' ', SPACE)}>{other}]"
 
 
-def _agreement(num_tokens: int) -> str:
-    if num_tokens == 0:
-        return "they differ from the first token on"
-    return "the first token is the same" if num_tokens == 1 else f"the first {num_tokens} tokens are the same"
-
-
 def _sentence(numbers: lazy.evaluate.Verdict) -> str:
     """The verdict in one line."""
+    first = {0: "they differ from the first token on", 1: "the first token is the same"}
+    same = first.get(numbers.num_agreeing, f"the first {numbers.num_agreeing} tokens are the same")
+    parting = f"{same}; B would choose another token at {numbers.num_divergences} of {numbers.num_tokens}"
     if numbers.num_divergences == 0:
         parting = f"B writes the same text, all {numbers.num_tokens} tokens"
-    else:
-        parting = (
-            f"{_agreement(numbers.num_agreeing)}; B would choose another token at "
-            f"{numbers.num_divergences} of {numbers.num_tokens}"
-        )
     return (
         f"{parting}; mean KL divergence {divergence(numbers.mean_kl)} nats, "
         f"probability of a token changed by {numbers.mean_change:.2%} on average: {numbers.kinship}"

@@ -341,8 +341,12 @@ def generate(
     schemas.prepare(grammar, chosen_sampler)
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
-    run = _with_own_kernels(run, kernels, num_rows, timeline)
-    receipt = _open_receipt(output, run, prompt.facts(text, encoded))  # before the weights are read
+    if kernels:
+        with timeline.part("checks of kernels"):
+            run = replace(run, devices=open_card(run.devices, kernels, session.model, run.context, num_rows))
+    receipt = None
+    if output.receipt is not None:  # before the weights are read
+        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
@@ -364,13 +368,6 @@ def generate(
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
-def _open_receipt(output: OutputOptions, run: Run, prompt: lazy.receipt.PromptFacts) -> ReceiptOutput | None:
-    """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
-    if output.receipt is None:
-        return None
-    return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
-
-
 def _request(
     run: Run,
     encoded: EncodedPrompt,
@@ -388,19 +385,6 @@ def _request(
         num_alternatives=output.num_alternatives,
         keeps_pages=bool(output.roads),
     )
-
-
-def _with_own_kernels(
-    run: Run, kernels: Sequence[lazy.kernel_checks.OwnKernel], num_rows: int, timeline: Timeline
-) -> Run:
-    """The run on a card that launches the user's kernels, once they pass their checks.
-
-    Raises: LLMCliError and its subclasses
-    """
-    if not kernels:
-        return run
-    with timeline.part("checks of kernels"):
-        return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
 
 
 def show_all(generation: lazy.scheduler.Generation, outputs: Sequence[base.Output]) -> bool:

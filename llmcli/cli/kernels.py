@@ -92,7 +92,9 @@ def compare(
     llmcli kernels compare decode
     """
     if study is None:
-        _list_studies()
+        studies = {name: lazy.study.load_study(name)[0] for name in lazy.study.study_names()}
+        rows = ((name, f"{one.title} ({one.source})") for name, one in studies.items())
+        terminal.write(fact_lines(rows, max(map(len, studies)) + 2, sys.stdout))
         return
     names = lazy.study.find_studies(study)
     if len(names) > 1:
@@ -114,12 +116,6 @@ def compare(
         rungs.append(mine)
         sources[mine.name] = own
     _compare(told, rungs, sources, arch, json_, csv_)
-
-
-def _list_studies() -> None:
-    studies = {name: lazy.study.load_study(name)[0] for name in lazy.study.study_names()}
-    rows = ((name, f"{study.title} ({study.source})") for name, study in studies.items())
-    terminal.write(fact_lines(rows, max(map(len, studies)) + 2, sys.stdout))
 
 
 def _compare_all(names: list[str], arch: str | None) -> None:

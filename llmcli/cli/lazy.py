@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llmcli.engine import chat, draft_sources, drafts, request, roads, scheduler
     from llmcli.engine.remote import worker
     from llmcli.kernels import device, registry
-    from llmcli.lab import compare, nsight, profile, roofline, study, walk
+    from llmcli.lab import compare, nsight, own_kernel, profile, roofline, study, walk
     from llmcli.lab import verify as kernel_checks
     from llmcli.measure import bench, doctor, energy, evaluate, info, plan, subject, verify
     from llmcli.quantization import rounding
@@ -60,12 +60,13 @@ else:
         """Import the module of that name."""
         if name not in find_places():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return import_module(find_places()[name])
+        return import_module(f"llmcli.{find_places()[name]}")
 
 
 @cache
 def find_places() -> dict[str, str]:
-    """Name here -> module. Parsed at the first use, in a millisecond."""
+    """Name here -> module of llmcli. Parsed at the first use, in a millisecond."""
     (block,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {one.asname or one.name: f"{node.module}.{one.name}" for node in imports for one in node.names}
+    paths = [(one, f"{node.module}.{one.name}") for node in imports for one in node.names]
+    return {one.asname or one.name: path.removeprefix("llmcli.") for one, path in paths}

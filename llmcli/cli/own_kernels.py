@@ -23,21 +23,21 @@ kernel_option = partial(
 )
 
 
-def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[lazy.kernel_checks.OwnKernel, ...]:
+def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[lazy.own_kernel.OwnKernel, ...]:
     """Parse the option's files; check that a card can run them.
 
     Raises: UsageError for a name or a file that cannot be, DeviceError without a card
     """
     if not values:
         return ()
-    kernels = lazy.kernel_checks.read_own_kernels(values)
+    kernels = lazy.own_kernel.read_own_kernels(values)
     devices.require_card("--kernel is for models on a CUDA card")
     return kernels
 
 
 def open_card(
     devices: RunnerOptions,
-    kernels: Sequence[lazy.kernel_checks.OwnKernel],
+    kernels: Sequence[lazy.own_kernel.OwnKernel],
     model: lazy.model.Model,
     context: int,
     num_rows: int,
@@ -113,7 +113,7 @@ def _milliseconds(spread: lazy.bench.Spread) -> str:
     return f"{1e3 * spread.median:.3f} ms"
 
 
-def _alone_text(kernel: lazy.kernel_checks.OwnKernel, times: lazy.kernel_checks.TimesAlone) -> str:
+def _alone_text(kernel: lazy.own_kernel.OwnKernel, times: lazy.kernel_checks.TimesAlone) -> str:
     own, engine = times.own.median, times.engine.median
     return (
         f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "

@@ -288,12 +288,16 @@ def serve(
 
     llmcli serve my-model --host 0.0.0.0 --api-key-file key
     """
-    _require_packages()
+    try:
+        _ = lazy.server.Server
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     key = server.read_key()
     listener, is_local = server.listen(has_key=key is not None)
     with listener:
-        address = _address(listener)
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         name = shared.chosen_model(server.model_argument, options.model)
         run = open_run(request, name)
         if server.chat_template is not None or server.template_var:  # else a model without one completes prompts
@@ -339,19 +343,6 @@ def _serve(front: lazy.server.Server, scheduler: lazy.scheduler.Scheduler, run: 
     if not is_log_read:
         os._exit(code)  # Python's own exit would wait for the same lock
     raise typer.Exit(code)
-
-
-def _require_packages() -> None:
-    """Raises: UsageError where the extra is not installed."""
-    try:
-        _ = lazy.server.Server
-    except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _start_line(name: str, runner: lazy.runners.Runner, context: int, address: str) -> str:

@@ -1,12 +1,12 @@
 """`Chat`: runs the turns of a conversation on a runner, and computes in each only what is new."""
 
 import codecs
-import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from llmcli.differences import first_difference
 from llmcli.engine import chat_events as events
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.drafts import Drafting
@@ -290,10 +290,7 @@ class Chat:
         return self._answer(self._conversation.ask(message), sample=0)
 
     def edit(self, message: str) -> Iterator[events.ChatEvent]:
-        """Replace the last message and answer the new one.
-
-        Raises: UsageError if there is no message, and as `send`.
-        """
+        """Replace the last message and answer the new one. Raises: UsageError if there is no message, and as `send`."""
         return self._answer(self._conversation.without_last().ask(message), sample=0)
 
     def edit_answer(self, content: str) -> None:
@@ -503,7 +500,7 @@ class Chat:
 
     def _started(self, fitted: FittedPrompt, before: Conversation) -> events.TurnStarted:
         row = [] if self._row.row is None else list(self.runner.token_ids(self._row.row))
-        num_kept = min(len(os.path.commonprefix([row, list(fitted.token_ids)])), len(fitted.token_ids) - 1)
+        num_kept = min(first_difference(row, fitted.token_ids), len(fitted.token_ids) - 1)
         return events.TurnStarted(
             prompt_token_ids=fitted.token_ids,
             num_kept=num_kept,

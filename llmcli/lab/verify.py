@@ -1,11 +1,8 @@
 """Checks kernels on a card against their cases: every kernel of the engine, and those of a user."""
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.model import Model
@@ -15,100 +12,14 @@ from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.registry import KERNELS
-from llmcli.kernels.sources import flatten
 from llmcli.lab.engine import CASES
 from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.own_kernel import OwnKernel
 from llmcli.lab.problem import ENGINE, Arrays, KernelCases, Problem
-from llmcli.lab.study import Parameter, Source, kernel_parameters, own_sources
 from llmcli.lab.trial import Times, judge, measure, release_memory
-from llmcli.reading import CUDA_SOURCE
 from llmcli.runners.cuda.load.model import needed_kernels
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
-
-# Reads a user's own source for a kernel of the engine, and compares it with what the launcher passes. Needs no CuPy.
-#
-# Refuses kernels without reference checks: no kernel runs in a model before it was compared with a reference.
-
-_EXAMPLE = "such as rms_norm=mine.cu"
-
-
-@dataclass(frozen=True)
-class OwnKernel:
-    """A user's file for the kernel `stem`; `text` is its source with all includes."""
-
-    stem: str
-    path: Path
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.stem} from {self.path}"
-
-    @property
-    def num_cases(self) -> int:
-        """How many checks it must pass."""
-        return sum(1 for _ in CASES[self.stem].checks())
-
-
-def read_own_kernels(values: Iterable[str]) -> tuple[OwnKernel, ...]:
-    """Read the files of `NAME=FILE`, each for the kernel NAME. Needs no card and no compiler.
-
-    Raises: UsageError for an unknown kernel, one without checks or named twice; for a file that cannot be read, is not
-            ASCII, includes a missing file, or lacks a kernel that the launcher starts
-    """
-    found: dict[str, OwnKernel] = {}
-    for value in values:
-        stem, is_there, path = value.partition("=")
-        if not is_there or not path:
-            raise UsageError(f"--kernel is {value!r}, expected NAME=FILE, {_EXAMPLE}")
-        _check_name(stem)
-        if stem in found:
-            raise UsageError(f"--kernel names {stem} twice: {found[stem].path} and {path}")
-        found[stem] = _read(stem, Path(os.path.expanduser(path)))
-    return tuple(found.values())
-
-
-def _check_name(stem: str) -> None:
-    if stem not in KERNELS:
-        close = get_close_matches(stem, KERNELS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {_listed(KERNELS)}"
-        raise UsageError(f"--kernel: there is no kernel {stem!r}; {hint}")
-    if stem not in CASES:
-        raise UsageError(
-            f"--kernel {stem}: llmcli has no reference checks of this kernel, and runs no kernel unchecked; "
-            f"there are checks of {_listed(CASES)}"
-        )
-
-
-def _read(stem: str, path: Path) -> OwnKernel:
-    text = CUDA_SOURCE.read_text(path)
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.isascii() or "\0" in line:
-            odd = next(character for character in line if not character.isascii() or character == "\0")
-            raise UsageError(f"{path}:{number}: {odd!r} is not an ASCII character of a source; remove it")
-    flattened = own_sources([Source(stem, text, path)])[stem]
-    _check_entry_points(stem, path, flattened)
-    return OwnKernel(stem, path, flattened)
-
-
-def _check_entry_points(stem: str, path: Path, flattened: str) -> None:
-    """Refuse a source whose kernels do not take what the launcher passes."""
-    ours, theirs = kernel_parameters(flatten(stem)), kernel_parameters(flattened)
-    for name in dict.fromkeys(variant.partition("<")[0] for variant in KERNELS[stem].variants):
-        if name not in theirs:
-            raise UsageError(f"{path} does not define __global__ void {name}({_declared(ours[name])})")
-        expected, actual = ours[name], theirs[name]
-        is_alike = len(expected) == len(actual) and all(map(Parameter.takes_as, actual, expected))
-        if not is_alike:
-            raise UsageError(f"{path}: {name} takes ({_declared(actual)}), expected ({_declared(expected)})")
-
-
-def _declared(parameters: Sequence[Parameter]) -> str:
-    return ", ".join(one.declared for one in parameters)
-
-
-def _listed(stems: Iterable[str]) -> str:
-    return ", ".join(sorted(stems))
 
 
 @dataclass(frozen=True)
@@ -149,10 +60,7 @@ def launched_names(card: CardFacts, cases: KernelCases) -> set[str]:
 
 
 def verify_kernel(device: Device, cases: KernelCases) -> KernelVerdict:
-    """Run all checks of one kernel.
-
-    Raises: DeviceError for one that fails
-    """
+    """Run all checks of one kernel. Raises: DeviceError for one that fails"""
     largest, faults = [], []
     for problem in cases.checks():
         judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))

@@ -44,10 +44,7 @@ class KernelUse:
 
 
 def require_architecture(arch: str) -> None:
-    """Refuse an architecture whose multiprocessors are not known.
-
-    Raises: UsageError
-    """
+    """Refuse an architecture whose multiprocessors are not known. Raises: UsageError"""
     if arch not in MULTIPROCESSORS:
         raise UsageError(f"the architecture {arch!r} is not known; known are {', '.join(MULTIPROCESSORS)}")
 
@@ -86,10 +83,7 @@ class Lengths:
 
     @classmethod
     def within(cls, maximum: int, prompt: int | None, depth: int | None, rows: int) -> "Lengths":
-        """The requested or usual lengths, in a model whose context limit is `maximum` tokens.
-
-        Raises: UsageError
-        """
+        """The requested or usual lengths, in a model whose context limit is `maximum` tokens. Raises: UsageError"""
         longest_prompt, deepest = min(MAX_PROMPT, maximum), maximum - LEAST_ROOM
         if deepest < 1:
             raise UsageError(f"the model's context limit is {maximum} tokens; {LEAST_ROOM + 1} are needed")
@@ -154,10 +148,7 @@ def card_of(arch: str) -> CardFacts:
 
 
 def plan_walk(model: Model, lengths: Lengths, card: CardFacts) -> MemoryPlan:
-    """The memory that the walk needs.
-
-    Raises: UnsupportedModelError; CheckpointError as `StoredModel.of_model`
-    """
+    """The memory that the walk needs. Raises: UnsupportedModelError; CheckpointError as `StoredModel.of_model`"""
     stored = StoredModel.of_model(model)
     return plan_memory(stored, max_seq_len=lengths.context, num_rows=lengths.rows, chunk_tokens=MAX_PROMPT, card=card)
 

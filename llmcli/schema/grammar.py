@@ -352,10 +352,7 @@ class GrammarProcess:
         )
 
     def grammar(self, constraint: Constraint) -> Grammar:
-        """Read the grammar.
-
-        Raises: as `grammar_of`; TokenizerError if it takes too much time or memory
-        """
+        """Read the grammar. Raises: as `grammar_of`; TokenizerError if it takes too much time or memory"""
         answer = self._process.ask(asdict(constraint), LIMIT_SECONDS)
         if isinstance(answer, str):
             raise UsageError(answer)

@@ -19,21 +19,14 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import is_address
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten, kernels_folder
-from llmcli.lab import verify
+from llmcli.lab import own_kernel, verify
 from llmcli.lab.engine import CASES
 from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
 from llmcli.lab.problem import ENGINE
 from llmcli.lab.study import kernel_parameters
 from llmcli.lab.trial import Times
-from llmcli.lab.verify import (
-    KernelVerdict,
-    OwnKernel,
-    check_own_kernel,
-    launched_names,
-    prepare_own_kernels,
-    read_own_kernels,
-    time_own_kernel,
-)
+from llmcli.lab.verify import KernelVerdict, check_own_kernel, launched_names, prepare_own_kernels, time_own_kernel
 from llmcli.runners.cuda.step.arena import free_bytes
 
 LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
@@ -110,7 +103,7 @@ def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, m
 
 
 def test_a_kernel_without_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verify, "CASES", {"rms_norm": CASES["rms_norm"]})
+    monkeypatch.setattr(own_kernel, "CASES", {"rms_norm": CASES["rms_norm"]})
     with pytest.raises(
         UsageError, match="--kernel add_parts: llmcli has no reference checks of this kernel, .* of rms"
     ):
