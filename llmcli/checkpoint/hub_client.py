@@ -27,16 +27,8 @@ from typing import Any, cast
 import httpx2
 
 from llmcli import __version__
+from llmcli.checkpoint import folder as files
 from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME
-from llmcli.checkpoint.folder import (
-    ADAPTER_CONFIG_NAME,
-    CONFIG_NAME,
-    GENERATION_CONFIG_NAME,
-    INDEX_NAME,
-    SHARD_NAME,
-    WEIGHTS_NAME,
-    refuse_adapter,
-)
 from llmcli.checkpoint.hub_library import HubId, hub_settings, hub_token, repository_folder
 from llmcli.checkpoint.safetensors_file import listed, printable
 from llmcli.errors import (
@@ -106,9 +98,9 @@ def is_weights_name(name: object) -> bool:
 
 
 SMALL_FILES: dict[str, SmallFile] = {
-    CONFIG_NAME: CONFIG,
-    GENERATION_CONFIG_NAME: CONFIG,
-    INDEX_NAME: INDEX,
+    files.CONFIG_NAME: CONFIG,
+    files.GENERATION_CONFIG_NAME: CONFIG,
+    files.INDEX_NAME: INDEX,
     "tokenizer.json": TOKENIZER_MODEL,
     "tokenizer.model": TOKENIZER_MODEL,
     "tokenizer_config.json": TOKENIZER_SETTINGS,
@@ -133,12 +125,12 @@ def weight_files(names: Collection[str], folder: Path) -> list[str]:
     another name. `folder` holds the index if `names` does.
     Raises: CheckpointError if the index is damaged, or names what opening a folder refuses.
     """
-    if WEIGHTS_NAME in names:
-        return [WEIGHTS_NAME]
-    if INDEX_NAME in names:
-        return _shards(folder / INDEX_NAME)
+    if files.WEIGHTS_NAME in names:
+        return [files.WEIGHTS_NAME]
+    if files.INDEX_NAME in names:
+        return _shards(folder / files.INDEX_NAME)
     others = [name for name in names if is_weights_name(name) and not name.startswith("consolidated")]
-    others = [name for name in others if not SHARD_NAME.search(name)]
+    others = [name for name in others if not files.SHARD_NAME.search(name)]
     return others if len(others) == 1 else []
 
 
@@ -167,7 +159,7 @@ def is_complete(folder: Path) -> bool:
         weights = weight_files(names, folder)
     except CheckpointError:
         return False
-    return CONFIG_NAME in names and bool(names & _TOKENIZERS) and bool(weights) and names.issuperset(weights)
+    return files.CONFIG_NAME in names and bool(names & _TOKENIZERS) and bool(weights) and names.issuperset(weights)
 
 
 def refuse_repository(hub_id: object, names: Collection[str]) -> None:
@@ -176,16 +168,16 @@ def refuse_repository(hub_id: object, names: Collection[str]) -> None:
     Raises: UnsupportedModelError, for no config.json or safetensors naming the weights it has instead;
     TokenizerError without a tokenizer.
     """
-    refuse_adapter(hub_id, names)
-    if CONFIG_NAME in names and any(name.endswith(".safetensors") for name in names):
+    files.refuse_adapter(hub_id, names)
+    if files.CONFIG_NAME in names and any(name.endswith(".safetensors") for name in names):
         if not _TOKENIZERS.intersection(names):
             raise TokenizerError(f"{hub_id} has no tokenizer: neither {' nor '.join(sorted(_TOKENIZERS))}")
         return
     others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
     has = f", but {listed(others, _MAX_NAMED)}" if others else ""
-    missing = "safetensors" if CONFIG_NAME in names else CONFIG_NAME
+    missing = "safetensors" if files.CONFIG_NAME in names else files.CONFIG_NAME
     raise UnsupportedModelError(
-        f"{hub_id} has no {missing}{has}; expected a Hugging Face model with {CONFIG_NAME} and *.safetensors, "
+        f"{hub_id} has no {missing}{has}; expected a Hugging Face model with {files.CONFIG_NAME} and *.safetensors, "
         "look for the repository of the original model"
     )
 
@@ -539,4 +531,4 @@ def _complete_snapshots(hub_id: HubId) -> str:
 
 
 def _has_adapter(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME))
+    return all((folder / name).is_file() for name in (files.ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME))

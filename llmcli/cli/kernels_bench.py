@@ -417,7 +417,11 @@ def profile_kernel(
             )
         one = _profile_rung(name)
     else:
-        _require_kernel(name)
+        if name not in lazy.registry.KERNELS and name.replace("-", "_") in lazy.study.study_names():
+            study, _ = lazy.study.load_study(name.replace("-", "_"))
+            rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
+            raise UsageError(f"{name} is a study; choose a rung: {rungs}")
+        require_kernels([name])
         one = _profile_call(name, matrix, *launches.open(), scratch)
     if output.json_:
         terminal.write_json(profile_json(one))
@@ -425,15 +429,6 @@ def profile_kernel(
         terminal.write(profile_csv(one))
     else:
         terminal.write(profile_text(one), is_drawn=True)
-
-
-def _require_kernel(name: str) -> None:
-    """Refuse what is not the name of a kernel. Raises: UsageError"""
-    if name not in lazy.registry.KERNELS and name.replace("-", "_") in lazy.study.study_names():
-        study, _ = lazy.study.load_study(name.replace("-", "_"))
-        rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
-        raise UsageError(f"{name} is a study; choose a rung: {rungs}")
-    require_kernels([name])
 
 
 def _profile_call(

@@ -67,7 +67,12 @@ def open_card(
     if unchecked:
         terminal.warn(f"no check launches {first_of(unchecked, _MOST_LISTED, '; ')}, which the model may launch")
     for kernel in kernels:
-        terminal.info(_alone_text(kernel, lazy.kernel_checks.time_own_kernel(device, kernel)))
+        times = lazy.kernel_checks.time_own_kernel(device, kernel)
+        own, engine = times.own.median, times.engine.median
+        terminal.info(
+            f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
+            f"{engine / own:.2f} times as fast"
+        )
     return replace(devices, opened=device)
 
 
@@ -111,11 +116,3 @@ def change_text(own: lazy.bench.Spread, engine: lazy.bench.Spread) -> str:
 
 def _milliseconds(spread: lazy.bench.Spread) -> str:
     return f"{1e3 * spread.median:.3f} ms"
-
-
-def _alone_text(kernel: lazy.own_kernel.OwnKernel, times: lazy.kernel_checks.TimesAlone) -> str:
-    own, engine = times.own.median, times.engine.median
-    return (
-        f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
-        f"{engine / own:.2f} times as fast"
-    )

@@ -120,20 +120,18 @@ def _lines(facts: lazy.plan.Plan, source: str, drafter: lazy.plan.DraftPlan | No
     rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
     has_more = memory.largest_context > facts.context
     largest = f"; up to {memory.largest_context} fit" if has_more else " (the maximum)"
-    return [
+    lines = [
         ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
         ("device", f"{facts.device}, reads {facts.read_bytes_per_second / 1e9:,.1f} GB/s ({source})"),
         ("memory", f"needs {size(memory.total_bytes)}; {size(memory.available_bytes)} free"),
         ("", f"{parts} + workspace {size(memory.workspace_bytes)}"),
         ("context", f"{facts.context} tokens{rows}{largest}"),
-        *([] if drafter is None else [("draft model", _draft_text(facts, drafter))]),
     ]
-
-
-def _draft_text(facts: lazy.plan.Plan, drafter: lazy.plan.DraftPlan) -> str:
-    more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
-    fits = drafter.bytes_of_both <= facts.memory.available_bytes
-    return f"{drafter.model} needs {more} more, {both} in all{'' if fits else ', which is not free'}"
+    if drafter is not None:
+        more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
+        fits = "" if drafter.bytes_of_both <= memory.available_bytes else ", which is not free"
+        lines.append(("draft model", f"{drafter.model} needs {more} more, {both} in all{fits}"))
+    return lines
 
 
 def _as_json(facts: lazy.plan.Plan, drafter: lazy.plan.DraftPlan | None) -> dict[str, object]:

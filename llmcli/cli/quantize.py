@@ -49,23 +49,6 @@ def report_layers(plan: lazy.export_plan.ExportPlan) -> None:
         terminal.warn(concern)
 
 
-def report_earlier_run(workspace: lazy.export_workspace.ExportWorkspace, num_shards: int) -> None:
-    """Report what a stopped run has left."""
-    if workspace.num_resumed:
-        terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
-    elif workspace.has_cleaned:
-        terminal.info("starting over: the unfinished earlier run had another source or other options")
-
-
-def size_table(plan: lazy.export_plan.ExportPlan) -> str:
-    """Sizes by kind of tensor, before and after."""
-    lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
-    for kind, sizes in {**plan.sizes, "all": plan.total}.items():
-        before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
-        lines.append(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
-    return "".join(lines)
-
-
 @dataclass(frozen=True)
 class FileOptions:
     """What to read and to write, whether to replace it, and the size of files."""
@@ -282,12 +265,19 @@ def _show_and_run(
     plan = exporter.plan
     if files.dry_run:
         report(plan)
-        terminal.write(size_table(plan))
+        terminal.write(f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n")
+        for kind, sizes in {**plan.sizes, "all": plan.total}.items():
+            before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
+            terminal.write(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
         return
     workspace = exporter.prepare()
     with exporter.lock:
         report(plan)
-        report_earlier_run(workspace, len(plan.shards))
+        if workspace.num_resumed:
+            done = f"{workspace.num_resumed} of {len(plan.shards)} weight files"
+            terminal.info(f"resuming: {done} were finished by an earlier run")
+        elif workspace.has_cleaned:
+            terminal.info("starting over: the unfinished earlier run had another source or other options")
         run(workspace)
 
 

@@ -69,29 +69,19 @@ def replay(*, options: ReplayOptions, messages: shared.MessageOptions) -> None:
         raise UsageError(f"{options.file}: {error}") from error
     runner, now = _load(run, receipt, request)
     differences = lazy.receipt.compare_receipts(receipt, now)
-    _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
+    reason = "see above what else differs" if differences else "everything else in the receipt is the same"
+    for difference in differences:
+        terminal.warn(f"differs: {difference}")
+    if not loaded.is_unchanged:
+        reason = "the receipt was changed after it was written"
+        terminal.warn(f"{options.file} was changed after it was written: its sha256 is not that of its content")
+    elif not differences:
+        terminal.info("Model, program and machine are as in the receipt")
     finished = _generate(run, runner, receipt, request, options)
     comparisons = lazy.receipt.compare_samples(receipt.samples, lazy.describe.describe_samples(finished))
     if options.json:
         terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
-    _report(run.session, comparisons, _likely_reason(differences, is_unchanged=loaded.is_unchanged))
-
-
-def _show_differences(file: Path, differences: Sequence[lazy.differences.Difference], *, is_unchanged: bool) -> None:
-    """Name the differences in all that the text depends on."""
-    for difference in differences:
-        terminal.warn(f"differs: {difference}")
-    if not is_unchanged:
-        terminal.warn(f"{file} was changed after it was written: its sha256 is not that of its content")
-    elif not differences:
-        terminal.info("Model, program and machine are as in the receipt")
-
-
-def _likely_reason(differences: Sequence[lazy.differences.Difference], *, is_unchanged: bool) -> str:
-    """Where to look if the text differs."""
-    if not is_unchanged:
-        return "the receipt was changed after it was written"
-    return "see above what else differs" if differences else "everything else in the receipt is the same"
+    _report(run.session, comparisons, reason)
 
 
 def _chosen(receipt: lazy.receipt.Receipt, options: ReplayOptions) -> lazy.receipt.Receipt:

@@ -266,12 +266,13 @@ def describe_run(
     text_libraries = ["tokenizers" if "tokenizer.json" in files else "sentencepiece"]
     if prompt.chat:
         text_libraries.append("jinja2")
+    adapters = tuple(facts.AdapterFacts(one.name, commit_of(one.folder), one.weight) for one in model.adapters)
     schema = None
     if request.schema is not None:
         text_libraries.append("llguidance")
         schema = facts.SchemaFacts(request.schema.grammar.name, request.schema.grammar.lark)
     return facts.Receipt(
-        model=facts.ModelFacts(name, commit_of(model.checkpoint.folder), files, _adapters(model)),
+        model=facts.ModelFacts(name, commit_of(model.checkpoint.folder), files, adapters),
         program=describe_program(arithmetic, text_libraries),
         machine=describe_machine(card),
         runner=facts.RunnerFacts(
@@ -318,10 +319,6 @@ def sampler_of(receipt: facts.Receipt) -> Sampler:
         dry_breaker_token_ids=frozenset(sampling.dry_breaker_token_ids),
         order=sampling.order,
     )
-
-
-def _adapters(model: Model) -> tuple[facts.AdapterFacts, ...]:
-    return tuple(facts.AdapterFacts(one.name, commit_of(one.folder), one.weight) for one in model.adapters)
 
 
 def _params(parameters: Mapping[str, float]) -> SamplingParams:

@@ -54,11 +54,6 @@ def from_ecma(regex: str) -> str:
     return written + regex[last:]
 
 
-def without_properties(regex: str) -> str:
-    """For Python, which has no properties: one letter stands for each."""
-    return _PROPERTY.sub("a", regex)
-
-
 def _translated(found: re.Match[str], is_in_set: bool) -> str:
     kind = found.lastgroup
     if kind == "low":
@@ -171,7 +166,8 @@ def as_in_json(where: str, regex: str) -> str:
             r"write \] for a bracket, and [\s\S] for any character"
         )
     ours = from_ecma(regex)
-    check_regex(where, without_properties(ours), shown=regex)
+    # Python has no properties: one letter stands for each.
+    check_regex(where, _PROPERTY.sub("a", ours), shown=regex)
     return _CHARACTERS.sub(lambda found: found[0] if found["other"] else _written(found[0]), ours)
 
 
@@ -188,7 +184,11 @@ def find_endless(schemas: Mapping[str, Any]) -> str | None:
     num_before = -1
     while num_before < len(ends):
         num_before = len(ends)
-        ends |= {path for path in schemas if path not in ends and _may_end(schemas, path, ends)}
+        ends |= {
+            path
+            for path in schemas
+            if path not in ends and all(any(need in ends for need in needs) for needs in _needs(schemas, path))
+        }
     path, passed = "#/$defs/0", list[str]()
     while path not in ends:
         if path in passed:
@@ -196,10 +196,6 @@ def find_endless(schemas: Mapping[str, Any]) -> str | None:
         passed.append(path)
         path = next(need for needs in _needs(schemas, path) for need in needs if not any(n in ends for n in needs))
     return None
-
-
-def _may_end(schemas: Mapping[str, Any], path: str, ends: set[str]) -> bool:
-    return all(any(need in ends for need in needs) for needs in _needs(schemas, path))
 
 
 def _needs(schemas: Mapping[str, Any], path: str) -> Iterator[list[str]]:

@@ -6,14 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.kernels import attention_decode as kernel
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
-from llmcli.kernels.attention_decode import (
-    PARTIAL_EXTRA,
-    attention_decode,
-    attention_decode_cost,
-    grid_heads,
-    max_splits,
-)
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
@@ -156,9 +150,9 @@ def decode_case(tokens: attention.NewTokens) -> Problem:
     return _attention_case(
         "attention_decode",
         tokens,
-        lambda *given, **memory: attention_decode(*given, is_cached=tokens.is_cached, **memory),
-        counters=(len(tokens.rows), grid_heads(layout, tokens.keys.dtype.itemsize)),
-        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
+        lambda *given, **memory: kernel.attention_decode(*given, is_cached=tokens.is_cached, **memory),
+        counters=(len(tokens.rows), kernel.grid_heads(layout, tokens.keys.dtype.itemsize)),
+        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + kernel.PARTIAL_EXTRA),
     )
 
 
@@ -185,7 +179,7 @@ def rows_case(
         counters=(num_blocks,),
         partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
     )
-    cost = attention_decode_cost(
+    cost = kernel.attention_decode_cost(
         [seen for _, seen in _seen(tokens)], tokens.layout, tokens.keys.dtype.itemsize, num_parts
     )
     problem = replace(problem, inputs={**problem.inputs, **given}, cost=cost)
@@ -228,7 +222,7 @@ def span_case(tokens: attention.NewTokens, num_spans: int) -> Problem:
         tokens,
         lambda *given, **memory: attention_span(*given, num_spans=num_spans, **memory),
         counters=(len(tokens.rows), num_heads),
-        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
+        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + kernel.PARTIAL_EXTRA),
     )
     return replace(problem, cost=attention_span_cost(_seen(tokens), layout, tokens.keys.dtype.itemsize))
 
@@ -284,7 +278,7 @@ def _attention_case(
         },
         scratch={"partials": Output(partials)},
         reference=reference,
-        cost=attention_decode_cost(seen, layout, dtype.itemsize),
+        cost=kernel.attention_decode_cost(seen, layout, dtype.itemsize),
         solvers={ENGINE: solve},
         label=attention.cache_name(dtype) + (f", window {tokens.window}" if tokens.window else ""),
     )
@@ -357,7 +351,7 @@ def _span_checks() -> Iterator[Problem]:
 
 def _typical_tokens(seq_len: int, positions: list[int]) -> attention.NewTokens:
     """Tokens of a large layer on a typical card, in halves."""
-    num_splits = max_splits(TYPICAL_CARD.num_multiprocessors, _LARGE, attention.DTYPES[1].itemsize, seq_len)
+    num_splits = kernel.max_splits(TYPICAL_CARD.num_multiprocessors, _LARGE, attention.DTYPES[1].itemsize, seq_len)
     return attention.new_tokens(_LARGE, attention.DTYPES[1], positions, num_splits=num_splits, max_seq_len=seq_len)
 
 

@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_prefill import (
-    WGMMA_HEAD_DIM,
-    WGMMA_SPEC,
-    PromptInputs,
-    attention_prefill,
-    attention_prefill_cost,
-)
+from llmcli.kernels import attention_prefill as kernel
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
@@ -113,7 +107,7 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
 
     def solve(device: Device, arrays: Arrays) -> None:
         image = ImageRows(arrays["out"].view(np.uint8), first_token, unit_inputs)
-        prompt = PromptInputs(
+        prompt = kernel.PromptInputs(
             qkv=arrays["qkv"][:, : layout.width],
             layout=layout,
             cache=attention.cache_in(arrays),
@@ -122,7 +116,7 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
             window=case.window,
             cos_sin=arrays.get("cos_sin"),
         )
-        attention_prefill(device, prompt, image if unit_inputs else arrays["out"])
+        kernel.attention_prefill(device, prompt, image if unit_inputs else arrays["out"])
 
     return Problem(
         stem,
@@ -136,7 +130,7 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
         inputs=inputs,
         outputs={"out": out},
         reference=reference,
-        cost=attention_prefill_cost(
+        cost=kernel.attention_prefill_cost(
             case.num_tokens, case.start, layout, case.dtype.itemsize, case.window, np.dtype(out.dtype).itemsize
         ),
         solvers={ENGINE: solve},
@@ -150,7 +144,8 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
 def _checks() -> Iterator[Problem]:
     for dtype in attention.DTYPES:
         for head_dim in (8, 24, 64, 80, 128, 256):
-            if head_dim != WGMMA_HEAD_DIM or dtype.itemsize != 2:  # which cards with wgmma leave to its own kernel
+            # Cards with wgmma leave the other case to its own kernel.
+            if head_dim != kernel.WGMMA_HEAD_DIM or dtype.itemsize != 2:
                 yield problem_of(Case(QkvLayout(2, 1, head_dim), dtype, 30, 70))
         for start, num_tokens in ((0, 1), (62, 33), (100, 129)):
             yield problem_of(Case(QkvLayout(3, 3, 64), dtype, start, num_tokens))
@@ -163,24 +158,26 @@ ATTENTION_PREFILL = KernelCases(
 
 
 def _layout(num_attention_heads: int, num_key_value_heads: int) -> QkvLayout:
-    return QkvLayout(num_attention_heads, num_key_value_heads, WGMMA_HEAD_DIM)
+    return QkvLayout(num_attention_heads, num_key_value_heads, kernel.WGMMA_HEAD_DIM)
 
 
 def _wgmma_checks() -> Iterator[Problem]:
     for dtype in (FP16, np.dtype(np.uint16)):
         for start, num_tokens in ((0, 1), (3, 12), (20, 44), (30, 70), (62, 33), (100, 129)):
-            yield problem_of(Case(_layout(3, 3), dtype, start, num_tokens), WGMMA_SPEC.stem)
-        yield problem_of(Case(_layout(8, 2), dtype, 50, 200, window=65), WGMMA_SPEC.stem)
-        yield problem_of(Case(_layout(16, 16), dtype, 20, 600), WGMMA_SPEC.stem)
-        yield problem_of(Case(_layout(6, 2), dtype, 37, 90, rotates=True), WGMMA_SPEC.stem)
+            yield problem_of(Case(_layout(3, 3), dtype, start, num_tokens), kernel.WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(8, 2), dtype, 50, 200, window=65), kernel.WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(16, 16), dtype, 20, 600), kernel.WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(6, 2), dtype, 37, 90, rotates=True), kernel.WGMMA_SPEC.stem)
     for unit_inputs in UNIT_INPUTS:
         image: dict[str, int] = {"unit_inputs": unit_inputs}
-        yield problem_of(Case(_layout(16, 4), FP16, 0, 600, rotates=True), WGMMA_SPEC.stem, **image)
+        yield problem_of(Case(_layout(16, 4), FP16, 0, 600, rotates=True), kernel.WGMMA_SPEC.stem, **image)
         small = Case(_layout(2, 1), FP16, 5, 40, rotates=True)
-        yield problem_of(small, WGMMA_SPEC.stem, first_token=107, **image)
-        yield problem_of(Case(_layout(6, 6), FP16, 0, 12, rotates=True), WGMMA_SPEC.stem, **image)
+        yield problem_of(small, kernel.WGMMA_SPEC.stem, first_token=107, **image)
+        yield problem_of(Case(_layout(6, 6), FP16, 0, 12, rotates=True), kernel.WGMMA_SPEC.stem, **image)
 
 
 ATTENTION_PREFILL_WGMMA = KernelCases(
-    WGMMA_SPEC.stem, _wgmma_checks, lambda: problem_of(Case(_layout(32, 8), FP16, 0, 512), WGMMA_SPEC.stem)
+    kernel.WGMMA_SPEC.stem,
+    _wgmma_checks,
+    lambda: problem_of(Case(_layout(32, 8), FP16, 0, 512), kernel.WGMMA_SPEC.stem),
 )

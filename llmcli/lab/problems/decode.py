@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_decode import (
-    PARTIAL_EXTRA,
-    attention_decode,
-    attention_decode_cost,
-    grid_heads,
-    max_splits,
-)
+from llmcli.kernels import attention_decode as kernel
 from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE, gemv
@@ -60,7 +54,7 @@ class CachedTokens:
     @property
     def cost(self) -> KernelCost:
         """The cost of the attention, without the projections. Its results are float32 here."""
-        cost = attention_decode_cost([self.position + 1], self.layout, _ITEMSIZE)
+        cost = kernel.attention_decode_cost([self.position + 1], self.layout, _ITEMSIZE)
         return replace(cost, written_bytes=cost.written_bytes + 2 * self.layout.q_size)
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -82,12 +76,12 @@ class CachedTokens:
     def scratch(self) -> dict[str, Output]:
         """Memory between launches: turned queries (and keys), scores, parts of splits on any card, counters."""
         layout = self.layout
-        splits = max_splits(_MANY, layout, _ITEMSIZE, self._capacity)
+        splits = kernel.max_splits(_MANY, layout, _ITEMSIZE, self._capacity)
         return {
             "queries": Output((layout.q_size,)),
             "turned": Output((layout.q_size + layout.kv_size,)),
             "scores": Output((layout.num_attention_heads, self.position + 1)),
-            "partials": Output((layout.num_attention_heads * splits * (_HEAD_DIM + PARTIAL_EXTRA),)),
+            "partials": Output((layout.num_attention_heads * splits * (_HEAD_DIM + kernel.PARTIAL_EXTRA),)),
             "counters": Output((layout.num_attention_heads,), np.uint32, holds_zeros=True),
         }
 
@@ -126,9 +120,9 @@ class CachedTokens:
     def solve(self, device: Device, arrays: Arrays) -> None:
         """The engine's kernel, from `qkv` to `mixed`."""
         layout = self.layout
-        heads = grid_heads(layout, _ITEMSIZE)
-        splits = max_splits(device.num_multiprocessors, layout, _ITEMSIZE, self._capacity)
-        parts = (1, layout.num_attention_heads, splits, _HEAD_DIM + PARTIAL_EXTRA)
+        heads = kernel.grid_heads(layout, _ITEMSIZE)
+        splits = kernel.max_splits(device.num_multiprocessors, layout, _ITEMSIZE, self._capacity)
+        parts = (1, layout.num_attention_heads, splits, _HEAD_DIM + kernel.PARTIAL_EXTRA)
         lanes = LaneInputs(
             qkv=arrays["qkv"].reshape(1, -1),
             layout=layout,
@@ -142,7 +136,7 @@ class CachedTokens:
             cache=LayerCache(arrays["keys"], arrays["values"]),
             window=None,
         )
-        attention_decode(
+        kernel.attention_decode(
             device,
             lanes,
             is_cached=False,
