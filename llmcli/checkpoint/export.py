@@ -12,14 +12,8 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from llmcli.checkpoint import export_workspace as workspaces
 from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
-from llmcli.checkpoint.export_workspace import (
-    ExportWorkspace,
-    destination_errors_explained,
-    refuse_overlap,
-    resolve_destination,
-    small_files,
-)
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
@@ -158,31 +152,31 @@ class Exporter:
         open_quantizer: Callable[[], RowQuantizer] = ThreadedQuantizer,
     ):
         self.plan = plan
-        self._destination = resolve_destination(destination)
+        self._destination = workspaces.resolve_destination(destination)
         self.lock = DestinationLock(self._destination)
         self._source_name = source_name
         self._replace = replace
         self._open_reader = open_reader
         self._open_quantizer = open_quantizer
 
-    def prepare(self) -> ExportWorkspace:
+    def prepare(self) -> workspaces.ExportWorkspace:
         """Make the folder in which the export grows.
 
         Raises: UsageError if the destination exists, overlaps the source or is being written by another process;
         OutputError if the disk is too small or cannot be written.
         """
-        refuse_overlap(self.plan, self._destination)
-        with destination_errors_explained(self._destination), ExitStack() as undo:
+        workspaces.refuse_overlap(self.plan, self._destination)
+        with workspaces.destination_errors_explained(self._destination), ExitStack() as undo:
             self._destination.parent.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()
             undo.callback(self.lock.release)
-            workspace = ExportWorkspace(self.plan, self._destination, replace=self._replace)
+            workspace = workspaces.ExportWorkspace(self.plan, self._destination, replace=self._replace)
             workspace.check_disk()
             undo.pop_all()
         return workspace
 
     def run(
-        self, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor
+        self, workspace: workspaces.ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor
     ) -> dict[str, rounding.TensorQuality]:
         """Write what is missing and give the export its name. The next run resumes a stopped one.
 
@@ -193,7 +187,7 @@ class Exporter:
         a disk that cannot be written.
         """
         plan = self.plan
-        with destination_errors_explained(self._destination), ExitStack() as at_end:
+        with workspaces.destination_errors_explained(self._destination), ExitStack() as at_end:
             at_end.callback(self.lock.release)
             with self._open_reader() as reader, self._open_quantizer() as quantizer:
                 _write_shards(plan, workspace, reader, quantizer, on_progress, on_tensor)
@@ -202,7 +196,9 @@ class Exporter:
             }
             for name, path in files_to_copy(plan.source.folder).items():
                 workspace.write(name, COPIED_FILE.read_bytes(path))
-            for name, text in small_files(plan, qualities, self._source_name, self._destination.name).items():
+            for name, text in workspaces.small_files(
+                plan, qualities, self._source_name, self._destination.name
+            ).items():
                 workspace.write(name, text.encode())
             plan.check_sources()
             workspace.publish()
@@ -211,7 +207,7 @@ class Exporter:
 
 def _write_shards(
     plan: ExportPlan,
-    workspace: ExportWorkspace,
+    workspace: workspaces.ExportWorkspace,
     reader: TensorReader,
     quantizer: RowQuantizer,
     on_progress: OnProgress,

@@ -12,19 +12,10 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
+from llmcli.checkpoint import hub_client
 from llmcli.checkpoint import hub_library as library
 from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
-from llmcli.checkpoint.hub_client import (
-    SMALL_FILES,
-    HubClient,
-    checked_revision,
-    hub_client,
-    hub_errors_explained,
-    is_complete,
-    refuse_repository,
-    weight_files,
-)
 from llmcli.checkpoint.safetensors_file import listed
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, foreign_errors_explained
@@ -58,7 +49,7 @@ def resolve_adapter(name: str, *, on_progress: Callable[[int, int], None], updat
 def _resolve(
     name: str,
     find: Callable[[library.HubId], Path | None],
-    prepare: Callable[[HubClient, library.HubId, frozenset[str], Path], list[str]],
+    prepare: Callable[[hub_client.HubClient, library.HubId, frozenset[str], Path], list[str]],
     on_progress: Callable[[int, int], None],
     update: bool,
 ) -> Path:
@@ -67,10 +58,10 @@ def _resolve(
         return Path(name)
     if not update and (folder := find(hub_id)) is not None:
         return folder
-    with hub_errors_explained(hub_id):
+    with hub_client.hub_errors_explained(hub_id):
         repository = library.repository_folder(hub_id.repo_id)
-        revision = checked_revision(hub_id.revision or _MAIN)
-        with hub_client(hub_id) as client:
+        revision = hub_client.checked_revision(hub_id.revision or _MAIN)
+        with hub_client.hub_client(hub_id) as client:
             names = client.list_files()
             snapshot = repository / "snapshots" / client.commit
             try:
@@ -88,7 +79,7 @@ def find_cached(hub_id: library.HubId) -> Path | None:
     Raises: CheckpointError for an id that no repository has, or a cache that cannot be read.
     """
     folder = _cached_folder(hub_id, CONFIG_NAME)
-    return folder if folder is not None and is_complete(folder) else None
+    return folder if folder is not None and hub_client.is_complete(folder) else None
 
 
 def find_cached_adapter(hub_id: library.HubId) -> Path | None:
@@ -98,24 +89,26 @@ def find_cached_adapter(hub_id: library.HubId) -> Path | None:
 
 
 def _cached_folder(hub_id: library.HubId, name: str) -> Path | None:
-    with hub_errors_explained(hub_id):
+    with hub_client.hub_errors_explained(hub_id):
         library.repository_folder(hub_id.repo_id)  # refuses odd ids
-        file = library.cached_file(hub_id.repo_id, name, checked_revision(hub_id.revision or _MAIN))
+        file = library.cached_file(hub_id.repo_id, name, hub_client.checked_revision(hub_id.revision or _MAIN))
         return file and file.parent
 
 
-def _prepare_model(client: HubClient, hub_id: library.HubId, names: frozenset[str], snapshot: Path) -> list[str]:
+def _prepare_model(
+    client: hub_client.HubClient, hub_id: library.HubId, names: frozenset[str], snapshot: Path
+) -> list[str]:
     """Download the small files, which show whether the rest is worth it; return the names of the weights.
 
     All by the commit that the list of files names, so that nothing mixes.
     """
-    refuse_repository(hub_id, names)
-    _download(client, hub_id, [name for name in SMALL_FILES if name in names])
+    hub_client.refuse_repository(hub_id, names)
+    _download(client, hub_id, [name for name in hub_client.SMALL_FILES if name in names])
     config, where = CONFIG.read_json_object(snapshot / CONFIG_NAME), f"{hub_id}: {CONFIG_NAME}"
     if quantization_of(config, where) is None:
         refuse_quantization_files(hub_id, names)
     LlamaConfig.from_dict(config, where)
-    weights = weight_files(names, snapshot)
+    weights = hub_client.weight_files(names, snapshot)
     missing = [name for name in weights if name not in names]
     if missing or not weights:
         what = listed(missing, _MAX_NAMED) if missing else "model.safetensors or its index"
@@ -123,7 +116,9 @@ def _prepare_model(client: HubClient, hub_id: library.HubId, names: frozenset[st
     return weights
 
 
-def _prepare_adapter(client: HubClient, hub_id: library.HubId, names: frozenset[str], snapshot: Path) -> list[str]:
+def _prepare_adapter(
+    client: hub_client.HubClient, hub_id: library.HubId, names: frozenset[str], snapshot: Path
+) -> list[str]:
     """As `_prepare_model`."""
     require_adapter_files(hub_id, names)
     _download(client, hub_id, [ADAPTER_CONFIG_NAME])
@@ -132,7 +127,7 @@ def _prepare_adapter(client: HubClient, hub_id: library.HubId, names: frozenset[
 
 
 def _download(
-    client: HubClient,
+    client: hub_client.HubClient,
     hub_id: library.HubId,
     names: list[str],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -143,7 +138,7 @@ def _download(
     """
     files = [client.find_file(name) for name in names]
     for file in files:
-        kind = SMALL_FILES.get(file.name)
+        kind = hub_client.SMALL_FILES.get(file.name)
         if kind is not None and file.size > kind.max_bytes:
             raise CheckpointError(
                 f"{file.where} has {decimal(file.size)}, over the limit of {decimal(kind.max_bytes)} for {kind.what}; "
@@ -287,7 +282,7 @@ def _check_ref(ref: Path) -> None:
 
 
 def _describe(repo: "CachedRepoInfo", revision: "CachedRevisionInfo", unfinished_bytes: int) -> CachedModel:
-    complete = is_complete(revision.snapshot_path)
+    complete = hub_client.is_complete(revision.snapshot_path)
     try:
         model_type = CONFIG.read_json_object(revision.snapshot_path / CONFIG_NAME).get("model_type")
     except CheckpointError:

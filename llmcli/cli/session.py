@@ -26,14 +26,7 @@ from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
-from llmcli.sampling.params import (
-    DEFAULT_ORDER,
-    GENERATION_CONFIG,
-    ResolvedSampling,
-    SamplingParams,
-    leave_out,
-    resolve,
-)
+from llmcli.sampling.params import DEFAULT_ORDER, ResolvedSampling, SamplingParams
 from llmcli.timeline import IMPORTS, Timeline
 
 _MAX_NAMED = 3
@@ -216,15 +209,15 @@ class Session:
         Raises: UsageError for a bad value; CheckpointError for one in generation_config.json that no flag overrides.
         """
         preset = lazy.presets.load_preset(preset_name) if preset_name is not None else None
-        generation_config = self.model.checkpoint.generation_config
-        sampling = resolve(numbers, preset.sampling if preset else {}, preset.name if preset else "", generation_config)
-        others = {name: (text, GENERATION_CONFIG) for name, text in self._generation_defaults.shown.items()}
+        of_preset = (preset.sampling, preset.name) if preset else ({}, "")
+        sampling = lazy.params.resolve(numbers, *of_preset, self.model.checkpoint.generation_config)
+        others = {name: (text, lazy.params.GENERATION_CONFIG) for name, text in self._generation_defaults.shown.items()}
         if stop_strings:
             others["stop_strings"] = (", ".join(map(repr, stop_strings)), "flag")
         if flags is not None and flags.dry_breakers is not None:
             others["dry_breakers"] = (", ".join(map(repr, flags.dry_breakers)) or "none", "flag")
         sampling = replace(sampling, others=others)
-        return sampling if flags is None or flags.order is None else leave_out(sampling, flags.order)
+        return sampling if flags is None or flags.order is None else lazy.params.leave_out(sampling, flags.order)
 
     def resolve_stop_strings(self, requested: tuple[str, ...]) -> tuple[str, ...]:
         """What a text stops before: the requested stop strings, else those of generation_config.json."""
