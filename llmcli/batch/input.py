@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
-from llmcli.openai_body import drop_idle, read_messages
+from llmcli.openai_body import drop_idle, read_messages, text_of
 from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
@@ -95,13 +95,6 @@ class Line:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     form: Form = "native"
     constraint: Constraint | None = None
-
-
-def text_of(key: str, value: Any) -> str:
-    """The value, which must be a string."""
-    if not isinstance(value, str):
-        raise UsageError(f"{key} is {shown(value)}, expected a string")
-    return value
 
 
 def integer_of(key: str, value: Any, minimum: int, maximum: int | None = None) -> int:

@@ -214,7 +214,10 @@ class HubClient:
         self._hub_id = hub_id
         self._settings = hub_settings()
         if self._settings.is_offline:
-            raise offline_error(hub_id)
+            raise CheckpointError(
+                f"{hub_id} is neither a local folder nor complete in the cache {self._settings.cache}, "
+                f"and HF_HUB_OFFLINE forbids downloads; {_complete_snapshots(hub_id)}unset HF_HUB_OFFLINE"
+            )
         self._token = hub_token() or False
         self._is_content = False  # whether a body may be a file, and long
         self._etag = ""  # of the file that was asked for last
@@ -511,14 +514,6 @@ def _no_access(status: int, hub_id: HubId, page: str, why: str) -> CheckpointErr
     return CheckpointError(
         f"no access to {hub_id.repo_id} ({status}, {why}): accept its licence on {page}, then set "
         "HF_TOKEN to a token of that account, or run `hf auth login`"
-    )
-
-
-def offline_error(hub_id: HubId) -> CheckpointError:
-    """The error for a download that is needed but forbidden."""
-    return CheckpointError(
-        f"{hub_id} is neither a local folder nor complete in the cache {hub_settings().cache}, "
-        f"and HF_HUB_OFFLINE forbids downloads; {_complete_snapshots(hub_id)}unset HF_HUB_OFFLINE"
     )
 
 

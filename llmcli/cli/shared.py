@@ -330,18 +330,15 @@ def add_adapters(model: lazy.model.Model, choices: Sequence[AdapterChoice]) -> l
 
     Raises: CheckpointError and its subclasses.
     """
-    adapters = [_open_adapter(choice) for choice in choices]
+    adapters = []
+    for choice in choices:
+        folder = fetch_model(choice.name, is_adapter=True) if find_hub_id(choice.name) else Path(choice.name)
+        adapters.append(lazy.adapter.open_adapter(folder, choice.name, choice.weight))
     model = lazy.adapter_merge.merge_adapters(model, adapters)
     for adapter in adapters:
         base = f", trained on {adapter.config.base_name}" if adapter.config.base_name else ""
         terminal.info(f"Adapter {adapter.shown_name}: LoRA of rank {adapter.config.rank}{base}")
     return model
-
-
-def _open_adapter(choice: AdapterChoice) -> lazy.adapter.Adapter:
-    is_on_hub = find_hub_id(choice.name) is not None
-    folder = fetch_model(choice.name, is_adapter=True) if is_on_hub else Path(choice.name)
-    return lazy.adapter.open_adapter(folder, choice.name, choice.weight)
 
 
 @dataclass(frozen=True)

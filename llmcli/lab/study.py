@@ -138,8 +138,8 @@ def parse_sizes(line: str, path: str) -> list[dict[str, int]]:
 
 def _split_head(text: str) -> tuple[list[str], list[str]]:
     lines = text.splitlines()
-    end = next((number for number, line in enumerate(lines) if not line.startswith("//")), len(lines))
-    return [line.removeprefix("//").strip() for line in lines[:end]], lines[end:]
+    head = _comment(lines)
+    return [line.removeprefix("//").strip() for line in head], lines[len(head) :]
 
 
 def _fields(head: Sequence[str], path: str) -> tuple[str, dict[str, list[str]]]:
@@ -519,8 +519,7 @@ def _defined(block: str) -> set[str]:
 
 
 def _comment(lines: list[str]) -> list[str]:
-    end = next((number for number, line in enumerate(lines) if not line.startswith("//")), len(lines))
-    return lines[:end]
+    return list(itertools.takewhile(lambda line: line.startswith("//"), lines))
 
 
 def _without_rungs(block: str) -> str:

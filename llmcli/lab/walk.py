@@ -6,7 +6,6 @@ The launches are those of a dry run. Launches of one kernel that move and comput
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from llmcli.checkpoint.model import Model
 from llmcli.errors import UsageError
@@ -20,7 +19,6 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
-from llmcli.runners.cuda.plan.weight_layout import Projection
 from llmcli.runners.cuda.predict.dry_run import DryModel
 
 # What one launch of a kernel needs of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
@@ -174,7 +172,10 @@ def walk_model(
     def use(launch: Launch) -> KernelUse:
         return use_of(launch, compiled[launch.stem, launch.name], arch)
 
-    matrices = {one.matrix.tiles.data.ptr: _linear_names(one) for one in dry.weights.projections}
+    matrices = {
+        one.matrix.tiles.data.ptr: " ".join(linear.module.rpartition(".")[2] for linear in one.linears)
+        for one in dry.weights.projections
+    }
     decode, prefill = (_walk(title, step, matrices, use) for title, step in launches.items())
     return decode, prefill
 
@@ -215,7 +216,3 @@ def _matrices_read(launches: Sequence[Launch], matrices: Mapping[int, str]) -> l
             names = (matrices.get(address) for address in addresses_of(launch.arguments))
             read.append(next((name for name in names if name), ""))
     return read
-
-
-def _linear_names(projection: Projection[Any]) -> str:
-    return " ".join(linear.module.rpartition(".")[2] for linear in projection.linears)
