@@ -341,9 +341,7 @@ def generate(
     schemas.prepare(grammar, chosen_sampler)
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
-    if kernels:
-        with timeline.part("checks of kernels"):
-            run = replace(run, devices=open_card(run.devices, kernels, session.model, run.context, num_rows))
+    run = _with_own_kernels(run, kernels, num_rows, timeline)
     receipt = None
     if output.receipt is not None:  # before the weights are read
         receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
@@ -353,8 +351,7 @@ def generate(
     cut_notice = base.CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
     wanted = schemas.hold(_request(run, encoded, chosen_sampler, samples, output, max_new_tokens), grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
-    completeness = CompletenessNotice()
-    outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
+    outputs = [*open_outputs(output, facts, roads), cut_notice, completeness := CompletenessNotice()]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
     generation = lazy.scheduler.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
@@ -385,6 +382,14 @@ def _request(
         num_alternatives=output.num_alternatives,
         keeps_pages=bool(output.roads),
     )
+
+
+def _with_own_kernels(run: Run, kernels: Sequence[lazy.own_kernel.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
+    """The run on a card that launches the user's kernels, once they pass. Raises: LLMCliError and its subclasses"""
+    if not kernels:
+        return run
+    with timeline.part("checks of kernels"):
+        return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
 
 
 def show_all(generation: lazy.scheduler.Generation, outputs: Sequence[base.Output]) -> bool:
