@@ -82,10 +82,7 @@ class DestinationLock:
         )
 
     def release(self) -> None:
-        """Release the lock; the last of several releases removes its file.
-
-        Raises: OSError.
-        """
+        """Release the lock; the last of several releases removes its file. Raises: OSError."""
         if self._lock.lock_counter == 1:
             with suppress(OSError):  # Windows removes no open file; there filelock does it
                 self._path.unlink()

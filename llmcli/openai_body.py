@@ -145,7 +145,7 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
     for name in ("role", "content"):
         if name not in message:
             raise BodyError(f"{where} has no {name}, expected role and content", f"{where}.{name}")
-    role = _text(f"{where}.role", message["role"])
+    role = text_of(f"{where}.role", message["role"])
     if roles is not None and role not in roles:
         raise BodyError(f"{where}.role is {shown(role)}, expected {' or '.join(roles)}", f"{where}.role")
     asked = {name: item for name, item in message.items() if name not in _MESSAGE_KEYS}
@@ -159,12 +159,12 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
         "role": "system" if role == "developer" else role,
         "content": _content(f"{where}.content", message["content"]),
     }
-    return read if message.get("name") is None else {**read, "name": _text(f"{where}.name", message["name"])}
+    return read if message.get("name") is None else {**read, "name": text_of(f"{where}.name", message["name"])}
 
 
 def _content(key: str, value: Any) -> str:
     if not isinstance(value, list):
-        return _text(key, value, f"a string, or a list of parts such as {_PARTS}")
+        return text_of(key, value, f"a string, or a list of parts such as {_PARTS}")
     return "".join(_part(f"{key}[{index}]", part) for index, part in enumerate(value))
 
 
@@ -174,10 +174,11 @@ def _part(where: str, part: Any) -> str:
     for name in part:
         if name not in ("type", "text", "prompt_cache_breakpoint"):
             raise unknown_key(name, ("type", "text"), f"{where}.")
-    return _text(f"{where}.text", part["text"])
+    return text_of(f"{where}.text", part["text"])
 
 
-def _text(key: str, value: Any, expected: str = "a string") -> str:
+def text_of(key: str, value: Any, expected: str = "a string") -> str:
+    """The value, which must be a string."""
     if not isinstance(value, str):
         raise BodyError(f"{key} is {shown(value)}, expected {expected}", key)
     return value

@@ -28,7 +28,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
-from llmcli.cli import batch_engines
+from llmcli.cli import batch
 from llmcli.cli.main import run
 from llmcli.engine.remote.worker import EngineFacts, OpenedEngine
 from llmcli.engine.request import Event, Finished, Request, Timings
@@ -84,13 +84,13 @@ class Instant:
 
 def open_instant(*_: object) -> OpenedEngine:
     """The engine of a worker that answers at once."""
-    files = batch_engines.model_files(resource_folder(STORYTELLER))
+    files = batch.model_files(resource_folder(STORYTELLER))
     return OpenedEngine(Instant(), lambda request, grammar: request, EngineFacts("nothing", 0.0, files, 256))
 
 
 def drive(*arguments: str) -> None:
     """Be the driver of workers that answer at once."""
-    batch_engines.open_far_engine = open_instant
+    batch.open_far_engine = open_instant
     sys.exit(run(["batch", *arguments]))
 
 

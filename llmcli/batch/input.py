@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
-from llmcli.openai_body import drop_idle, read_messages
+from llmcli.openai_body import drop_idle, read_messages, text_of
 from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
@@ -97,13 +97,6 @@ class Line:
     constraint: Constraint | None = None
 
 
-def text_of(key: str, value: Any) -> str:
-    """The value, which must be a string."""
-    if not isinstance(value, str):
-        raise UsageError(f"{key} is {shown(value)}, expected a string")
-    return value
-
-
 def integer_of(key: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """The value, which must be an integer in the range."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
@@ -131,11 +124,6 @@ def stop_of(key: str, value: Any) -> tuple[str, ...]:
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 OPENAI_KEYS = ("custom_id", "method", "url", "body")
 BODY_KEYS = ("model", "max_tokens", "max_completion_tokens", "seed", "stop", "logit_bias", "n", "response_format")
-
-
-def is_openai(values: Mapping[str, Any]) -> bool:
-    """Whether a line has this form."""
-    return not values.keys().isdisjoint(OPENAI_KEYS)
 
 
 def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ...]) -> Line:
@@ -261,7 +249,7 @@ def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *
         raise UsageError(f"not valid JSON: {error}{_text_hint(text)}") from error
     if not isinstance(value, dict):
         raise UsageError(f'{shown(value)} is not an object, expected one such as {{"prompt": "Once upon a time"}}')
-    if is_openai(value):
+    if not value.keys().isdisjoint(OPENAI_KEYS):
         return parse_openai(value, number, model_names)
     refuse_unknown(value, KEYS)
     return _native({key: item for key, item in value.items() if item is not None}, number)

@@ -141,13 +141,8 @@ class _Worker:
 
     def room_for(self, line: _Line) -> bool:
         """Whether a line may join its lines."""
-        most = min(_company(one, self.num_rows) for one in (line, *self.lines.values()))
-        return len(self.lines) < most
-
-
-def _company(line: _Line, num_rows: int) -> int:
-    """With how many lines, itself included, a line may be on a worker."""
-    return int(max(2 * num_rows // _SMALLER**line.num_deaths, 1))
+        divisor: int = _SMALLER ** max(one.num_deaths for one in (line, *self.lines.values()))
+        return len(self.lines) < max(2 * self.num_rows // divisor, 1)
 
 
 class RayScheduler:

@@ -56,28 +56,19 @@ def record_path(output: Path) -> Path:
 
 
 def check_record_path(output: Path) -> None:
-    """Refuse an output whose record cannot be written.
-
-    Raises: UsageError.
-    """
+    """Refuse an output whose record cannot be written. Raises: UsageError."""
     _RECORD_FILE.check(record_path(output), replace=True)
 
 
 def save_record(output: Path, record: Record) -> None:
-    """Write the record, whole or not at all.
-
-    Raises: UsageError if something else has its name; OutputError.
-    """
+    """Write the record, whole or not at all. Raises: UsageError if something else has its name; OutputError."""
     content = {"format": FORMAT, "version": VERSION, **vars(record)}
     text = json.dumps(content, ensure_ascii=False, indent=2)
     _RECORD_FILE.write(record_path(output), f"{text}\n".encode(errors="replace"), replace=True)
 
 
 def load_record(output: Path) -> Record:
-    """The record of an output that is not empty.
-
-    Raises: UsageError if it is missing or not a record.
-    """
+    """The record of an output that is not empty. Raises: UsageError if it is missing or not a record."""
     path = record_path(output)
     if not path.exists():
         raise UsageError(f"{output} exists, but {path.name} with its settings is missing; name another output")

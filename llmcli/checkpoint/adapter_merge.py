@@ -75,7 +75,10 @@ class _Matching:
         replaced: dict[str, TensorInfo] = {}
         for stored_name, info in self._adapter.tensors.items():
             name = stored_name.removeprefix(_PREFIX)
-            self._check_dtype(info)
+            if info.dtype not in WEIGHT_DTYPES:
+                raise UnsupportedModelError(
+                    f"{self._where}: {printable(info.name)} is {info.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
+                )
             if match := _FACTOR.fullmatch(name):
                 factors[self._target_of(match["module"], bool(match["embedding"]), info), match["factor"]] = info
             else:
@@ -83,7 +86,10 @@ class _Matching:
                 if own_name in replaced:  # embedding and head, which are one matrix
                     self._require_equal(replaced[own_name], info)
                 replaced[own_name] = info
-        self._require_saved(replaced)
+        for name in self._base:
+            is_shared = name == HEAD and self._adapter.config.ties_weights
+            if name not in replaced and not is_shared and is_saved(self._adapter.config, name.rpartition(".")[0]):
+                raise CheckpointError(f"{self._where} lacks {name}, which modules_to_save in its config names")
         for module, target in self._targets.items():
             name = module + WEIGHT_SUFFIX
             self._change(changes, name).updates.append(self._update(module, target, factors))
@@ -161,13 +167,6 @@ class _Matching:
                 "merge_and_unload, and save that with the adapter's tokenizer"
             )
 
-    def _require_saved(self, replaced: dict[str, TensorInfo]) -> None:
-        for name in self._base:
-            module = name.rpartition(".")[0]
-            is_shared = name == HEAD and self._adapter.config.ties_weights
-            if is_saved(self._adapter.config, module) and name not in replaced and not is_shared:
-                raise CheckpointError(f"{self._where} lacks {name}, which modules_to_save in its config names")
-
     def _update(self, module: str, target: Target, factors: dict[tuple[str, str], TensorInfo]) -> LowRankUpdate:
         is_embedding = module == _EMBEDDING_MODULE
         suffix = "lora_embedding_{}" if is_embedding else "lora_{}.weight"
@@ -191,12 +190,6 @@ class _Matching:
     def _check_shape(self, info: TensorInfo, shape: tuple[int, ...], reason: str) -> None:
         if info.shape != shape:
             raise self._error(info, f"is {list(info.shape)}, expected {list(shape)} ({reason})")
-
-    def _check_dtype(self, info: TensorInfo) -> None:
-        if info.dtype not in WEIGHT_DTYPES:
-            raise UnsupportedModelError(
-                f"{self._where}: {printable(info.name)} is {info.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
-            )
 
     def _error(self, info: TensorInfo, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {printable(info.name)} {what}")

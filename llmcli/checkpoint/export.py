@@ -12,31 +12,15 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from llmcli.checkpoint import export_workspace as workspaces
 from llmcli.checkpoint.export_plan import ExportPlan, PlannedWeight
-from llmcli.checkpoint.export_workspace import (
-    ExportWorkspace,
-    destination_errors_explained,
-    refuse_overlap,
-    resolve_destination,
-    small_files,
-)
 from llmcli.checkpoint.folder import files_to_copy
 from llmcli.checkpoint.formats import PackedLayer, read_stored
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import SafetensorsWriter, TensorInfo, printable
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import CheckpointError
-from llmcli.quantization.rounding import (
-    STORED_AS,
-    Array,
-    RowErrors,
-    TensorQuality,
-    measure_quality,
-    narrow,
-    pack_rows,
-    pack_zero_points,
-    quantize_rows,
-)
+from llmcli.quantization import rounding
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 from llmcli.reading import COPIED_FILE
 
@@ -56,10 +40,10 @@ class PackedRows:
     zero_points uint8 [rows, groups], None if symmetric.
     """
 
-    packed: Array
-    scales: Array
-    zero_points: Array | None
-    errors: RowErrors
+    packed: rounding.Array
+    scales: rounding.Array
+    zero_points: rounding.Array | None
+    errors: rounding.RowErrors
 
 
 class PendingRows(Protocol):
@@ -91,11 +75,11 @@ class RowQuantizer(Protocol):
         """How many rows of `input_size` weights make a block."""
         ...
 
-    def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
+    def buffer(self, shape: tuple[int, int], dtype: str) -> rounding.Array:
         """The buffer to read the next block into. Shapes: as requested, as STORED_AS[dtype]."""
         ...
 
-    def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+    def submit(self, stored: rounding.Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
         """Start quantizing the block in the latest buffer; the scheme's group size must divide its rows."""
         ...
 
@@ -118,34 +102,34 @@ class ThreadedQuantizer:
         """How many rows of `input_size` weights make a block."""
         return max(1, WEIGHTS_PER_TASK // input_size)
 
-    def buffer(self, shape: tuple[int, int], dtype: str) -> Array:
+    def buffer(self, shape: tuple[int, int], dtype: str) -> rounding.Array:
         """The buffer to read the next block into."""
-        return np.empty(shape, STORED_AS[dtype])
+        return np.empty(shape, rounding.STORED_AS[dtype])
 
-    def submit(self, stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+    def submit(self, stored: rounding.Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
         """Start quantizing the block in the latest buffer."""
         return self._pool.submit(quantize_and_pack, stored, dtype, scheme, scale_dtype)
 
 
-def quantize_and_pack(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PackedRows | None:
+def quantize_and_pack(stored: rounding.Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> PackedRows | None:
     """`quantize_rows`, and the codes packed."""
-    block = quantize_rows(stored, dtype, scheme, scale_dtype)
+    block = rounding.quantize_rows(stored, dtype, scheme, scale_dtype)
     if block is None:
         return None
-    return PackedRows(pack_rows(block.codes, scheme.num_bits), block.scales, block.zero_points, block.errors)
+    return PackedRows(rounding.pack_rows(block.codes, scheme.num_bits), block.scales, block.zero_points, block.errors)
 
 
 OnProgress = Callable[[int, int], None]
-OnTensor = Callable[[str, TensorQuality], None]
+OnTensor = Callable[[str, rounding.TensorQuality], None]
 
 
 @dataclass
 class _Rows:
     """What is known of one weight so far; scales and zero points are small, and written last."""
 
-    scales: list[Array] = field(default_factory=list)
-    zero_points: list[Array] = field(default_factory=list)
-    errors: list[RowErrors] = field(default_factory=list)
+    scales: list[rounding.Array] = field(default_factory=list)
+    zero_points: list[rounding.Array] = field(default_factory=list)
+    errors: list[rounding.RowErrors] = field(default_factory=list)
     num_rows: int = 0
 
 
@@ -168,30 +152,32 @@ class Exporter:
         open_quantizer: Callable[[], RowQuantizer] = ThreadedQuantizer,
     ):
         self.plan = plan
-        self._destination = resolve_destination(destination)
+        self._destination = workspaces.resolve_destination(destination)
         self.lock = DestinationLock(self._destination)
         self._source_name = source_name
         self._replace = replace
         self._open_reader = open_reader
         self._open_quantizer = open_quantizer
 
-    def prepare(self) -> ExportWorkspace:
+    def prepare(self) -> workspaces.ExportWorkspace:
         """Make the folder in which the export grows.
 
         Raises: UsageError if the destination exists, overlaps the source or is being written by another process;
         OutputError if the disk is too small or cannot be written.
         """
-        refuse_overlap(self.plan, self._destination)
-        with destination_errors_explained(self._destination), ExitStack() as undo:
+        workspaces.refuse_overlap(self.plan, self._destination)
+        with workspaces.destination_errors_explained(self._destination), ExitStack() as undo:
             self._destination.parent.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()
             undo.callback(self.lock.release)
-            workspace = ExportWorkspace(self.plan, self._destination, replace=self._replace)
+            workspace = workspaces.ExportWorkspace(self.plan, self._destination, replace=self._replace)
             workspace.check_disk()
             undo.pop_all()
         return workspace
 
-    def run(self, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor) -> dict[str, TensorQuality]:
+    def run(
+        self, workspace: workspaces.ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor
+    ) -> dict[str, rounding.TensorQuality]:
         """Write what is missing and give the export its name. The next run resumes a stopped one.
 
         Returns the quality of every quantized weight, by module name, in the order of the file.
@@ -201,7 +187,7 @@ class Exporter:
         a disk that cannot be written.
         """
         plan = self.plan
-        with destination_errors_explained(self._destination), ExitStack() as at_end:
+        with workspaces.destination_errors_explained(self._destination), ExitStack() as at_end:
             at_end.callback(self.lock.release)
             with self._open_reader() as reader, self._open_quantizer() as quantizer:
                 _write_shards(plan, workspace, reader, quantizer, on_progress, on_tensor)
@@ -210,7 +196,9 @@ class Exporter:
             }
             for name, path in files_to_copy(plan.source.folder).items():
                 workspace.write(name, COPIED_FILE.read_bytes(path))
-            for name, text in small_files(plan, qualities, self._source_name, self._destination.name).items():
+            for name, text in workspaces.small_files(
+                plan, qualities, self._source_name, self._destination.name
+            ).items():
                 workspace.write(name, text.encode())
             plan.check_sources()
             workspace.publish()
@@ -219,7 +207,7 @@ class Exporter:
 
 def _write_shards(
     plan: ExportPlan,
-    workspace: ExportWorkspace,
+    workspace: workspaces.ExportWorkspace,
     reader: TensorReader,
     quantizer: RowQuantizer,
     on_progress: OnProgress,
@@ -268,7 +256,7 @@ class _WeightStream:
         self._weight = weight
         self._reader = reader
         self._writer = writer
-        self.quality: TensorQuality | None = None
+        self.quality: rounding.TensorQuality | None = None
 
     def run(self, quantizer: RowQuantizer) -> Iterator[int]:
         """Copy, convert or quantize the weight; yields how many bytes of the source each step took."""
@@ -289,13 +277,15 @@ class _WeightStream:
             self._writer.write(f"{weight.name}_g_idx", stored.group_index(layer).data)
         return weight.source_bytes
 
-    def _write_parts(self, scales: Array, zero_points: Array | None, scheme: WeightScheme) -> None:
+    def _write_parts(self, scales: rounding.Array, zero_points: rounding.Array | None, scheme: WeightScheme) -> None:
         """All but the codes. Shapes: scales [rows, groups] as stored; zero_points uint8 [rows, groups]"""
         weight = self._weight
         self._writer.write(f"{weight.name}_scale", scales.data)
         self._writer.write(f"{weight.name}_shape", np.array(weight.shape, np.int64).data)
         if zero_points is not None:
-            self._writer.write(f"{weight.name}_zero_point", pack_zero_points(zero_points, scheme.num_bits).data)
+            self._writer.write(
+                f"{weight.name}_zero_point", rounding.pack_zero_points(zero_points, scheme.num_bits).data
+            )
 
     def _quantize(self, scheme: WeightScheme, quantizer: RowQuantizer) -> Iterator[int]:
         weight, rows = self._weight, _Rows()
@@ -313,8 +303,8 @@ class _WeightStream:
 
         scales = np.concatenate(rows.scales)
         zero_points = np.concatenate(rows.zero_points) if rows.zero_points else None
-        self._write_parts(narrow(scales, weight.scale_dtype), zero_points, scheme)
-        self.quality = measure_quality(rows.errors)
+        self._write_parts(rounding.narrow(scales, weight.scale_dtype), zero_points, scheme)
+        self.quality = rounding.measure_quality(rows.errors)
 
     def _write_rows(self, block: PackedRows | None, rows: _Rows) -> int:
         weight = self._weight

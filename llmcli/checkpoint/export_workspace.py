@@ -28,14 +28,6 @@ CARD_FORMAT_VERSION = 1
 _NUM_WORST = 5
 
 
-def index_json(plan: ExportPlan) -> dict[str, Any]:
-    """The index of a sharded export, as Hugging Face writes it."""
-    weight_map = {
-        tensor.name: shard.file_name for shard in plan.shards for weight in shard.weights for tensor in weight.outputs
-    }
-    return {"metadata": {"total_size": plan.total.bytes_after}, "weight_map": dict(sorted(weight_map.items()))}
-
-
 def small_files(
     plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str
 ) -> dict[str, str]:
@@ -46,7 +38,14 @@ def small_files(
         card = quality_card(plan, plan.options, qualities, source_name)
         files = {CARD_NAME: _json(card), MODEL_CARD_NAME: model_card(plan, plan.options, qualities, source_name, name)}
     if len(plan.shards) > 1:
-        files[INDEX_NAME] = _json(index_json(plan))
+        weight_map = {
+            tensor.name: shard.file_name
+            for shard in plan.shards
+            for weight in shard.weights
+            for tensor in weight.outputs
+        }
+        index = {"metadata": {"total_size": plan.total.bytes_after}, "weight_map": dict(sorted(weight_map.items()))}
+        files[INDEX_NAME] = _json(index)
     return {**files, CONFIG_NAME: _json(plan.config_json)}
 
 
@@ -275,10 +274,7 @@ def resolve_destination(destination: Path) -> Path:
 
 
 def require_text(name: str, what: str) -> None:
-    """Refuse a name that the cards of the export cannot hold.
-
-    Raises: UsageError.
-    """
+    """Refuse a name that the cards of the export cannot hold. Raises: UsageError."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -286,13 +282,14 @@ def require_text(name: str, what: str) -> None:
 
 
 def refuse_existing(destination: Path, *, replace: bool) -> None:
-    """Refuse a destination that exists; `replace` allows one that is a model folder.
-
-    Raises: UsageError.
-    """
+    """Refuse a destination that exists; `replace` allows one that is a model folder. Raises: UsageError."""
     if not os.path.lexists(destination):
         return
-    is_replaceable = _is_model_folder(destination)
+    is_replaceable = (  # other programs have a config.json, too
+        not destination.is_symlink()
+        and (destination / CONFIG_NAME).is_file()
+        and any(path.is_file() for path in destination.glob("*.safetensors"))
+    )
     if not replace:
         also = ", or --force to replace it" if is_replaceable else ""
         raise UsageError(f"{destination} exists; give another folder{also}")
@@ -306,20 +303,8 @@ def refuse_existing(destination: Path, *, replace: bool) -> None:
         )
 
 
-def _is_model_folder(folder: Path) -> bool:
-    """Whether a folder holds a config and weights: other programs have a config.json, too."""
-    return (
-        not folder.is_symlink()
-        and (folder / CONFIG_NAME).is_file()
-        and any(path.is_file() for path in folder.glob("*.safetensors"))
-    )
-
-
 def refuse_overlap(plan: ExportPlan, destination: Path) -> None:
-    """Refuse a destination that is the source, is inside it, or holds it.
-
-    Raises: UsageError.
-    """
+    """Refuse a destination that is the source, is inside it, or holds it. Raises: UsageError."""
     source = plan.model.checkpoint.folder.resolve()
     target = Path(os.path.realpath(destination))  # of a ring of links, too
     if target == source:
@@ -390,15 +375,13 @@ class ExportWorkspace:
                 _remove(path)
 
     def check_disk(self) -> None:
-        """Refuse a disk without room for the shards that are missing.
-
-        Raises: OutputError with the figures.
-        """
+        """Refuse a disk without room for the shards that are missing. Raises: OutputError with the figures."""
         missing = [shard for shard in self._plan.shards if shard.file_name not in self.finished]
         needed = sum(weight.num_bytes for shard in missing for weight in shard.weights) + _SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            self.discard_if_empty()
+            if not self.finished:
+                self.discard()
             raise OutputError(
                 f"the disk of {self._destination} has {free / 1e9:.2f} GB free; the export needs "
                 f"{needed / 1e9:.2f} GB; free some space or choose another disk"
@@ -447,11 +430,6 @@ class ExportWorkspace:
         """Remove everything that was written."""
         _remove(self.folder)
         _remove(self._journal)
-
-    def discard_if_empty(self) -> None:
-        """Remove the folder if no run has finished a shard in it."""
-        if not self.finished:
-            self.discard()
 
     def _restore_replaced(self) -> None:
         """Undo the first half of a `publish` that was killed before its second; remove what a later one has left."""

@@ -14,17 +14,7 @@ from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_rows, read_whole
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
-from llmcli.quantization.rounding import (
-    E4M3_VALUES,
-    pack_rows,
-    reorder_rows,
-    rows_of_awq,
-    rows_of_columns,
-    unpack_awq_columns,
-    unpack_rows,
-    unpack_zero_points,
-    widen,
-)
+from llmcli.quantization import rounding
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme, packed_size
 
 # The interface of a format: the tensors that it expects of a layer, and the layer in our order.
@@ -109,7 +99,7 @@ class LayerSource:
     def read_scales(self, part: str) -> tuple[Array, str]:
         """Scales as they are stored, and their type. Raises: CheckpointError for NaN and infinity, too"""
         info, scales = self.info(part), self.read(part)
-        if not np.isfinite(widen(scales, info.dtype)).all():
+        if not np.isfinite(rounding.widen(scales, info.dtype)).all():
             raise not_finite(info)
         return scales, info.dtype
 
@@ -122,7 +112,7 @@ def read_layer(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo],
     stored = read_stored(module, layer, infos, reader)
     if stored.input_order is None:
         return stored
-    return replace(stored, packed=reorder_rows(stored.packed, layer.scheme.num_bits, stored.input_order))
+    return replace(stored, packed=rounding.reorder_rows(stored.packed, layer.scheme.num_bits, stored.input_order))
 
 
 def read_stored(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo], reader: TensorReader) -> StoredLayer:
@@ -204,10 +194,10 @@ class Awq:
         """Read a layer and transpose it, code for code."""
         scales, scale_dtype = source.read_scales("scales")
         return StoredLayer(
-            packed=rows_of_awq(source.read("qweight")),
+            packed=rounding.rows_of_awq(source.read("qweight")),
             scales=np.ascontiguousarray(scales.T),
             scale_dtype=scale_dtype,
-            zero_points=unpack_awq_columns(source.read("qzeros")),
+            zero_points=rounding.unpack_awq_columns(source.read("qzeros")),
         )
 
     def read_order(self, source: LayerSource) -> None:
@@ -250,7 +240,7 @@ class Gptq:
         """Read a layer and transpose it, code for code."""
         scales, scale_dtype = source.read_scales("scales")
         return StoredLayer(
-            packed=rows_of_columns(source.read("qweight")),
+            packed=rounding.rows_of_columns(source.read("qweight")),
             scales=np.ascontiguousarray(scales.T),
             scale_dtype=scale_dtype,
             zero_points=self._zero_points(source),
@@ -266,7 +256,7 @@ class Gptq:
         scheme, info = source.layer.scheme, source.info("qzeros")
         words = source.read("qzeros").view(np.uint32)
         if scheme.is_symmetric:
-            stored = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
+            stored = rounding.unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
             # Not every program that writes version 1 subtracts the 1. The values show which it is.
             expected = [scheme.offset - offset for offset in range(self.zero_offset, -1, -1)]
             if not any((stored == value).all() for value in expected):
@@ -278,7 +268,7 @@ class Gptq:
         # The 1 came off whole words, where a zero point of 0 borrows from its neighbour; it is added likewise.
         ones = sum(1 << shift for shift in range(0, 32, scheme.num_bits)) * self.zero_offset
         words = words + np.uint32(ones)
-        zero_points = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
+        zero_points = rounding.unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
         if self.zero_offset and (zero_points == scheme.offset + 1).all():  # the middle throughout, with the 1 added
             raise CheckpointError(
                 f"{info.name} in {info.path.name} holds {scheme.offset} throughout, as symmetric weights have it, "
@@ -315,7 +305,7 @@ class IntQuantized:
         zero_points = None
         if not source.layer.scheme.is_symmetric:
             zero_points = _codes(source.read("weight_zero_point"))
-        return StoredLayer(pack_rows(_codes(source.read("weight")), 8), scales, scale_dtype, zero_points)
+        return StoredLayer(rounding.pack_rows(_codes(source.read("weight")), 8), scales, scale_dtype, zero_points)
 
     def read_order(self, source: LayerSource) -> None:
         """None: inputs keep their order."""
@@ -369,7 +359,7 @@ class PackQuantized:
         packed, (scales, scale_dtype) = source.read("weight_packed"), source.read_scales("weight_scale")
         zero_points = None
         if not scheme.is_symmetric:
-            zero_points = unpack_zero_points(source.read("weight_zero_point"), scheme.num_bits, shape[0])
+            zero_points = rounding.unpack_zero_points(source.read("weight_zero_point"), scheme.num_bits, shape[0])
             zero_points = np.ascontiguousarray(zero_points)
         return StoredLayer(packed, scales, scale_dtype, zero_points, self.read_order(source))
 
@@ -426,12 +416,12 @@ class Fp8Layer:
     ) -> Floats:
         """Rows begin ... end - 1 of the weight. Shapes, Raises: as `read`."""
         info, scale_info, input_size = infos[f"{module}.weight"], infos[f"{module}.{self.scale}"], self.shape[1]
-        scales = widen(self.read_scales(module, infos, begin, end, reader), scale_info.dtype)
+        scales = rounding.widen(self.read_scales(module, infos, begin, end, reader), scale_info.dtype)
         if not np.isfinite(scales).all():
             raise not_finite(scale_info)
         if self.scheme.block_inputs is not None:
             scales = scales.repeat(min(self.scheme.block_inputs, input_size), axis=1)[:, :input_size]
-        weights: Floats = E4M3_VALUES[read_rows(info, begin, end, reader)]
+        weights: Floats = rounding.E4M3_VALUES[read_rows(info, begin, end, reader)]
         with np.errstate(over="ignore", invalid="ignore"):  # overflow is checked below
             weights *= scales
         if not np.isfinite(weights).all():

@@ -1,6 +1,6 @@
 """Models on the hub and in huggingface_hub's cache: found by folder or hub id, downloaded, listed, removed.
 
-No code is ever downloaded, nor anything else that `hub_files` does not name.
+No code is ever downloaded, nor anything else that `hub_client` does not name.
 """
 
 import shutil
@@ -12,19 +12,10 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
+from llmcli.checkpoint import hub_client
+from llmcli.checkpoint import hub_library as library
 from llmcli.checkpoint.adapter import ADAPTER_WEIGHTS_NAME, LoraConfig, require_adapter_files
 from llmcli.checkpoint.folder import ADAPTER_CONFIG_NAME, CONFIG_NAME, quantization_of, refuse_quantization_files
-from llmcli.checkpoint.hub_client import HubClient, hub_client, hub_errors_explained
-from llmcli.checkpoint.hub_files import SMALL_FILES, checked_revision, is_complete, refuse_repository, weight_files
-from llmcli.checkpoint.hub_library import (
-    HubId,
-    cached_file,
-    find_hub_id,
-    hub_settings,
-    repository_folder,
-    scan_cache,
-    write_ref,
-)
 from llmcli.checkpoint.safetensors_file import listed
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, foreign_errors_explained
@@ -57,65 +48,67 @@ def resolve_adapter(name: str, *, on_progress: Callable[[int, int], None], updat
 
 def _resolve(
     name: str,
-    find: Callable[[HubId], Path | None],
-    prepare: Callable[[HubClient, HubId, frozenset[str], Path], list[str]],
+    find: Callable[[library.HubId], Path | None],
+    prepare: Callable[[hub_client.HubClient, library.HubId, frozenset[str], Path], list[str]],
     on_progress: Callable[[int, int], None],
     update: bool,
 ) -> Path:
-    hub_id = find_hub_id(name)
+    hub_id = library.find_hub_id(name)
     if hub_id is None:
         return Path(name)
     if not update and (folder := find(hub_id)) is not None:
         return folder
-    with hub_errors_explained(hub_id):
-        repository = repository_folder(hub_id.repo_id)
-        revision = checked_revision(hub_id.revision or _MAIN)
-        with hub_client(hub_id) as client:
+    with hub_client.hub_errors_explained(hub_id):
+        repository = library.repository_folder(hub_id.repo_id)
+        revision = hub_client.checked_revision(hub_id.revision or _MAIN)
+        with hub_client.hub_client(hub_id) as client:
             names = client.list_files()
             snapshot = repository / "snapshots" / client.commit
             try:
                 weights = prepare(client, hub_id, names, snapshot)
             finally:  # also for a model that is refused: its small files are there
                 if snapshot.is_dir():
-                    write_ref(repository, revision, client.commit)
+                    library.write_ref(repository, revision, client.commit)
             _download(client, hub_id, weights, on_progress)
             return snapshot
 
 
-def find_cached(hub_id: HubId) -> Path | None:
+def find_cached(hub_id: library.HubId) -> Path | None:
     """The folder of a model that is complete in the cache, else None.
 
     Raises: CheckpointError for an id that no repository has, or a cache that cannot be read.
     """
     folder = _cached_folder(hub_id, CONFIG_NAME)
-    return folder if folder is not None and is_complete(folder) else None
+    return folder if folder is not None and hub_client.is_complete(folder) else None
 
 
-def find_cached_adapter(hub_id: HubId) -> Path | None:
+def find_cached_adapter(hub_id: library.HubId) -> Path | None:
     """The folder of an adapter that is complete in the cache, else None. Raises: as `find_cached`"""
     folder = _cached_folder(hub_id, ADAPTER_CONFIG_NAME)
     return folder if folder is not None and (folder / ADAPTER_WEIGHTS_NAME).is_file() else None
 
 
-def _cached_folder(hub_id: HubId, name: str) -> Path | None:
-    with hub_errors_explained(hub_id):
-        repository_folder(hub_id.repo_id)  # refuses odd ids
-        file = cached_file(hub_id.repo_id, name, checked_revision(hub_id.revision or _MAIN))
+def _cached_folder(hub_id: library.HubId, name: str) -> Path | None:
+    with hub_client.hub_errors_explained(hub_id):
+        library.repository_folder(hub_id.repo_id)  # refuses odd ids
+        file = library.cached_file(hub_id.repo_id, name, hub_client.checked_revision(hub_id.revision or _MAIN))
         return file and file.parent
 
 
-def _prepare_model(client: HubClient, hub_id: HubId, names: frozenset[str], snapshot: Path) -> list[str]:
+def _prepare_model(
+    client: hub_client.HubClient, hub_id: library.HubId, names: frozenset[str], snapshot: Path
+) -> list[str]:
     """Download the small files, which show whether the rest is worth it; return the names of the weights.
 
     All by the commit that the list of files names, so that nothing mixes.
     """
-    refuse_repository(hub_id, names)
-    _download(client, hub_id, [name for name in SMALL_FILES if name in names])
+    hub_client.refuse_repository(hub_id, names)
+    _download(client, hub_id, [name for name in hub_client.SMALL_FILES if name in names])
     config, where = CONFIG.read_json_object(snapshot / CONFIG_NAME), f"{hub_id}: {CONFIG_NAME}"
     if quantization_of(config, where) is None:
         refuse_quantization_files(hub_id, names)
     LlamaConfig.from_dict(config, where)
-    weights = weight_files(names, snapshot)
+    weights = hub_client.weight_files(names, snapshot)
     missing = [name for name in weights if name not in names]
     if missing or not weights:
         what = listed(missing, _MAX_NAMED) if missing else "model.safetensors or its index"
@@ -123,7 +116,9 @@ def _prepare_model(client: HubClient, hub_id: HubId, names: frozenset[str], snap
     return weights
 
 
-def _prepare_adapter(client: HubClient, hub_id: HubId, names: frozenset[str], snapshot: Path) -> list[str]:
+def _prepare_adapter(
+    client: hub_client.HubClient, hub_id: library.HubId, names: frozenset[str], snapshot: Path
+) -> list[str]:
     """As `_prepare_model`."""
     require_adapter_files(hub_id, names)
     _download(client, hub_id, [ADAPTER_CONFIG_NAME])
@@ -132,8 +127,8 @@ def _prepare_adapter(client: HubClient, hub_id: HubId, names: frozenset[str], sn
 
 
 def _download(
-    client: HubClient,
-    hub_id: HubId,
+    client: hub_client.HubClient,
+    hub_id: library.HubId,
     names: list[str],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
@@ -143,7 +138,7 @@ def _download(
     """
     files = [client.find_file(name) for name in names]
     for file in files:
-        kind = SMALL_FILES.get(file.name)
+        kind = hub_client.SMALL_FILES.get(file.name)
         if kind is not None and file.size > kind.max_bytes:
             raise CheckpointError(
                 f"{file.where} has {decimal(file.size)}, over the limit of {decimal(kind.max_bytes)} for {kind.what}; "
@@ -162,8 +157,8 @@ def _download(
             done += file.size
 
 
-def _require_space(hub_id: HubId, num_bytes: int) -> None:
-    cache = hub_settings().cache.absolute()
+def _require_space(hub_id: library.HubId, num_bytes: int) -> None:
+    cache = library.hub_settings().cache.absolute()
     disk = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(disk).free
     if num_bytes > free:
@@ -228,7 +223,7 @@ class Removal:
 
 def hub_cache_folder() -> Path:
     """Where huggingface_hub keeps models, by its environment variables; the folder may not exist yet."""
-    return hub_settings().cache
+    return library.hub_settings().cache
 
 
 def list_cached_models() -> CachedModels:
@@ -247,7 +242,7 @@ def list_cached_models() -> CachedModels:
     return CachedModels(hub_cache_folder(), tuple(models), tuple(map(str, cache.warnings)))
 
 
-def plan_removal(hub_id: HubId) -> Removal:
+def plan_removal(hub_id: library.HubId) -> Removal:
     """Find what removing a model, or the one revision that `hub_id` names, would remove.
 
     Raises: CheckpointError if the cache does not hold it.
@@ -274,7 +269,7 @@ def _scan() -> "HFCacheInfo | None":
             raise CheckpointError(f"the cache {cache} is not a folder; set HF_HOME to another one")
         for ref in cache.glob("*/refs/**/*"):
             _check_ref(ref)
-        return scan_cache(cache)
+        return library.scan_cache(cache)
 
 
 def _check_ref(ref: Path) -> None:
@@ -287,7 +282,7 @@ def _check_ref(ref: Path) -> None:
 
 
 def _describe(repo: "CachedRepoInfo", revision: "CachedRevisionInfo", unfinished_bytes: int) -> CachedModel:
-    complete = is_complete(revision.snapshot_path)
+    complete = hub_client.is_complete(revision.snapshot_path)
     try:
         model_type = CONFIG.read_json_object(revision.snapshot_path / CONFIG_NAME).get("model_type")
     except CheckpointError:

@@ -62,10 +62,7 @@ class HubSettings:
 
 
 def hub_settings() -> HubSettings:
-    """The settings of this process.
-
-    Raises: CheckpointError for a variable that holds no such value.
-    """
+    """The settings of this process. Raises: CheckpointError for a variable that holds no such value."""
     _check_environment()
     from huggingface_hub import constants
 
@@ -192,7 +189,7 @@ def _is_endpoint(text: str) -> bool:
 
 
 def write_ref(repository: Path, revision: str, commit: str) -> None:
-    """Let a revision name a commit in the cache. Names that come here have passed `hub_files`."""
+    """Let a revision name a commit in the cache. Names that come here have passed the checks of `hub_client`."""
     if revision == commit:
         return
     ref = repository / "refs" / revision

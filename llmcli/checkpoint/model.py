@@ -6,30 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from llmcli.checkpoint import formats, layout
 from llmcli.checkpoint.adapter import Adapter
 from llmcli.checkpoint.folder import Checkpoint, open_checkpoint, quantization_of
-from llmcli.checkpoint.formats import (
-    AWQ_WORD_COLUMNS,
-    FP8_DTYPE,
-    SCALE_SUFFIXES,
-    Array,
-    Awq,
-    Fp8Layer,
-    Gptq,
-    IntQuantized,
-    PackedLayer,
-    PackQuantized,
-    read_orders,
-)
-from llmcli.checkpoint.layout import (
-    BASE_PREFIX,
-    EMBEDDING,
-    HEAD,
-    WEIGHT_DTYPES,
-    WEIGHT_SUFFIX,
-    ExpectedTensor,
-    expected_tensors,
-)
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo, listed, printable
 from llmcli.config.llama import LlamaConfig
@@ -60,17 +39,17 @@ ACTIVATION_SUFFIXES = (
     *(f".{side}_scale" for side in ("q", "k", "v")),
 )
 
-Layer = PackedLayer | Fp8Layer
+Layer = formats.PackedLayer | formats.Fp8Layer
 
 
 def find_layers(
-    quantization: Quantization, linear: Sequence[ExpectedTensor], stored: Mapping[str, TensorInfo], where: str
+    quantization: Quantization, linear: Sequence[layout.ExpectedTensor], stored: Mapping[str, TensorInfo], where: str
 ) -> dict[str, Layer]:
     """The quantized ones of the linear layers `linear`, by module name; `stored` are all tensors by the model's names.
 
     Raises: CheckpointError for groups that do not divide a layer, and for tensors that contradict the config.
     """
-    found: Iterator[tuple[ExpectedTensor, Layer | None]]
+    found: Iterator[tuple[layout.ExpectedTensor, Layer | None]]
     if isinstance(quantization, QuantizationConfig):
         groups = quantization.groups_of([weight.layer for weight in linear], where)
         found = (
@@ -79,7 +58,7 @@ def find_layers(
     else:
         # These methods keep layers in 16 bits without listing them, so the tensors of a layer show what it is.
         # Where one lacks its scales, they are missing under the name that the others have.
-        scale = max(SCALE_SUFFIXES, key=lambda suffix: sum(name.endswith(f".{suffix}") for name in stored))
+        scale = max(formats.SCALE_SUFFIXES, key=lambda suffix: sum(name.endswith(f".{suffix}") for name in stored))
         found = ((weight, _told(quantization, weight, stored, where, scale)) for weight in linear)
     layers = {weight.layer: layer for weight, layer in found if layer is not None}
     if not layers and all(weight.name in stored for weight in linear):
@@ -88,7 +67,7 @@ def find_layers(
             "they are meant to have 16 bits"
         )
     for module, layer in layers.items():
-        if isinstance(layer, PackedLayer) and not layer.scheme.divides(layer.shape[1]):
+        if isinstance(layer, formats.PackedLayer) and not layer.scheme.divides(layer.shape[1]):
             raise CheckpointError(
                 f"{where}: {module} has {layer.shape[1]} inputs, which groups of {layer.scheme.group_size} do not "
                 "divide; its quantization_config belongs to another model"
@@ -96,12 +75,12 @@ def find_layers(
     return layers
 
 
-def _listed(group: ConfigGroup, weight: ExpectedTensor, stored: Mapping[str, TensorInfo], where: str) -> Layer:
+def _listed(group: ConfigGroup, weight: layout.ExpectedTensor, stored: Mapping[str, TensorInfo], where: str) -> Layer:
     """A layer that the config of compressed-tensors lists."""
     output_size, input_size = weight.shape
     if isinstance(group.scheme, Fp8Scheme):
-        scale = _scale_of(weight.layer, stored, where) or SCALE_SUFFIXES[0]
-        return Fp8Layer(group.scheme, (output_size, input_size), scale)
+        scale = _scale_of(weight.layer, stored, where) or formats.SCALE_SUFFIXES[0]
+        return formats.Fp8Layer(group.scheme, (output_size, input_size), scale)
     zero_points = stored.get(f"{weight.layer}.weight_zero_point")
     if zero_points is not None and group.scheme.is_symmetric:  # the library leaves those out that mean nothing
         raise CheckpointError(
@@ -109,15 +88,17 @@ def _listed(group: ConfigGroup, weight: ExpectedTensor, stored: Mapping[str, Ten
             "one of them is wrong: download the model again"
         )
     if group.format == INT_FORMAT:
-        return PackedLayer(group.scheme, (output_size, input_size), IntQuantized())
+        return formats.PackedLayer(group.scheme, (output_size, input_size), formats.IntQuantized())
     # An order that is declared must be there; one that is not declared is read too, as it may contradict.
     stores_order = group.has_group_index or f"{weight.layer}.weight_g_idx" in stored
-    return PackedLayer(group.scheme, (output_size, input_size), PackQuantized(stores_order, group.has_group_index))
+    return formats.PackedLayer(
+        group.scheme, (output_size, input_size), formats.PackQuantized(stores_order, group.has_group_index)
+    )
 
 
 def _scale_of(module: str, stored: Mapping[str, TensorInfo], where: str) -> str | None:
     """The name of a layer's scales as 8-bit floats have them, None without any."""
-    scales = [suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in stored]
+    scales = [suffix for suffix in formats.SCALE_SUFFIXES if f"{module}.{suffix}" in stored]
     if len(scales) > 1:
         raise CheckpointError(
             f"{where}: {module} has both {' and '.join(scales)}, expected one of them; download the model again"
@@ -127,7 +108,7 @@ def _scale_of(module: str, stored: Mapping[str, TensorInfo], where: str) -> str 
 
 def _told(
     quantization: AwqConfig | GptqConfig | Fp8Config,
-    weight: ExpectedTensor,
+    weight: layout.ExpectedTensor,
     stored: Mapping[str, TensorInfo],
     where: str,
     usual_scale: str,
@@ -137,7 +118,7 @@ def _told(
     plain = stored.get(weight.name)
     if isinstance(quantization, Fp8Config):
         scale = _scale_of(module, stored, where)
-        if plain is None or plain.dtype in WEIGHT_DTYPES:
+        if plain is None or plain.dtype in layout.WEIGHT_DTYPES:
             if plain is not None and scale is not None:
                 raise CheckpointError(
                     f"{where}: {weight.name} is {plain.dtype}, and there is {module}.{scale}, which belongs to 8-bit "
@@ -145,7 +126,7 @@ def _told(
                 )
             return None
         scheme = quantization.scheme or _scheme_of_scales(stored.get(f"{module}.{scale}"), output_size)
-        return Fp8Layer(scheme, (output_size, input_size), scale or usual_scale)
+        return formats.Fp8Layer(scheme, (output_size, input_size), scale or usual_scale)
     has_codes = f"{module}.qweight" in stored
     if not has_codes and (plain is not None or not any(f"{module}.{part}" in stored for part in ("qzeros", "scales"))):
         return None
@@ -154,15 +135,15 @@ def _told(
             f"{where}: {module} has both weight and qweight, expected one of them; download the model again"
         )
     if isinstance(quantization, AwqConfig):
-        if output_size % AWQ_WORD_COLUMNS:
+        if output_size % formats.AWQ_WORD_COLUMNS:
             raise UnsupportedModelError(
-                f"{where}: {module} has {output_size} outputs, which AWQ cannot pack by the {AWQ_WORD_COLUMNS}; "
-                "config.json of another model?"
+                f"{where}: {module} has {output_size} outputs, which AWQ cannot pack by "
+                f"the {formats.AWQ_WORD_COLUMNS}; config.json of another model?"
             )
-        return PackedLayer(quantization.scheme, (output_size, input_size), Awq())
+        return formats.PackedLayer(quantization.scheme, (output_size, input_size), formats.Awq())
     orders_inputs = quantization.orders_inputs
-    form = Gptq(quantization.zero_offset, bool(orders_inputs) or f"{module}.g_idx" in stored, orders_inputs)
-    return PackedLayer(quantization.scheme, (output_size, input_size), form)
+    form = formats.Gptq(quantization.zero_offset, bool(orders_inputs) or f"{module}.g_idx" in stored, orders_inputs)
+    return formats.PackedLayer(quantization.scheme, (output_size, input_size), form)
 
 
 def _scheme_of_scales(scales: TensorInfo | None, output_size: int) -> Fp8Scheme:
@@ -190,19 +171,19 @@ def wrapper_of(names: Iterable[str], modules: Sequence[str]) -> str | None:
 
     None where the names have nothing of this kind: the modules are really absent.
     """
-    wanted = [module.removeprefix(BASE_PREFIX) for module in modules]
+    wanted = [module.removeprefix(layout.BASE_PREFIX) for module in modules]
     for name in names:
         module = name.rpartition(".")[0]
         parts = module.split(".")
         known = [part for part in parts if part in _WRITERS]
         bare = ".".join(part for part in parts if part not in _WRITERS)
-        own = bare.removeprefix(BASE_PREFIX).removeprefix(BASE_PREFIX) if known else wanted[0]
+        own = bare.removeprefix(layout.BASE_PREFIX).removeprefix(layout.BASE_PREFIX) if known else wanted[0]
         if own not in wanted:
             continue
         if module.endswith(f".{own}"):
             wrapper = module.removesuffix(own)
-            if BASE_PREFIX + own in modules and wrapper.endswith(f".{BASE_PREFIX}"):
-                wrapper = wrapper.removesuffix(BASE_PREFIX)
+            if layout.BASE_PREFIX + own in modules and wrapper.endswith(f".{layout.BASE_PREFIX}"):
+                wrapper = wrapper.removesuffix(layout.BASE_PREFIX)
         elif known:
             wrapper = ".".join(known) + "."
         else:
@@ -236,8 +217,8 @@ class ModelTensors:
     tensors: Mapping[str, TensorInfo]
     head: str
     unused: tuple[str, ...]
-    packed: Mapping[str, PackedLayer]
-    scaled: Mapping[str, Fp8Layer] = field(default_factory=dict)
+    packed: Mapping[str, formats.PackedLayer]
+    scaled: Mapping[str, formats.Fp8Layer] = field(default_factory=dict)
 
     @property
     def quantized(self) -> dict[str, Layer]:
@@ -253,7 +234,7 @@ class ModelTensors:
         sources: dict[str, tuple[TensorInfo, ...]] = {}
         left = dict(self.tensors)
         for module, layer in self.quantized.items():
-            weight = ExpectedTensor(module + WEIGHT_SUFFIX, layer.shape, "", is_linear=True)
+            weight = layout.ExpectedTensor(module + layout.WEIGHT_SUFFIX, layer.shape, "", is_linear=True)
             sources[module] = tuple(left.pop(tensor.name) for tensor in layer.tensors(weight))
         sources |= {name: (info,) for name, info in left.items()}
         places = {source: min((info.path, info.offset) for info in infos) for source, infos in sources.items()}
@@ -273,15 +254,17 @@ def match_tensors(
     matrix as lm_head.weight only. Names may lack the prefix `model.` or bear it twice, as in transformers.
     Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype of no weight.
     """
-    weights = list(expected_tensors(config))
+    weights = list(layout.expected_tensors(config))
     stored = tensors
-    tensors = _by_own_name(stored, {*(_module(tensor.name) for tensor in weights), _module(HEAD)})
-    if config.tie_word_embeddings and HEAD in tensors and EMBEDDING not in tensors:
-        tensors = {**tensors, EMBEDDING: tensors[HEAD]}
-    has_own_head = tensors.get(HEAD) not in (None, tensors.get(EMBEDDING)) or _has_codes(HEAD, tensors)
+    tensors = _by_own_name(stored, {*(_module(tensor.name) for tensor in weights), _module(layout.HEAD)})
+    if config.tie_word_embeddings and layout.HEAD in tensors and layout.EMBEDDING not in tensors:
+        tensors = {**tensors, layout.EMBEDDING: tensors[layout.HEAD]}
+    has_own_head = tensors.get(layout.HEAD) not in (None, tensors.get(layout.EMBEDDING)) or _has_codes(
+        layout.HEAD, tensors
+    )
     is_shared = config.tie_word_embeddings and not has_own_head
     if not is_shared:
-        weights.append(ExpectedTensor(HEAD, weights[0].shape, weights[0].reason, is_linear=True))
+        weights.append(layout.ExpectedTensor(layout.HEAD, weights[0].shape, weights[0].reason, is_linear=True))
     present = set(map(_module, tensors))
     absent = [module for tensor in weights if (module := _module(tensor.name)) not in present]
     if absent and (wrapper := wrapper_of(stored, absent)):
@@ -289,15 +272,15 @@ def match_tensors(
     layers: dict[str, Layer] = {}
     if quantization is not None:
         layers = find_layers(quantization, [tensor for tensor in weights if tensor.is_linear], tensors, where)
-    if _has_codes(EMBEDDING, tensors):
-        raise UnsupportedModelError(f"{where}: a quantized embedding ({EMBEDDING}) is not supported")
+    if _has_codes(layout.EMBEDDING, tensors):
+        raise UnsupportedModelError(f"{where}: a quantized embedding ({layout.EMBEDDING}) is not supported")
     _refuse_plain(layers, tensors)
     expected = list(_stored_tensors(weights, layers))
 
     missing = [tensor.name for tensor in expected if tensor.name not in tensors]
-    if missing == [HEAD]:
+    if missing == [layout.HEAD]:
         raise CheckpointError(
-            f"{where}: {HEAD} is missing and config.json does not set tie_word_embeddings; "
+            f"{where}: {layout.HEAD} is missing and config.json does not set tie_word_embeddings; "
             "if the head shares the embedding, set tie_word_embeddings to true there"
         )
     codes = next((name for name in missing if _has_codes(name, tensors)), None)
@@ -316,7 +299,7 @@ def match_tensors(
             "or config.json of another model?"
         )
     for tensor in expected:
-        if quantization is None and tensor.is_linear and tensors[tensor.name].dtype == FP8_DTYPE:
+        if quantization is None and tensor.is_linear and tensors[tensor.name].dtype == formats.FP8_DTYPE:
             raise CheckpointError(
                 f"{where}: {tensor.name} holds 8-bit floats, and config.json has no quantization_config, which says "
                 "how to read them; download config.json again"
@@ -327,9 +310,9 @@ def match_tensors(
     names = sorted(name for name, info in stored.items() if id(info) not in seen)
     ignored = (*_IGNORED_SUFFIXES, *ACTIVATION_SUFFIXES) if layers else _IGNORED_SUFFIXES
     unused = tuple(printable(name) for name in names if not name.endswith(ignored))
-    packed = {module: layer for module, layer in layers.items() if isinstance(layer, PackedLayer)}
-    scaled = {module: layer for module, layer in layers.items() if isinstance(layer, Fp8Layer)}
-    return ModelTensors(used, EMBEDDING if is_shared else HEAD, unused, packed, scaled)
+    packed = {module: layer for module, layer in layers.items() if isinstance(layer, formats.PackedLayer)}
+    scaled = {module: layer for module, layer in layers.items() if isinstance(layer, formats.Fp8Layer)}
+    return ModelTensors(used, layout.EMBEDDING if is_shared else layout.HEAD, unused, packed, scaled)
 
 
 def _by_own_name(tensors: Mapping[str, TensorInfo], modules: Collection[str]) -> dict[str, TensorInfo]:
@@ -340,7 +323,7 @@ def _by_own_name(tensors: Mapping[str, TensorInfo], modules: Collection[str]) ->
     named: dict[str, TensorInfo] = {}
     for name in sorted(tensors):
         module, _, parameter = name.rpartition(".")
-        for candidate in (module.removeprefix(BASE_PREFIX), BASE_PREFIX + module):
+        for candidate in (module.removeprefix(layout.BASE_PREFIX), layout.BASE_PREFIX + module):
             if candidate in modules:
                 module = candidate
                 break
@@ -359,16 +342,18 @@ def _has_codes(weight: str, tensors: Collection[str]) -> bool:
 def _refuse_plain(layers: Mapping[str, Layer], tensors: Mapping[str, TensorInfo]) -> None:
     """Raises: UnsupportedModelError for a layer that the config calls quantized, and that holds a plain weight"""
     for module, layer in layers.items():
-        weight = module + WEIGHT_SUFFIX
+        weight = module + layout.WEIGHT_SUFFIX
         info = tensors.get(weight)
-        if info is not None and info.dtype in WEIGHT_DTYPES and not _has_codes(weight, tensors):
+        if info is not None and info.dtype in layout.WEIGHT_DTYPES and not _has_codes(weight, tensors):
             raise UnsupportedModelError(
                 f"{weight} in {info.path.name} is {info.dtype}, expected {layer.scheme} as config.json says; "
                 "its weights are not quantized yet: use the original model or another export"
             )
 
 
-def _stored_tensors(weights: list[ExpectedTensor], layers: Mapping[str, Layer]) -> Iterator[ExpectedTensor]:
+def _stored_tensors(
+    weights: list[layout.ExpectedTensor], layers: Mapping[str, Layer]
+) -> Iterator[layout.ExpectedTensor]:
     for tensor in weights:
         if tensor.is_linear and tensor.layer in layers:
             yield from layers[tensor.layer].tensors(tensor)
@@ -376,7 +361,7 @@ def _stored_tensors(weights: list[ExpectedTensor], layers: Mapping[str, Layer]) 
             yield tensor
 
 
-def _check(tensor: ExpectedTensor, info: TensorInfo) -> None:
+def _check(tensor: layout.ExpectedTensor, info: TensorInfo) -> None:
     if info.shape not in (tensor.shape, *tensor.other_shapes):
         raise CheckpointError(
             f"{tensor.name} in {info.path.name} is {list(info.shape)}, expected {list(tensor.shape)} "
@@ -401,7 +386,7 @@ class Model:
     adapters: tuple[Adapter, ...] = ()
 
     @cached_property
-    def input_orders(self) -> Mapping[str, Array]:
+    def input_orders(self) -> Mapping[str, formats.Array]:
         """The input that each column of a layer belongs to once its codes are sorted, by module name; read once.
 
         Layers that group neighbouring inputs are not in it.
@@ -409,7 +394,7 @@ class Model:
         Raises: CheckpointError for read errors, and for an order that contradicts something
         """
         with TensorReader() as reader:
-            return read_orders(self.tensors.packed, self.tensors.tensors, reader)
+            return formats.read_orders(self.tensors.packed, self.tensors.tensors, reader)
 
 
 def open_model(folder: Path) -> Model:
@@ -422,7 +407,7 @@ def open_model(folder: Path) -> Model:
     config = LlamaConfig.from_dict(checkpoint.config_json, where)
     quantization = quantization_of(checkpoint.config_json, where)
     tensors = match_tensors(config, checkpoint.tensors, str(folder), quantization)
-    if config.tie_word_embeddings and tensors.head in tensors.tensors and tensors.head != EMBEDDING:
+    if config.tie_word_embeddings and tensors.head in tensors.tensors and tensors.head != layout.EMBEDDING:
         tensors = _share_equal_head(tensors)
     return Model(checkpoint, config, tensors, (*config.notes, *notes_of(quantization)))
 
@@ -440,9 +425,9 @@ def num_parameters(model: Model) -> int:
 
 def _share_equal_head(tensors: ModelTensors) -> ModelTensors:
     """A tied model that stores both matrices: one buffer serves if they are equal, else the stored head counts."""
-    embedding, head = tensors.tensors[EMBEDDING], tensors.tensors[tensors.head]
+    embedding, head = tensors.tensors[layout.EMBEDDING], tensors.tensors[tensors.head]
     with TensorReader() as reader:
         if not reader.is_equal(embedding, head):
             return tensors
     used = {name: info for name, info in tensors.tensors.items() if info is not head}
-    return replace(tensors, tensors=used, head=EMBEDDING)
+    return replace(tensors, tensors=used, head=layout.EMBEDDING)

@@ -128,7 +128,8 @@ def _strict_entries(header: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise _bad_header(path, f"is a JSON {type(entries).__name__}, expected an object")
     metadata = entries.pop("__metadata__", None)
-    if metadata is not None and not _maps_text_to_text(metadata):
+    is_text = isinstance(metadata, dict) and all(_is_text(text) for pair in metadata.items() for text in pair)
+    if metadata is not None and not is_text:
         raise _bad_header(path, "has a __metadata__ that does not map strings to strings")
     return entries
 
@@ -187,10 +188,6 @@ def _bounded_int(digits: str) -> int:
 def _is_text(value: object) -> bool:
     """Whether a value is a string that UTF-8 can hold: JSON escapes allow half a surrogate pair."""
     return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
-
-
-def _maps_text_to_text(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_text(text) for pair in value.items() for text in pair)
 
 
 def _are_sizes(value: object) -> bool:
@@ -278,10 +275,7 @@ def _open_regular(path: Path) -> int:
 
 
 def _read_header_bytes(file: BinaryIO, path: Path, file_bytes: int) -> bytes:
-    """The JSON part of the header.
-
-    Raises: CheckpointError; OSError
-    """
+    """The JSON part of the header. Raises: CheckpointError; OSError"""
     start = file.read(len(GIT_LFS_START))
     if start == GIT_LFS_START:
         raise CheckpointError(
@@ -305,10 +299,7 @@ def _read_header_bytes(file: BinaryIO, path: Path, file_bytes: int) -> bytes:
 
 
 def _parse(path: Path, header: bytes, file_bytes: int) -> list[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of every tensor in the order of their bytes, as the library has it.
-
-    Raises: LLMCliError
-    """
+    """Name, dtype and shape of every tensor in the order of their bytes, as the library has it. Raises: LLMCliError"""
     try:
         with (
             foreign_errors_explained(f"the safetensors library cannot read {path}", CheckpointError),

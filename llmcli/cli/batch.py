@@ -5,34 +5,200 @@ A line has the keys of `generate --json` and its id, or OpenAI's batch form.
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import math
+import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from llmcli.batch.input import Line, LineId
 from llmcli.batch.output import InOrder, Journal, holds_something
-from llmcli.batch.run import BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
+from llmcli.batch.run import BatchScheduler, BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
 from llmcli.batch.shards import find_shards, load_record, merge_shards, record_path, refuse_other_settings, save_record
 from llmcli.cli import lazy, shared
-from llmcli.cli.batch_engines import BatchEngine, engine_here, engine_on_ray, require_ray
 from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
 from llmcli.cli.command import given_options
-from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions
+from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions, Schemas
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress
-from llmcli.cli.run import check_run
+from llmcli.cli.run import NGRAM, OFF, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
 from llmcli.openai_body import FINISH_REASONS
+
+# Where a batch runs: in this process, or on the workers of a Ray cluster; and what such a worker opens.
+
+MIXED_CARDS = "mixed cards"  # the device in a record
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+LEAST_RAY = (2, 60)
+_INDEX_OF_CARD = re.compile(r" \(cuda:\d+\)")
+# Ray reads these when it is imported. It would report its use to its makers, and listen at the machine's public address
+# where loopback is enough: the variable against that is named after the systems where loopback is Ray's default.
+_RAY_DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Tries to connect, half a minute each; usually 20. A start on this machine may need some, a cluster that runs does not.
+_TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
+# It would print what it hears of dead workers on stdout, between results. The scheduler tells of them on stderr.
+_QUIET = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
+
+
+@dataclass(frozen=True)
+class BatchEngine:
+    """What runs a batch. `request_of` makes what its scheduler takes. `device` is what its texts depend on.
+
+    With `counts_ended` it says nothing of single tokens, so those of ended texts are counted. `note` begins the text
+    at the end of the bar.
+    """
+
+    scheduler: BatchScheduler[Any]
+    request_of: Callable[[Task], Any]
+    device: str
+    load_seconds: float
+    counts_ended: bool = False
+    note: Callable[[], str] = str
+    draft_usage: Callable[[], lazy.drafts.DraftUsage | None] = lambda: None
+
+
+@contextmanager
+def engine_here(job: BatchJob) -> Iterator[BatchEngine]:
+    """This process, with the model that it loads. Raises: LLMCliError and its subclasses"""
+    run, num_prompts = job.prompts.run, len(job.todo)
+    loaded = run.load(job.most_rows or min(num_prompts, lazy.runners.MAX_ROWS), host_rows=job.most_rows or 1)
+    # Nobody waits for the next token, so new prompts are not limited by time, and equal runs take equal steps.
+    scheduler = lazy.scheduler.Scheduler(
+        loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting
+    )
+    with loaded_objects_set_aside():
+        yield BatchEngine(
+            scheduler,
+            partial(job.prompts.request_of, run_seed=run.seed),
+            kind_of_device(loaded.runner.description),
+            loaded.load_seconds,
+            draft_usage=lambda: loaded.draft_usage,
+        )
+
+
+@contextmanager
+def engine_on_ray(job: BatchJob, options: shared.RunOptions) -> Iterator[BatchEngine]:
+    """The workers of a Ray cluster. Raises: LLMCliError and its subclasses"""
+    files, run = job.prompts.options, job.prompts.run
+    assert files.ray is not None
+    device = job.record.runner or None
+    if device is not None and (device == MIXED_CARDS) != files.mixed_cards:
+        how = "without --mixed-cards" if files.mixed_cards else "with --mixed-cards"
+        raise UsageError(f"{job.output} was made {how}: run {how} again, or name another output")
+    where = lazy.on_ray.connect(files.ray)
+    scheduler = lazy.on_ray.RayScheduler(
+        lazy.on_ray.Work(
+            partial(open_far_engine, found_everywhere(options), files.num_rows),
+            model_files(run.session.model.checkpoint.folder),
+            None if files.mixed_cards else device,
+            min(files.workers or len(job.todo), len(job.todo)),
+            on_cards=options.devices.device != "cpu",
+            mixes_cards=files.mixed_cards,
+        ),
+        terminal.warn,
+    )
+    try:
+        terminal.info(f"Starting workers: {where}")
+        facts = scheduler.wait_for_worker()
+        terminal.info(f"{run.session.name}: {facts.device}, context {run.context}, seed {run.seed}")
+        yield BatchEngine(
+            scheduler,
+            partial(job.prompts.asked_of, run_seed=run.seed),
+            MIXED_CARDS if files.mixed_cards else facts.device,
+            facts.load_seconds,
+            counts_ended=True,
+            note=lambda: f"{counted(scheduler.num_workers, 'worker')}, ",
+        )
+    finally:
+        scheduler.close()
+
+
+def require_ray(address: str, options: shared.RunOptions) -> shared.RunOptions:
+    """The options of a driver, which has no device of its own.
+
+    Raises: UsageError where the extra is not installed, and for what Ray decides
+    """
+    for name, value in (_RAY_DEFAULTS if address == shared.AUTO else _RAY_DEFAULTS | _TRIES).items():
+        os.environ.setdefault(name, value)
+    os.environ.update(_QUIET)
+    try:
+        is_good = lazy.on_ray.ray_version() >= LEAST_RAY
+    except ImportError:  # there is none, or it is too old for what is imported
+        is_good = False
+    if not is_good:
+        least = ".".join(map(str, LEAST_RAY))
+        raise UsageError(f"--ray needs Ray {least} or later: run `pip install 'llmcli[ray]'`")
+    device = options.devices.device
+    if device.startswith("cuda:"):
+        raise UsageError(f"--ray and --device {device} cannot be combined: Ray chooses the card; use --device cuda")
+    return replace(options, devices=shared.DeviceOptions(device="cpu"), draft=OFF)
+
+
+def found_everywhere(options: shared.RunOptions) -> shared.RunOptions:
+    """The options for workers, whose current folder is another: paths from the root. A hub id stays."""
+
+    def whole(name: str) -> str:
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    choices = shared.parse_adapters(options.adapter)
+    draft = options.draft
+    return replace(
+        options,
+        model=None if options.model is None else whole(options.model),
+        adapter=[replace(choice, name=whole(choice.name)).text for choice in choices] or None,
+        draft=draft if draft in (OFF, NGRAM, shared.AUTO) else whole(draft),
+    )
+
+
+def open_far_engine(options: shared.RunOptions, num_rows: int | None) -> lazy.worker.OpenedEngine:
+    """A worker's engine. Requests bring their own sampler, so all that counts here is model and device.
+
+    Raises: LLMCliError and its subclasses
+    """
+    os.environ.setdefault(_BLAS_THREADS, "1")  # as the command line does
+    terminal.is_quiet = True
+    request = check_run(options, {}, shared.SamplerOptions(seed=0), None)
+    run = open_run(request, options.model)
+    loaded = run.load(num_rows, host_rows=num_rows or 1)
+    scheduler = lazy.scheduler.Scheduler(
+        loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting
+    )
+    gc.collect()
+    gc.freeze()
+    device, files = kind_of_device(loaded.runner.description), model_files(run.session.model.checkpoint.folder)
+    facts = lazy.worker.EngineFacts(device, loaded.load_seconds, files, scheduler.usage.num_rows)
+    return lazy.worker.OpenedEngine(scheduler, Schemas(run.session).hold, facts)
+
+
+def kind_of_device(description: str) -> str:
+    """What texts depend on: not which of a machine's equal cards it is."""
+    return _INDEX_OF_CARD.sub("", description)
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """What tells a model's files on one machine from those on another: their bytes, and of weights the size."""
+    return {
+        name: f"{state.size} bytes"
+        if name.endswith(".safetensors")
+        else hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]
+        for name, state in sorted(lazy.folder.SourceState.record(folder).files.items())
+        if name.endswith((".json", ".jinja", ".model", ".txt", ".safetensors"))
+    }
+
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
@@ -97,10 +263,10 @@ def show_check(job: BatchJob) -> None:
     terminal.write(fact_lines(facts.items(), 15, sys.stdout))
 
 
-def _plan(job: BatchJob) -> lazy.TargetPlan:
+def _plan(job: BatchJob) -> lazy.subject.TargetPlan:
     """The memory and the speed of the rows that the run will have."""
     run = job.prompts.run
-    subject = lazy.Subject(run.session.name, run.session.model, None)
+    subject = lazy.subject.Subject(run.session.name, run.session.model, None)
     target = open_target(run.devices, subject)
     # On a card more rows than fit with a full context share the memory; the plan is for those that fit.
     most = job.most_rows if run.devices.card is None else None

@@ -102,7 +102,7 @@ class Task:
     token_ids: Sequence[int]
     prompt: EncodedPrompt  # without text and ids
     max_new_tokens: int | None
-    grammar: lazy.Grammar | None = None
+    grammar: lazy.grammar.Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class Prompts:
     request: RunRequest
     options: BatchOptions
     max_new_tokens: int | None
-    grammar: lazy.Grammar | None = None
-    _resolved: dict[tuple[tuple[str, int | float], ...], lazy.ResolvedSampling] = field(default_factory=dict)
-    _grammars: dict[tuple[str, str], lazy.Grammar] = field(default_factory=dict)
+    grammar: lazy.grammar.Grammar | None = None
+    _resolved: dict[tuple[tuple[str, int | float], ...], lazy.params.ResolvedSampling] = field(default_factory=dict)
+    _grammars: dict[tuple[str, str], lazy.grammar.Grammar] = field(default_factory=dict)
 
     @property
     def _session(self) -> Session:
@@ -192,11 +192,11 @@ class Prompts:
     def _names(self) -> tuple[str, str]:
         return self.run.model, self._session.name
 
-    def request_of(self, task: Task, run_seed: int) -> lazy.Request:
+    def request_of(self, task: Task, run_seed: int) -> lazy.request.Request:
         """What to generate for a task."""
         return self._schemas.hold(*self.asked_of(task, run_seed))
 
-    def asked_of(self, task: Task, run_seed: int) -> tuple[lazy.Request, lazy.Grammar | None]:
+    def asked_of(self, task: Task, run_seed: int) -> tuple[lazy.request.Request, lazy.grammar.Grammar | None]:
         """What to generate for a task, and the grammar that its text is to be held to."""
         prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
         line = task.line
@@ -229,11 +229,11 @@ class Prompts:
             self._schemas.prepare(grammar, request.sampler)
         return task
 
-    def _grammar(self, constraint: Constraint) -> lazy.Grammar:
+    def _grammar(self, constraint: Constraint) -> lazy.grammar.Grammar:
         """A line's grammar; equal ones are read once. Raises: UsageError"""
         key = constraint.kind, json.dumps(constraint.value)
         if key not in self._grammars:
-            self._grammars[key] = lazy.grammar_of(constraint)
+            self._grammars[key] = lazy.grammar.grammar_of(constraint)
         return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
@@ -251,7 +251,7 @@ class Prompts:
             raise UsageError(f"logit_bias names token {largest}, expected 0 to {vocab_size - 1}")
         return replace(flags, logit_bias={**flags.logit_bias, **line.logit_bias})
 
-    def _sampling(self, own: Mapping[str, int | float]) -> lazy.ResolvedSampling:
+    def _sampling(self, own: Mapping[str, int | float]) -> lazy.params.ResolvedSampling:
         if not own:
             return self.run.sampling
         key = tuple(sorted(own.items()))
@@ -307,7 +307,7 @@ def open_job(
     request: RunRequest,
     name: str | None,
     max_new_tokens: int | None,
-    grammar: lazy.Grammar | None,
+    grammar: lazy.grammar.Grammar | None,
 ) -> Iterator[BatchJob]:
     """Check everything that can be checked without the weights, and lock the output until the end.
 
@@ -491,7 +491,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
 
 def _model_files(folder: Path) -> dict[str, str]:
     """Size and time of each file that a model's texts depend on, to detect a change."""
-    files = lazy.SourceState.record(folder).files
+    files = lazy.folder.SourceState.record(folder).files
     return {
         name: f"{state.size} bytes of {datetime.fromtimestamp(state.mtime / 1e9, UTC).isoformat()}"
         for name, state in sorted(files.items())

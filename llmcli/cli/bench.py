@@ -24,11 +24,10 @@ from llmcli.cli.targets import LENGTHS, open_subject, open_target, refuse_scratc
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.cli.units import duration, rate
 from llmcli.errors import UsageError
-from llmcli.measure.bench import BenchReport
 
 _NOTE = "A change in parentheses may be chance: the runs of both overlap."
 
-FiguresT = TypeVar("FiguresT", "lazy.PromptFigures", "lazy.DecodeFigures")
+FiguresT = TypeVar("FiguresT", "lazy.bench.PromptFigures", "lazy.bench.DecodeFigures")
 
 CSV_COLUMNS = (
     "model",
@@ -56,19 +55,25 @@ DEFAULT_NEW_TOKENS = 64
 DEFAULT_REPEATS = 5
 
 
-def facts_text(report: lazy.BenchReport) -> str:
+def facts_text(report: lazy.bench.BenchReport) -> str:
     """What was measured, a line each."""
-    facts = (
+    facts = [
         ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
         ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
         ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
-        ("energy", _energy_fact(report)),
-        *_kernel_facts(report),
-    )
+    ]
+    if report.idle_watts is None:
+        facts.append(("energy", f"not available: {report.energy_problem or 'the counter cannot be read'}"))
+    else:
+        watts = f"{report.idle_watts:.0f} W"
+        facts.append(("energy", f"J/token leaves out the {watts} of the idle card, W includes them"))
+    if report.engine is not None:
+        files = ", ".join(f"{name} from {file}" for name, file in report.engine.own_kernels.items())
+        facts.append(("your kernels", f"{files}; the checks of each are passed"))
     return fact_lines(facts, 18, sys.stdout)
 
 
-def tables_text(report: lazy.BenchReport) -> str:
+def tables_text(report: lazy.bench.BenchReport) -> str:
     """The figures of prompts and of decoding, as two tables."""
     engine = report.engine
     has_energy = report.idle_watts is not None
@@ -101,7 +106,7 @@ def _table(
     return format_table([*header, "kernels", "change"], rows)
 
 
-def _prompt_cells(item: lazy.PromptFigures) -> list[str]:
+def _prompt_cells(item: lazy.bench.PromptFigures) -> list[str]:
     return [
         str(item.num_tokens),
         rate(item.tokens_per_second),
@@ -114,7 +119,7 @@ def _prompt_cells(item: lazy.PromptFigures) -> list[str]:
     ]
 
 
-def _decode_cells(item: lazy.DecodeFigures, has_energy: bool) -> list[str]:
+def _decode_cells(item: lazy.bench.DecodeFigures, has_energy: bool) -> list[str]:
     energy = [_or_dash(item.joules_per_token, "{:.3g}".format), _or_dash(item.average_watts, "{:.0f}".format)]
     return [
         str(item.depth),
@@ -129,9 +134,9 @@ def _decode_cells(item: lazy.DecodeFigures, has_energy: bool) -> list[str]:
     ]
 
 
-def _draft_table(items: Sequence[lazy.DraftFigures]) -> str:
+def _draft_table(items: Sequence[lazy.bench.DraftFigures]) -> str:
     """A step of one row by its drafts, and the gain for each share of right drafts."""
-    header = ["depth", "drafts", "step", "steps of one", *(f"gain at {rate:.0%}" for rate in lazy.RATES), "runs"]
+    header = ["depth", "drafts", "step", "steps of one", *(f"gain at {rate:.0%}" for rate in lazy.bench.RATES), "runs"]
     return format_table(
         header,
         [
@@ -140,7 +145,7 @@ def _draft_table(items: Sequence[lazy.DraftFigures]) -> str:
                 str(item.num_drafts),
                 duration(item.step_seconds.median),
                 f"{item.steps_of_one:.2f}",
-                *(f"{item.gain(rate):.2f}" for rate in lazy.RATES),
+                *(f"{item.gain(rate):.2f}" for rate in lazy.bench.RATES),
                 str(item.step_seconds.num_runs),
             ]
             for item in items
@@ -148,20 +153,7 @@ def _draft_table(items: Sequence[lazy.DraftFigures]) -> str:
     )
 
 
-def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
-    if report.engine is None:
-        return []
-    files = ", ".join(f"{name} from {file}" for name, file in report.engine.own_kernels.items())
-    return [("your kernels", f"{files}; the checks of each are passed")]
-
-
-def _energy_fact(report: BenchReport) -> str:
-    if report.idle_watts is None:
-        return f"not available: {report.energy_problem or 'the counter cannot be read'}"
-    return f"J/token leaves out the {report.idle_watts:.0f} W of the idle card, W includes them"
-
-
-def _spread(count: int, seconds: lazy.Spread) -> str:
+def _spread(count: int, seconds: lazy.bench.Spread) -> str:
     return f"{rate(count / seconds.slowest)} to {rate(count / seconds.fastest)}"
 
 
@@ -169,50 +161,43 @@ def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
     return "-" if value is None else written(value)
 
 
-def as_json(report: lazy.BenchReport) -> dict[str, Any]:
+def as_json(report: lazy.bench.BenchReport) -> dict[str, Any]:
     """Everything, with the rates that follow from it; with kernels of the user's, each figure next to ours."""
     facts = dataclasses.asdict(report)
     engine = report.engine
     del facts["engine"], facts["draft_steps"]
     if engine is not None:
         facts["own_kernels"] = dict(engine.own_kernels)
-    return {
-        **facts,
-        "prompts": _records(report.prompts, engine.prompts if engine else None, _record),
-        "decode": _records(report.decode, engine.decode if engine else None, _decode_record),
-        **({"draft_steps": [_draft_record(item) for item in report.draft_steps]} if report.draft_steps else {}),
-    }
+    facts["prompts"] = _records(report.prompts, engine.prompts if engine else None)
+    facts["decode"] = _records(report.decode, engine.decode if engine else None)
+    if report.draft_steps:
+        facts["draft_steps"] = [
+            {
+                **dataclasses.asdict(item),
+                "steps_of_one": item.steps_of_one,
+                "gain": {str(rate): item.gain(rate) for rate in lazy.bench.RATES},
+            }
+            for item in report.draft_steps
+        ]
+    return facts
 
 
-def _records(
-    items: Sequence[FiguresT], engine: Sequence[FiguresT] | None, record: Callable[[FiguresT], dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _records(items: Sequence[FiguresT], engine: Sequence[FiguresT] | None) -> list[dict[str, Any]]:
     if engine is None:
-        return [record(item) for item in items]
+        return [_record(item) for item in items]
     return [
-        {**record(item), "llmcli": record(before), "change": speed_change(item.spread, before.spread)}
+        {**_record(item), "llmcli": _record(before), "change": speed_change(item.spread, before.spread)}
         for item, before in zip(items, engine, strict=True)
     ]
 
 
-def _record(item: lazy.PromptFigures | lazy.DecodeFigures) -> dict[str, Any]:
+def _record(item: lazy.bench.PromptFigures | lazy.bench.DecodeFigures) -> dict[str, Any]:
     rates = ("tokens_per_second", "predicted_tokens_per_second", "floor_share")
-    return dataclasses.asdict(item) | {name: getattr(item, name) for name in rates}
+    gbps = {"gbps": item.bytes_per_second / 1e9} if isinstance(item, lazy.bench.DecodeFigures) else {}
+    return {**dataclasses.asdict(item), **{name: getattr(item, name) for name in rates}, **gbps}
 
 
-def _decode_record(item: lazy.DecodeFigures) -> dict[str, Any]:
-    return {**_record(item), "gbps": item.bytes_per_second / 1e9}
-
-
-def _draft_record(item: lazy.DraftFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "steps_of_one": item.steps_of_one,
-        "gain": {str(rate): item.gain(rate) for rate in lazy.RATES},
-    }
-
-
-def as_csv(report: lazy.BenchReport) -> str:
+def as_csv(report: lazy.bench.BenchReport) -> str:
     """A line for each figure, under a header."""
     own = "llmcli" if report.engine is None else ",".join(report.engine.own_kernels)
     rows = [] if report.engine is None else _csv_rows(report.engine.prompts, report.engine.decode, "llmcli")
@@ -224,7 +209,7 @@ def as_csv(report: lazy.BenchReport) -> str:
 
 
 def _csv_rows(
-    prompts: Sequence[lazy.PromptFigures], decode: Sequence[lazy.DecodeFigures], kernels: str
+    prompts: Sequence[lazy.bench.PromptFigures], decode: Sequence[lazy.bench.DecodeFigures], kernels: str
 ) -> list[dict[str, Any]]:
     rows = []
     for prompt in prompts:
@@ -236,7 +221,9 @@ def _csv_rows(
     return rows
 
 
-def _csv_row(item: object, figure: str, length: int, rows: int, count: int, seconds: lazy.Spread) -> dict[str, Any]:
+def _csv_row(
+    item: object, figure: str, length: int, rows: int, count: int, seconds: lazy.bench.Spread
+) -> dict[str, Any]:
     """What the item has of the columns, and what follows from `seconds` for `count` tokens."""
     return {
         **{name: getattr(item, name) for name in CSV_COLUMNS if hasattr(item, name)},
@@ -276,13 +263,13 @@ class MeasuringOptions:
     scratch: Path | None = shared.scratch_option(rich_help_panel="Measuring")
     keep: bool = measuring_option(False, "Keep a SHAPE's weights for the next run.", hidden=True)
 
-    def lengths(self, subject: lazy.Subject) -> tuple[list[int], list[int]]:
+    def lengths(self, subject: lazy.subject.Subject) -> tuple[list[int], list[int]]:
         """The prompts and the depths to measure.
 
         Raises: UsageError for those that do not fit in the model's context.
         """
         maximum = subject.model.config.max_position_embeddings
-        longest = maximum - self.tokens - lazy.SPARE_TOKENS
+        longest = maximum - self.tokens - lazy.bench.SPARE_TOKENS
         if longest < 1:
             raise UsageError(
                 f"--tokens {self.tokens} leaves no room for a prompt: "
@@ -344,23 +331,23 @@ def bench(
 
 
 def _measure(
-    subject: lazy.Subject,
+    subject: lazy.subject.Subject,
     options: RunnerOptions,
     measuring: MeasuringOptions,
     num_rows: int | None,
-    kernels: Sequence[lazy.OwnKernel],
-) -> lazy.BenchReport:
+    kernels: Sequence[lazy.own_kernel.OwnKernel],
+) -> lazy.bench.BenchReport:
     """Load the model and measure it, and show progress. Raises: LLMCliError and its subclasses"""
     prompts, depths = measuring.lengths(subject)
-    context = max(*prompts, *depths) + measuring.tokens + lazy.SPARE_TOKENS
+    context = max(*prompts, *depths) + measuring.tokens + lazy.bench.SPARE_TOKENS
     target = open_target(options, subject)
-    planned = lazy.plan_bench(subject, target, context=context, num_rows=num_rows)
+    planned = lazy.subject.plan_bench(subject, target, context=context, num_rows=num_rows)
     terminal.info(f"{target.description} reads {target.read_bytes / 1e9:,.1f} GB/s")
     options = open_card(options, kernels, subject.model, context, planned.num_rows)
     comparison = None
     if kernels:
         files = {one.stem: str(one.path) for one in kernels}
-        comparison = lazy.KernelComparison(files, opened_card(options).engine_kernels)
+        comparison = lazy.bench.KernelComparison(files, opened_card(options).engine_kernels)
     with subject_files(subject, measuring.scratch, keep=measuring.keep) as model:
         start = time.perf_counter()
         with progress(f"loading {subject.full_name}") as on_progress:
@@ -368,12 +355,12 @@ def _measure(
             runner = load_runner(model, options, context, num_rows, on_progress, host_rows=num_rows, allows_less=False)
         load_seconds = time.perf_counter() - start
         terminal.info(f"{subject.full_name}: {runner.description}{options.note}, context {context}")
-        figures = lazy.BenchOptions(
+        figures = lazy.bench.BenchOptions(
             prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats, measuring.draft
         )
-        meter = lazy.open_meter(options.card)
+        meter = lazy.energy.open_meter(options.card)
         with progress("measuring", unit="figures") as on_progress:
-            return lazy.measure_subject(
+            return lazy.subject.measure_subject(
                 subject, target, planned, runner, load_seconds, figures, meter, on_progress, comparison
             )
 
@@ -381,7 +368,7 @@ def _measure(
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
     if (largest := max(lengths)) > longest:
         raise UsageError(
-            f"{flag} is {largest}; with {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} spare ones that exceeds "
-            f"the context limit; use at most {longest}"
+            f"{flag} is {largest}; with {num_new_tokens} new tokens and {lazy.bench.SPARE_TOKENS} spare ones that "
+            f"exceeds the context limit; use at most {longest}"
         )
     return sorted(set(lengths))

@@ -176,7 +176,7 @@ def chat(
         raise UsageError("MODEL and --server cannot be combined: the server has its model")
     refuse_beside_server(options, conversation, answers, sampler, view)
     with (
-        closing(lazy.ServerClient(conversation.server, conversation.api_key)) as client,
+        closing(lazy.server_client.ServerClient(conversation.server, conversation.api_key)) as client,
         closing(Keeper(chat_folder())) as keeper,
     ):
         asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
@@ -185,7 +185,7 @@ def chat(
 
 
 def _open_remote(
-    client: lazy.ServerClient,
+    client: lazy.server_client.ServerClient,
     saved: SavedConversation | None,
     options: ConversationOptions,
     view: ViewOptions,
@@ -271,7 +271,7 @@ def _open_state(
     options: ConversationOptions,
     answers: AnswerOptions,
     view: ViewOptions,
-    grammar: lazy.Grammar | None,
+    grammar: lazy.grammar.Grammar | None,
 ) -> ChatSession:
     """Load the model, and the earlier turns."""
     run = open_run(request, name)
@@ -285,10 +285,12 @@ def _open_state(
     loaded = run.load(num_rows, host_rows=num_rows or 1)
     overflow = chosen_word("--overflow", options.overflow, OVERFLOW)
     schema = None if grammar is None else schemas.schema(grammar, sampler)
-    settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema)
+    settings = lazy.chat.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema)
     return ChatSession(
         session=session,
-        chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, _begun(saved, options), loaded.drafting),
+        chat=lazy.chat.Chat(
+            loaded.runner, session.tokenizer, template, settings, _begun(saved, options), loaded.drafting
+        ),
         model=run.model,
         adapters=tuple(adapter.text for adapter in request.adapters),
         sampling=run.sampling,
@@ -304,4 +306,4 @@ def _open_state(
 
 def open_writer(state: Talk) -> Writer:
     """What shows the next answer: Markdown is rendered only where stdout is a terminal."""
-    return lazy.MarkdownWriter() if state.is_markdown and sys.stdout.isatty() else TextWriter()
+    return lazy.markdown.MarkdownWriter() if state.is_markdown and sys.stdout.isatty() else TextWriter()

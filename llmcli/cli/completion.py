@@ -23,12 +23,12 @@ complete_device = complete_words("auto", "cpu", "cuda")
 
 def complete_preset(incomplete: str) -> list[str]:
     """The presets that --preset takes."""
-    return _beginning(lazy.preset_names(), incomplete)
+    return _beginning(lazy.presets.preset_names(), incomplete)
 
 
 def complete_hub_id(incomplete: str) -> list[str]:
     """The models in the hub's cache."""
-    return _beginning(lazy.cached_repo_ids(), incomplete)
+    return _beginning(lazy.hub_library.cached_repo_ids(), incomplete)
 
 
 def complete_model(incomplete: str) -> list[str]:

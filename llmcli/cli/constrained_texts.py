@@ -64,7 +64,7 @@ class SchemaOptions:
         }
         return [flag for flag, value in named.items() if value is not None]
 
-    def read(self, *, ignore_eos: bool = False) -> lazy.Grammar | None:
+    def read(self, *, ignore_eos: bool = False) -> lazy.grammar.Grammar | None:
         """The grammar; None if no text has a schema.
 
         Raises: UsageError for one that cannot be kept exactly, or that no text fits; as `SmallFile.read_text`.
@@ -79,19 +79,19 @@ class SchemaOptions:
             is_json = _is_json(self.schema)
             text = self.schema if is_json else SCHEMA.read_text(Path(self.schema)).removeprefix(_BOM)
             name = "--schema" if is_json else self.schema
-            grammar = lazy.json_schema_grammar(
+            grammar = lazy.grammar.json_schema_grammar(
                 name, text, any_space=self.schema_whitespace, is_strict=self.schema_strict
             )
             for note in grammar.notes:
                 terminal.info(f"{name}: {note}")
             return grammar
         if self.regex is not None:
-            return lazy.regex_grammar("--regex", self.regex)
+            return lazy.grammar.regex_grammar("--regex", self.regex)
         if self.choice:
-            return lazy.choice_grammar("--choice", self.choice)
+            return lazy.grammar.choice_grammar("--choice", self.choice)
         if self.grammar is not None:
-            return lazy.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar).removeprefix(_BOM))
-        return lazy.any_json_grammar("--json-output", any_space=self.schema_whitespace)
+            return lazy.grammar.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar).removeprefix(_BOM))
+        return lazy.grammar.any_json_grammar("--json-output", any_space=self.schema_whitespace)
 
 
 def _is_json(text: str) -> bool:
@@ -117,7 +117,7 @@ class Schemas:
         self._made = lru_cache(KEPT_SCHEMAS)(self._make)
         self._vocabulary = lru_cache(KEPT_SCHEMAS)(self._make_vocabulary)
 
-    def prepare(self, grammar: lazy.Grammar | None, sampler: lazy.Sampler) -> None:
+    def prepare(self, grammar: lazy.grammar.Grammar | None, sampler: lazy.params.Sampler) -> None:
         """Start building the tree, if there is a grammar.
 
         Raises: UsageError for settings that stop a text from ending
@@ -135,22 +135,22 @@ class Schemas:
             self._tree = TokenTree(self._session.model.checkpoint.folder, self._session.model.config.vocab_size)
         self._tree.start(self._session.tokenizer)
 
-    def schema(self, grammar: lazy.Grammar, sampler: lazy.Sampler) -> lazy.Schema:
+    def schema(self, grammar: lazy.grammar.Grammar, sampler: lazy.params.Sampler) -> lazy.schema.Schema:
         """Wait for the tree. Raises: UsageError, as `prepare` too"""
         self.prepare(grammar, sampler)
         return self._made(grammar, sampler.eos_token_ids)
 
-    def hold(self, request: lazy.Request, grammar: lazy.Grammar | None) -> lazy.Request:
+    def hold(self, request: lazy.request.Request, grammar: lazy.grammar.Grammar | None) -> lazy.request.Request:
         """The request with the grammar, if there is one. Raises: as `schema`"""
         return request if grammar is None else replace(request, schema=self.schema(grammar, request.sampler))
 
-    def _make(self, grammar: lazy.Grammar, eos_token_ids: frozenset[int]) -> lazy.Schema:
-        return lazy.Schema(grammar, self._vocabulary(eos_token_ids))
+    def _make(self, grammar: lazy.grammar.Grammar, eos_token_ids: frozenset[int]) -> lazy.schema.Schema:
+        return lazy.schema.Schema(grammar, self._vocabulary(eos_token_ids))
 
-    def _make_vocabulary(self, eos_token_ids: frozenset[int]) -> lazy.Vocabulary:
+    def _make_vocabulary(self, eos_token_ids: frozenset[int]) -> lazy.schema.Vocabulary:
         assert self._tree is not None
         vocab_size = self._session.model.config.vocab_size
-        return lazy.Vocabulary(self._session.tokenizer, eos_token_ids, vocab_size, self._tree.tokens())
+        return lazy.schema.Vocabulary(self._session.tokenizer, eos_token_ids, vocab_size, self._tree.tokens())
 
 
 class CompletenessNotice(Output):

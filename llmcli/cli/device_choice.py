@@ -65,7 +65,7 @@ class RunnerOptions:
     dtype: str
     num_threads: int | None
     kv_cache: str = "auto"
-    opened: lazy.Device | None = None
+    opened: lazy.device.Device | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown names, and a requested card that cannot be used."""
@@ -107,17 +107,17 @@ class RunnerOptions:
     def require_card(self, why: str) -> int:
         """The card to use. Raises: DeviceError if there is none; its message begins with `why`"""
         if self.card is None:
-            problem = "--device cpu was given" if self.device == "cpu" else lazy.find_problem()
+            problem = "--device cpu was given" if self.device == "cpu" else lazy.device.find_problem()
             raise DeviceError(f"{why}, and no card can be used: {problem}")
         return self.card
 
-    def runs_on_numpy(self, model: lazy.Model) -> bool:
+    def runs_on_numpy(self, model: lazy.model.Model) -> bool:
         """Whether the CPU runs the model with numpy, which imports ten times as fast as torch.
 
         It does so for a small model if no flag needs torch. `--dtype float32` asks for torch.
         """
         asks_nothing = (self.dtype, self.kv_cache) == ("auto", "auto") and self.num_threads in (None, 1)
-        return asks_nothing and lazy.num_parameters(model) < lazy.SMALL_PARAMETERS
+        return asks_nothing and lazy.model.num_parameters(model) < lazy.memory.SMALL_PARAMETERS
 
     @property
     def with_usual_cache(self) -> RunnerOptions:
@@ -146,7 +146,7 @@ def _card_problem(index: int) -> str | None:
     """Why a card cannot be used, None if it can."""
     if not has_driver():
         return "there is no NVIDIA driver"
-    return lazy.find_problem(index)
+    return lazy.device.find_problem(index)
 
 
 def prepare_for_torch(num_threads: int | None) -> None:
@@ -158,11 +158,11 @@ def prepare_for_torch(num_threads: int | None) -> None:
         return
     choose_waiting(num_threads)
     if sys.platform != "win32":
-        lazy.require_room_for_torch()
+        lazy.address_space.require_room_for_torch()
 
 
 def load_runner(
-    model: lazy.Model,
+    model: lazy.model.Model,
     options: RunnerOptions,
     context: int,
     num_rows: int | None,
@@ -171,7 +171,7 @@ def load_runner(
     *,
     host_rows: int = 1,
     allows_less: bool = True,
-) -> lazy.Runner:
+) -> lazy.runners.Runner:
     """Read the weights onto the chosen device.
 
     `num_rows` is for a card; None is as many as it can use. With `allows_less` they share the memory that there is.
@@ -183,12 +183,12 @@ def load_runner(
         card = options.card
     if card is None and options.runs_on_numpy(model):
         with timeline.part(IMPORTS):
-            load_on_numpy = lazy.load_on_numpy
+            load_on_numpy = lazy.numpy_load.load
         return load_on_numpy(model, max_seq_len=context, num_rows=host_rows, on_progress=on_progress, timeline=timeline)
     if card is None:
         prepare_for_torch(options.num_threads)
         with timeline.part("import of torch"):
-            load_on_torch = lazy.load_on_torch
+            load_on_torch = lazy.torch_load.load
         return load_on_torch(
             model,
             max_seq_len=context,
@@ -201,7 +201,7 @@ def load_runner(
             timeline=timeline,
         )
     with timeline.part(IMPORTS):
-        load_on_card, most_rows = lazy.load_on_card, lazy.MAX_ROWS
+        load_on_card, most_rows = lazy.card_model.load, lazy.runners.MAX_ROWS
     return load_on_card(
         model,
         card=card,

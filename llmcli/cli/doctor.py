@@ -41,7 +41,7 @@ def doctor(
 
     llmcli doctor --json
     """
-    checks = lazy.examine()
+    checks = lazy.doctor.examine()
     if json_:
         terminal.write_json([dataclasses.asdict(check) for check in checks])
     else:
@@ -78,26 +78,23 @@ def verify(
     card = RunnerOptions(device, shared.AUTO, None).require_card("verify compares a card with the CPU")
     session = open_session(names.chosen)
     token_ids = _token_ids(session, tokens)
-    opened = lazy.Device.open(card)
+    opened = lazy.device.Device.open(card)
     opened.activate()
     if not json_:
         terminal.write(f"{opened.name}, {opened.arch}\n")
     verdicts = []
-    for verdict in lazy.verify_kernels(opened, say_compiling):
+    for verdict in lazy.kernel_checks.verify_kernels(opened, say_compiling):
         verdicts.append(verdict)
         if not json_:
             terminal.write(_kernel_line(verdict))
     layers, logits = _compare(session, card, token_ids)
-    first_wrong = _first_wrong(layers)
+    first_wrong = next((layer for layer in layers if not layer.is_right), None)
     is_right = logits.is_right and first_wrong is None and not any(verdict.num_wrong for verdict in verdicts)
     if json_:
-        terminal.write_json(_as_json(session.name, opened, verdicts, layers, logits, is_right))
+        first_name = None if first_wrong is None else first_wrong.module
+        terminal.write_json(_as_json(session.name, opened, verdicts, layers, first_name, logits, is_right))
     else:
-        terminal.write(_layers_title(session.name, logits), wraps=True)
-        terminal.write("".join(map(_layer_line, layers)))
-        if first_wrong is not None:
-            terminal.write(_wrong_layer_text(first_wrong), wraps=True)
-        terminal.write(_logits_text(session.name, logits), wraps=True)
+        _show_comparison(session.name, layers, first_wrong, logits)
     if not is_right:
         raise typer.Exit(DeviceError.exit_code)
 
@@ -114,31 +111,27 @@ def _token_ids(session: Session, count: int) -> tuple[int, ...]:
 
 def _compare(
     session: Session, card: int, token_ids: tuple[int, ...]
-) -> tuple[list[lazy.LayerVerdict], lazy.LogitsVerdict]:
+) -> tuple[list[lazy.verify.LayerVerdict], lazy.verify.LogitsVerdict]:
     """The model on the card in its own precision, and on the CPU in float32, both with the stored weights."""
     runner = session.load_runner(RunnerOptions(f"cuda:{card}", shared.AUTO, None), len(token_ids))[0]
     reference = session.load_runner(RunnerOptions("cpu", "float32", None), len(token_ids))[0]
     terminal.info(f"{session.name}: {runner.description} against {reference.description}")
     with progress("comparing layers and logits", "passes") as on_progress:
         on_progress(0, 2)
-        layers = lazy.compare_layers(runner, reference, token_ids)
+        layers = lazy.verify.compare_layers(runner, reference, token_ids)
         on_progress(1, 2)
-        return layers, lazy.compare_logits(runner, reference, token_ids)
-
-
-def _first_wrong(layers: list[lazy.LayerVerdict]) -> lazy.LayerVerdict | None:
-    return next((layer for layer in layers if not layer.is_right), None)
+        return layers, lazy.verify.compare_logits(runner, reference, token_ids)
 
 
 def _as_json(
     model: str,
-    opened: lazy.Device,
-    verdicts: list[lazy.KernelVerdict],
-    layers: list[lazy.LayerVerdict],
-    logits: lazy.LogitsVerdict,
+    opened: lazy.device.Device,
+    verdicts: list[lazy.kernel_checks.KernelVerdict],
+    layers: list[lazy.verify.LayerVerdict],
+    first_wrong: str | None,
+    logits: lazy.verify.LogitsVerdict,
     is_right: bool,
 ) -> dict[str, object]:
-    first_wrong = _first_wrong(layers)
     return {
         "model": model,
         "device": opened.name,
@@ -156,7 +149,7 @@ def _as_json(
             }
             for one in layers
         ],
-        "first_wrong_layer": first_wrong and first_wrong.module,
+        "first_wrong_layer": first_wrong,
         "logits": {
             **dataclasses.asdict(logits),
             "largest": _finite(logits.largest),
@@ -166,7 +159,7 @@ def _as_json(
     }
 
 
-def _kernel_line(verdict: lazy.KernelVerdict) -> str:
+def _kernel_line(verdict: lazy.kernel_checks.KernelVerdict) -> str:
     if verdict.num_wrong:
         result = f"WRONG in {verdict.num_wrong}: {verdict.fault}"
     elif verdict.largest == 0:
@@ -176,34 +169,35 @@ def _kernel_line(verdict: lazy.KernelVerdict) -> str:
     return f"{verdict.kernel:<18} {verdict.num_cases:>4} cases  {result}\n"
 
 
-def _layers_title(name: str, logits: lazy.LogitsVerdict) -> str:
+def _show_comparison(
+    name: str,
+    layers: list[lazy.verify.LayerVerdict],
+    first_wrong: lazy.verify.LayerVerdict | None,
+    logits: lazy.verify.LogitsVerdict,
+) -> None:
     alone = logits.num_tokens - logits.num_prompt_tokens
-    return (
-        f"what each layer of {name} adds ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest "
-        "error of an element as a part of its scale\n"
+    passes = f"{logits.num_prompt_tokens} tokens together, {alone} one by one"
+    terminal.write(
+        f"what each layer of {name} adds ({passes}): the largest error of an element as a part of its scale\n",
+        wraps=True,
     )
-
-
-def _layer_line(layer: lazy.LayerVerdict) -> str:
-    result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
-    return f"{layer.module:<18} {layer.largest:>10.2g}  {result}{'ok' if layer.is_right else 'WRONG'}\n"
-
-
-def _wrong_layer_text(layer: lazy.LayerVerdict) -> str:
-    return (
-        f"{layer.module} is the first that is wrong: behind it element {layer.element} at position {layer.position} is "
-        f"{layer.actual:.6g}, expected {layer.expected:.6g}\n"
-    )
-
-
-def _logits_text(name: str, logits: lazy.LogitsVerdict) -> str:
-    alone = logits.num_tokens - logits.num_prompt_tokens
-    return (
-        f"logits of {name} ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest difference is "
+    for layer in layers:
+        result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
+        verdict = "ok" if layer.is_right else "WRONG"
+        terminal.write(f"{layer.module:<18} {layer.largest:>10.2g}  {result}{verdict}\n")
+    if first_wrong is not None:
+        terminal.write(
+            f"{first_wrong.module} is the first that is wrong: behind it element {first_wrong.element} at position "
+            f"{first_wrong.position} is {first_wrong.actual:.6g}, expected {first_wrong.expected:.6g}\n",
+            wraps=True,
+        )
+    terminal.write(
+        f"logits of {name} ({passes}): the largest difference is "
         f"{logits.largest:.3g} at position {logits.position}, token {logits.token_id}, where logits have a standard "
         f"deviation of {logits.spread:.3g}; {logits.part_of_bound:.2f} of its bound  "
         f"{'ok' if logits.is_right else 'WRONG'}\n"
-        f"the likeliest token is the same at {logits.num_same_choices} of {logits.num_tokens} positions\n"
+        f"the likeliest token is the same at {logits.num_same_choices} of {logits.num_tokens} positions\n",
+        wraps=True,
     )
 
 

@@ -44,7 +44,7 @@ def require_same_tokenizer(first: Session, second: Session) -> None:
 
 def evaluate_models(
     sessions: list[Session], options: RunnerOptions, text: str, *, window: int, stride: int
-) -> tuple[list[lazy.Evaluation], lazy.Comparison | None]:
+) -> tuple[list[lazy.evaluate.Evaluation], lazy.evaluate.Comparison | None]:
     """Perplexity of one model on a text, or of two and how far they are from each other.
 
     The first of two is the reference; a requested int8 KV cache is the second one's.
@@ -58,8 +58,8 @@ def evaluate_models(
     terminal.info(f"{len(token_ids)} tokens, {runner.description}{options.note}, windows of {window}")
     with progress("scoring", unit="tokens") as on_progress:
         if not others:
-            return [lazy.evaluate(runner, token_ids, stride, bos_token_ids, on_progress)], None
-        pair = lazy.compare(runner, others[0], token_ids, stride, bos_token_ids, on_progress)
+            return [lazy.evaluate.evaluate(runner, token_ids, stride, bos_token_ids, on_progress)], None
+        pair = lazy.evaluate.compare(runner, others[0], token_ids, stride, bos_token_ids, on_progress)
         return [pair.first, pair.second], pair
 
 
@@ -137,7 +137,9 @@ def evaluate(
 
 
 def _as_json(
-    models: Sequence[tuple[str, str]], evaluations: Sequence[lazy.Evaluation], comparison: lazy.Comparison | None
+    models: Sequence[tuple[str, str]],
+    evaluations: Sequence[lazy.evaluate.Evaluation],
+    comparison: lazy.evaluate.Comparison | None,
 ) -> dict[str, object]:
     """`models` are the name and the KV cache of each."""
     records = [
@@ -149,7 +151,9 @@ def _as_json(
 
 
 def _as_text(
-    models: Sequence[tuple[str, str]], evaluations: Sequence[lazy.Evaluation], comparison: lazy.Comparison | None
+    models: Sequence[tuple[str, str]],
+    evaluations: Sequence[lazy.evaluate.Evaluation],
+    comparison: lazy.evaluate.Comparison | None,
 ) -> str:
     lines: list[str] = []
     for (name, cache), evaluation in zip(models, evaluations, strict=True):
@@ -222,7 +226,7 @@ def diff(
     facts, tokens, numbers = _follow(sessions, options, text, max_new_tokens)
     tokenizer = facts.tokenizer
     if output.html is not None:
-        write_page(output.html, lazy.render_diff_page(facts, tokens, numbers), replace=output.force)
+        write_page(output.html, lazy.page_diff.render_diff_page(facts, tokens, numbers), replace=output.force)
         terminal.info(f"page: {output.html}")
     if output.json:
         entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
@@ -230,7 +234,10 @@ def diff(
         return
     with_color = has_color(sys.stdout)
     if sys.stdout.isatty():
-        _show_legend(with_color)
+        terminal.info("A's text; [token>other] where B would choose another token")
+        if with_color:
+            tints = f"{MORE_LIKELY}more{RESET} or {LESS_LIKELY}less{RESET}"
+            terminal.info(f"tinted where B finds A's token {tints} likely", is_drawn=True)
     terminal.show_prompt(text)
     decoder = StreamDecoder(tokenizer, at_start=False)
     for token in tokens:
@@ -245,7 +252,7 @@ def diff(
 
 def _follow(
     sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
-) -> tuple[lazy.DiffFacts, list[lazy.DiffToken], lazy.Verdict]:
+) -> tuple[lazy.page_diff.DiffFacts, list[lazy.evaluate.DiffToken], lazy.evaluate.Verdict]:
     """Two models in lockstep on one prompt; a requested int8 KV cache is the second one's."""
     prompt = sessions[0].encode_prompt(text)
     context = len(prompt.token_ids) + max_new_tokens
@@ -256,12 +263,12 @@ def _follow(
     second = sessions[1].load_runner(options, context)[0]
     terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")
     with progress("comparing", unit="tokens") as on_progress:
-        tokens: list[lazy.DiffToken] = []
+        tokens: list[lazy.evaluate.DiffToken] = []
         common = sessions[0].tokenizer, prompt.token_ids, max_new_tokens, sessions[0].eos_token_ids
-        for token in lazy.diff(first, second, *common):
+        for token in lazy.evaluate.diff(first, second, *common):
             tokens.append(token)
             on_progress(len(tokens), max_new_tokens)
-    facts = lazy.DiffFacts(
+    facts = lazy.page_diff.DiffFacts(
         first=sessions[0].name,
         second=sessions[1].name,
         device=second.description,
@@ -269,18 +276,10 @@ def _follow(
         prompt_token_ids=prompt.token_ids,
         tokenizer=sessions[0].tokenizer,
     )
-    return facts, tokens, lazy.verdict(tokens)
+    return facts, tokens, lazy.evaluate.verdict(tokens)
 
 
-def _show_legend(with_color: bool) -> None:
-    """What the marks in the text mean."""
-    terminal.info("A's text; [token>other] where B would choose another token")
-    if with_color:
-        tints = f"{MORE_LIKELY}more{RESET} or {LESS_LIKELY}less{RESET}"
-        terminal.info(f"tinted where B finds A's token {tints} likely", is_drawn=True)
-
-
-def _styled(token: lazy.DiffToken, text: str, other: str, with_color: bool) -> str:
+def _styled(token: lazy.evaluate.DiffToken, text: str, other: str, with_color: bool) -> str:
     """A token's text; empty while a character that spans tokens is unfinished."""
     shown = text if token.agrees else marked(text, other)
     if not with_color:
@@ -297,21 +296,13 @@ def marked(text: str, other: str) -> str:
     return f"[{text.replace(' ', SPACE)}>{other}]"
 
 
-def _agreement(num_tokens: int) -> str:
-    if num_tokens == 0:
-        return "they differ from the first token on"
-    return "the first token is the same" if num_tokens == 1 else f"the first {num_tokens} tokens are the same"
-
-
-def _sentence(numbers: lazy.Verdict) -> str:
+def _sentence(numbers: lazy.evaluate.Verdict) -> str:
     """The verdict in one line."""
+    first = {0: "they differ from the first token on", 1: "the first token is the same"}
+    same = first.get(numbers.num_agreeing, f"the first {numbers.num_agreeing} tokens are the same")
+    parting = f"{same}; B would choose another token at {numbers.num_divergences} of {numbers.num_tokens}"
     if numbers.num_divergences == 0:
         parting = f"B writes the same text, all {numbers.num_tokens} tokens"
-    else:
-        parting = (
-            f"{_agreement(numbers.num_agreeing)}; B would choose another token at "
-            f"{numbers.num_divergences} of {numbers.num_tokens}"
-        )
     return (
         f"{parting}; mean KL divergence {divergence(numbers.mean_kl)} nats, "
         f"probability of a token changed by {numbers.mean_change:.2%} on average: {numbers.kinship}"

@@ -13,17 +13,7 @@ import typer
 from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions, Schemas
-from llmcli.cli.output.base import (
-    CutNotice,
-    JsonLinesOutput,
-    JsonOutput,
-    Output,
-    RunFacts,
-    StartOutput,
-    StatsOutput,
-    TextOutput,
-    begin_text,
-)
+from llmcli.cli.output import base
 from llmcli.cli.output.page import FindRoads, HtmlOutput
 from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.output.tokens import ColorOutput, WhyOutput, why_no_color
@@ -59,20 +49,20 @@ def process_age() -> float:
 class RoadFinder:
     """Finds the `count` likeliest roads of a request's texts. Ctrl-C ends the search; `is_complete` is then false."""
 
-    runner: lazy.Runner
-    tokenizer: lazy.Tokenizer
-    request: lazy.Request
+    runner: lazy.runners.Runner
+    tokenizer: lazy.tokenizer.Tokenizer
+    request: lazy.request.Request
     count: int
     is_complete: bool = True
 
-    def __call__(self, texts: Mapping[int, Sequence[lazy.Inspection]]) -> Sequence[lazy.Road]:
+    def __call__(self, texts: Mapping[int, Sequence[lazy.inspect.Inspection]]) -> Sequence[lazy.roads.Road]:
         """Follow the roads that leave these texts, given by the choices of each sample."""
         if not self.count:
             return ()
-        roads: lazy.Roads | None = None
+        roads: lazy.roads.Roads | None = None
         try:
-            forks = lazy.find_forks(texts, self.count)
-            roads = lazy.Roads(self.runner, self.tokenizer, self.request, texts, forks)
+            forks = lazy.roads.find_forks(texts, self.count)
+            roads = lazy.roads.Roads(self.runner, self.tokenizer, self.request, texts, forks)
             with progress("following roads", unit="tokens") as on_progress:
                 for _ in roads.steps():
                     on_progress(roads.num_tokens, roads.most_tokens)
@@ -114,9 +104,9 @@ class PromptOptions:
             raise UsageError("--system, --chat-template and --template-var need --chat")
         parse_template_variables(self.template_var)
 
-    def facts(self, text: str, encoded: EncodedPrompt) -> lazy.PromptFacts:
+    def facts(self, text: str, encoded: EncodedPrompt) -> lazy.receipt.PromptFacts:
         """The prompt for a receipt."""
-        return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
+        return lazy.receipt.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
         """The prompt in the model's tokens, shown if requested. Raises: UsageError, TokenizerError"""
@@ -164,20 +154,20 @@ WHY_ALTERNATIVES = 5
 HTML_ALTERNATIVES = 10
 
 
-class ReceiptOutput(Output):
+class ReceiptOutput(base.Output):
     """Notes the state of the model's files when made, hashes them while the text comes, and writes at the end.
 
     Raises: CheckpointError for a file that is gone.
     """
 
-    def __init__(self, path: Path, run: Run, prompt: lazy.PromptFacts, *, replace: bool):
+    def __init__(self, path: Path, run: Run, prompt: lazy.receipt.PromptFacts, *, replace: bool):
         self._path = path
         self._replace = replace
         self._run = run
         self._prompt = prompt
-        self._digests = lazy.look_at_files(run.session.model, prompt)
+        self._digests = lazy.describe.look_at_files(run.session.model, prompt)
 
-    def begin(self, runner: lazy.Runner, request: lazy.Request) -> ReceiptOutput:
+    def begin(self, runner: lazy.runners.Runner, request: lazy.request.Request) -> ReceiptOutput:
         """Start hashing the weights, which are read by now, so that it does not delay the first token."""
         self._runner, self._request = runner, request
         self._digests.start()
@@ -195,7 +185,7 @@ class ReceiptOutput(Output):
         run = self._run
         with progress(f"hashing {run.session.name}") as on_progress:
             files = self._digests.wait(on_progress)
-        receipt = lazy.describe_run(
+        receipt = lazy.describe.describe_run(
             run.model,
             run.session.model,
             self._runner,
@@ -203,9 +193,9 @@ class ReceiptOutput(Output):
             self._prompt,
             self._request,
             files,
-            lazy.describe_samples(finished),
+            lazy.describe.describe_samples(finished),
         )
-        lazy.save_receipt(self._path, receipt, replace=self._replace)
+        lazy.receipt.save_receipt(self._path, receipt, replace=self._replace)
         terminal.info(f"receipt: {self._path}")
 
 
@@ -265,7 +255,7 @@ class OutputOptions:
         if self.receipt is not None:
             if self.html is not None and self.receipt.absolute() == self.html.absolute():
                 raise UsageError(f"--html and --receipt are both {self.receipt}; name two files")
-            lazy.RECEIPT_FILE.check(self.receipt, replace=self.force)
+            lazy.receipt.RECEIPT_FILE.check(self.receipt, replace=self.force)
 
     @property
     def shows_text(self) -> bool:
@@ -282,33 +272,35 @@ class OutputOptions:
         return max(wanted, default=None)
 
 
-def open_outputs(options: OutputOptions, facts: RunFacts, find_roads: FindRoads = lambda texts: ()) -> list[Output]:
+def open_outputs(
+    options: OutputOptions, facts: base.RunFacts, find_roads: FindRoads = lambda texts: ()
+) -> list[base.Output]:
     """The outputs the flags ask for: those for stdout first; the page last, since its roads take a while.
 
     Raises: UsageError if the page of --html cannot be written.
     """
-    outputs: list[Output] = [_main_output(options, facts)]
+    outputs: list[base.Output] = [_main_output(options, facts)]
     if options.why:
         outputs.append(WhyOutput(facts))
     if options.stats == "run":
-        outputs.append(StatsOutput(facts))
+        outputs.append(base.StatsOutput(facts))
     if facts.timeline is not None:
-        outputs.append(StartOutput(facts.timeline))
+        outputs.append(base.StartOutput(facts.timeline))
     if options.html is not None:
         outputs.append(HtmlOutput(facts, options.html, replace=options.force, find_roads=find_roads))
     return outputs
 
 
-def _main_output(options: OutputOptions, facts: RunFacts) -> Output:
+def _main_output(options: OutputOptions, facts: base.RunFacts) -> base.Output:
     if options.json:
-        return JsonOutput(facts, with_logprobs=options.logprobs is not None)
+        return base.JsonOutput(facts, with_logprobs=options.logprobs is not None)
     if options.jsonl:
-        return JsonLinesOutput(facts)
+        return base.JsonLinesOutput(facts)
     if options.color and (reason := why_no_color()):
         terminal.info(reason)
     elif options.color:
         return ColorOutput(facts)
-    return TextOutput(facts)
+    return base.TextOutput(facts)
 
 
 def generate(
@@ -350,20 +342,21 @@ def generate(
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
     run = _with_own_kernels(run, kernels, num_rows, timeline)
-    receipt = _open_receipt(output, run, prompt.facts(text, encoded))  # before the weights are read
+    receipt = None
+    if output.receipt is not None:  # before the weights are read
+        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
-    cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
+    cut_notice = base.CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
     wanted = schemas.hold(_request(run, encoded, chosen_sampler, samples, output, max_new_tokens), grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
-    completeness = CompletenessNotice()
-    outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
+    outputs = [*open_outputs(output, facts, roads), cut_notice, completeness := CompletenessNotice()]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
-    generation = lazy.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
+    generation = lazy.scheduler.Generation(loaded.runner, session.tokenizer, wanted, loaded.drafting)
     if output.shows_text:
-        begin_text(facts, samples.indices[0])
+        base.begin_text(facts, samples.indices[0])
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
     if texts.schema.require_complete:
@@ -372,21 +365,14 @@ def generate(
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
-def _open_receipt(output: OutputOptions, run: Run, prompt: lazy.PromptFacts) -> ReceiptOutput | None:
-    """The requested receipt, if any. Raises: UsageError for an existing file, OSError"""
-    if output.receipt is None:
-        return None
-    return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
-
-
 def _request(
     run: Run,
     encoded: EncodedPrompt,
-    sampler: lazy.Sampler,
+    sampler: lazy.params.Sampler,
     samples: SampleOptions,
     output: OutputOptions,
     max_new_tokens: int | None,
-) -> lazy.Request:
+) -> lazy.request.Request:
     return run.session.request(
         encoded,
         sampler,
@@ -398,18 +384,15 @@ def _request(
     )
 
 
-def _with_own_kernels(run: Run, kernels: Sequence[lazy.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
-    """The run on a card that launches the user's kernels, once they pass their checks.
-
-    Raises: LLMCliError and its subclasses
-    """
+def _with_own_kernels(run: Run, kernels: Sequence[lazy.own_kernel.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
+    """The run on a card that launches the user's kernels, once they pass. Raises: LLMCliError and its subclasses"""
     if not kernels:
         return run
     with timeline.part("checks of kernels"):
         return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
 
 
-def show_all(generation: lazy.Generation, outputs: Sequence[Output]) -> bool:
+def show_all(generation: lazy.scheduler.Generation, outputs: Sequence[base.Output]) -> bool:
     """Pass every event and the end to the outputs; False if Ctrl-C stopped the generation."""
     finished: list[Finished] = []
 

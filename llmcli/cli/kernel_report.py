@@ -214,7 +214,10 @@ def bench_text(title: str, steps: Sequence[TimedStep], ceilings: Ceilings, names
     for step in steps:
         if table := _time_table(step, ceilings, names):
             parts.append(f"{step.walk.title}\n{table}")
-            parts[-1] += f"{_whole_text(step)}\n"
+            parts[-1] += (
+                f"the whole step takes {step.whole.median * 1e6:,.1f} us; "
+                f"its launches, each timed beside its like, add up to {step.alone_seconds * 1e6:,.1f} us\n"
+            )
     return "\n".join(parts)
 
 
@@ -328,13 +331,6 @@ def _names_text(calls: Sequence[Call], shown: Sequence[Call] | None = None) -> s
     """The full names for a table's short names, where they differ."""
     shorts, names = _short_names(calls), dict.fromkeys(call.name for call in (calls if shown is None else shown))
     return _named_lines((shorts[name], name) for name in names if shorts[name] != name)
-
-
-def _whole_text(step: TimedStep) -> str:
-    return (
-        f"the whole step takes {step.whole.median * 1e6:,.1f} us; "
-        f"its launches, each timed beside its like, add up to {step.alone_seconds * 1e6:,.1f} us"
-    )
 
 
 def _is_chosen(call: Call, names: Collection[str]) -> bool:

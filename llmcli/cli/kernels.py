@@ -45,23 +45,23 @@ def list_kernels(
     llmcli kernels list -m Llama-2-7B --format int4 --arch sm_86
     """
     subject, lengths = launches.open()
-    if arch is None and (problem := lazy.find_problem()) is None:
-        device = lazy.Device.open()
+    if arch is None and (problem := lazy.device.find_problem()) is None:
+        device = lazy.device.Device.open()
         card, arch, place = device.facts, device.arch, f"{device.name}, {device.arch}"
     else:
         if arch is None:
             terminal.info(f"compiling for {_NO_CARD_ARCH}: {problem}; choose another with --arch")
         arch = arch or _NO_CARD_ARCH
-        card = lazy.card_of(arch)
+        card = lazy.walk.card_of(arch)
         place = f"{arch}, compiled and not measured"
-    walks = lazy.walk_model(subject.model, lengths, card, arch, say_compiling)
+    walks = lazy.walk.walk_model(subject.model, lengths, card, arch, say_compiling)
     if json_:
         terminal.write_json(
-            kernel_report.list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.KERNELS)
+            kernel_report.list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.registry.KERNELS)
         )
         return
     title = f"{subject.full_name} on {place}, {card.num_multiprocessors} multiprocessors"
-    terminal.write(kernel_report.list_text(title, walks, lazy.KERNELS), is_drawn=True)
+    terminal.write(kernel_report.list_text(title, walks, lazy.registry.KERNELS), is_drawn=True)
 
 
 def compare(
@@ -92,23 +92,25 @@ def compare(
     llmcli kernels compare decode
     """
     if study is None:
-        _list_studies()
+        studies = {name: lazy.study.load_study(name)[0] for name in lazy.study.study_names()}
+        rows = ((name, f"{one.title} ({one.source})") for name, one in studies.items())
+        terminal.write(fact_lines(rows, max(map(len, studies)) + 2, sys.stdout))
         return
-    names = lazy.find_studies(study)
+    names = lazy.study.find_studies(study)
     if len(names) > 1:
         if show is not None or try_ is not None or json_ or csv_:
             raise UsageError(f"--show, --try, --json and --csv need one study; {study} stands for {', '.join(names)}")
         _compare_all(names, arch)
         return
-    told, source = lazy.load_study(names[0])
+    told, source = lazy.study.load_study(names[0])
     if show is not None:
-        terminal.write(lazy.excerpt(lazy.find_rung(told, show), source))
+        terminal.write(lazy.study.excerpt(lazy.study.find_rung(told, show), source))
         return
     if json_ and csv_:
         raise UsageError("--json and --csv cannot be combined")
     rungs, sources = list(told.rungs), {rung.name: source for rung in told.rungs}
     if try_ is not None:
-        mine, own = lazy.read_rung(try_)
+        mine, own = lazy.study.read_rung(try_)
         if mine.name in sources:
             raise UsageError(f"{try_}: the study has a rung {mine.name!r}; give yours another name")
         rungs.append(mine)
@@ -116,43 +118,37 @@ def compare(
     _compare(told, rungs, sources, arch, json_, csv_)
 
 
-def _list_studies() -> None:
-    studies = {name: lazy.load_study(name)[0] for name in lazy.study_names()}
-    rows = ((name, f"{study.title} ({study.source})") for name, study in studies.items())
-    terminal.write(fact_lines(rows, max(map(len, studies)) + 2, sys.stdout))
-
-
 def _compare_all(names: list[str], arch: str | None) -> None:
     """Run one study after the other."""
     for name in names:
-        study, source = lazy.load_study(name)
+        study, source = lazy.study.load_study(name)
         _compare(study, list(study.rungs), {rung.name: source for rung in study.rungs}, arch, False, False)
         if name != names[-1]:
             terminal.write("\n")
 
 
 def _compare(
-    study: lazy.Study,
-    rungs: list[lazy.Rung],
-    sources: dict[str, lazy.Source],
+    study: lazy.study.Study,
+    rungs: list[lazy.study.Rung],
+    sources: dict[str, lazy.study.Source],
     arch: str | None,
     json_: bool,
     csv_: bool,
 ) -> None:
     """Measure the rungs on the card, or compile them for `arch`, and report. Raises: DeviceError without a card"""
     card = ""
-    findings: Sequence[lazy.Finding] = ()
+    findings: Sequence[lazy.compare.Finding] = ()
     if arch is not None:
-        measured, place = lazy.inspect_rungs(study, sources, rungs, arch), f"{arch}, compiled and not measured"
+        measured, place = lazy.compare.inspect_rungs(study, sources, rungs, arch), f"{arch}, compiled and not measured"
     else:
-        if (problem := lazy.find_problem()) is not None:
+        if (problem := lazy.device.find_problem()) is not None:
             remedy = "--arch sm_86 shows registers and occupancy without a card"
             raise DeviceError(f"CUDA cannot be used: {problem}; {remedy}")
-        device = lazy.Device.open(own_sources=lazy.own_sources(sources.values()))
+        device = lazy.device.Device.open(own_sources=lazy.study.own_sources(sources.values()))
         device.activate()
         with progress(f"measuring {study.name}", "sizes") as on_progress:
-            measured = lazy.compare_rungs(device, study, sources, rungs, on_progress)
-        card, arch, findings = device.name, device.arch, lazy.find_claims(study, measured)
+            measured = lazy.compare.compare_rungs(device, study, sources, rungs, on_progress)
+        card, arch, findings = device.name, device.arch, lazy.compare.find_claims(study, measured)
         place = f"{card}, {arch}, {device.num_multiprocessors} multiprocessors"
         place += f"; every rung is right at {len(study.check_sizes)} choices of sizes"
     if json_:
@@ -165,7 +161,7 @@ def _compare(
             terminal.write("\n" + "".join(f"{kernel_report.finding_text(one)}\n" for one in findings), wraps=True)
 
 
-def _show(study: lazy.Study, place: str, measured: Sequence[lazy.Measured]) -> None:
+def _show(study: lazy.study.Study, place: str, measured: Sequence[lazy.compare.Measured]) -> None:
     lines = (f"{study.name}: {study.title} ({study.source})", *([study.note] if study.note else []), place)
     terminal.write("".join(f"{line}\n" for line in lines) + "\n", wraps=True)
     terminal.write(kernel_report.study_text(study, measured), is_drawn=True)

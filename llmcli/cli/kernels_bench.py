@@ -55,17 +55,17 @@ class LaunchOptions:
     form: str | None = shared.format_option()
     lengths: LengthOptions = LengthOptions()
 
-    def open(self) -> tuple[lazy.Subject, lazy.Lengths]:
+    def open(self) -> tuple[lazy.subject.Subject, lazy.walk.Lengths]:
         """The model or the shape, and the lengths as far as its context allows. Raises: as `open_subject`"""
         subject = open_subject(self.model or DEFAULT_SHAPE, self.form)
         maximum, lengths = subject.model.config.max_position_embeddings, self.lengths
-        return subject, lazy.Lengths.within(maximum, lengths.prompt, lengths.depth, lengths.rows)
+        return subject, lazy.walk.Lengths.within(maximum, lengths.prompt, lengths.depth, lengths.rows)
 
 
 def require_kernels(names: Iterable[str]) -> None:
     """Refuse what is not the name of a kernel or of the matrix library. Raises: UsageError"""
     for name in names:
-        if name not in (*lazy.KERNELS, kernel_report.LIBRARY):
+        if name not in (*lazy.registry.KERNELS, kernel_report.LIBRARY):
             raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")
 
 
@@ -107,29 +107,29 @@ def bench_kernels(
         terminal.write(kernel_report.bench_text(title, steps, ceilings, chosen), is_drawn=True)
 
 
-def open_card() -> lazy.Device:
+def open_card() -> lazy.device.Device:
     """Card 0, current in this thread. Raises: DeviceError saying what works without a card"""
-    problem = lazy.find_problem()
+    problem = lazy.device.find_problem()
     if problem is not None:
         raise DeviceError(f"CUDA cannot be used: {problem}; llmcli kernels list needs no card")
-    device = lazy.Device.open()
+    device = lazy.device.Device.open()
     device.activate()
     return device
 
 
 def measure_subject_kernels(
-    subject: lazy.Subject, lengths: lazy.Lengths, scratch: Path | None
-) -> tuple[lazy.Device, lazy.Ceilings, Sequence[lazy.TimedStep]]:
+    subject: lazy.subject.Subject, lengths: lazy.walk.Lengths, scratch: Path | None
+) -> tuple[lazy.device.Device, lazy.roofline.Ceilings, Sequence[lazy.roofline.TimedStep]]:
     """The card, its ceilings, and the times of a step of decoding and of a prompt.
 
     Raises: DeviceError without a card; LLMCliError and its subclasses
     """
     refuse_scratch_of_model(subject, scratch)
     device = open_card()
-    walks = lazy.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
-    rates = lazy.measure_rates(device, CEILING_TYPES)
+    walks = lazy.walk.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
+    rates = lazy.rates.measure_rates(device, CEILING_TYPES)
     with subject_files(subject, scratch, keep=False) as model, progress("measuring", "kernels") as on_measure:
-        steps = lazy.measure_steps(
+        steps = lazy.roofline.measure_steps(
             device,
             model,
             lengths,
@@ -138,7 +138,7 @@ def measure_subject_kernels(
             on_load=lambda done, total: None,
             on_measure=on_measure,
         )
-    return device, lazy.Ceilings(rates.read_bytes, rates.flops), steps
+    return device, lazy.roofline.Ceilings(rates.read_bytes, rates.flops), steps
 
 
 def roofline(
@@ -173,13 +173,13 @@ def roofline(
     device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
     try:
         # The card's limit: products with codes take two int8 operations for each that is counted.
-        roofs = {**ceilings.flops, "int8": lazy.measure_flops(device, "int8")}
+        roofs = {**ceilings.flops, "int8": lazy.rates.measure_flops(device, "int8")}
     except DeviceError as error:
         terminal.warn(f"the rate of int8 products is left out: {error}")
         roofs = dict(ceilings.flops)
-    measured: lazy.Ceilings = lazy.Ceilings(ceilings.read_bytes, roofs)
-    placed = [lazy.place_calls(step, measured) for step in steps]
-    gaps = [lazy.find_gap(step, measured) for step in steps]
+    measured: lazy.roofline.Ceilings = lazy.roofline.Ceilings(ceilings.read_bytes, roofs)
+    placed = [lazy.roofline.place_calls(step, measured) for step in steps]
+    gaps = [lazy.roofline.find_gap(step, measured) for step in steps]
     title = f"{subject.full_name} on {device.name}"
     if json_:
         terminal.write_json(kernel_report.roofline_json(title, measured, steps, placed, gaps))
@@ -187,7 +187,7 @@ def roofline(
         terminal.write(kernel_report.roofline_text(title, measured, steps, placed, gaps), is_drawn=True)
     if out is not None:
         marks, labels = kernel_report.placed_marks(placed)
-        lazy.save_figure(out, title, marks, labels, measured.read_bytes, measured.flops)
+        lazy.roofline_figure.save_figure(out, title, marks, labels, measured.read_bytes, measured.flops)
         terminal.info(f"saved {out}")
 
 
@@ -196,7 +196,7 @@ def _check_picture(out: Path) -> None:
     if out.suffix.lower() not in _PICTURES:
         raise UsageError(f"--out {out} must end in {' or '.join(_PICTURES)}")
     try:
-        lazy.PICTURE.check(out, replace=False)
+        lazy.roofline_figure.PICTURE.check(out, replace=False)
     except ModuleNotFoundError as error:
         raise UsageError('--out needs matplotlib, which is not installed; pip install "llmcli[plot]"') from error
 
@@ -238,13 +238,13 @@ class Profiled(NamedTuple):
     subject: str
     where: str
     facts: Mapping[str, object]
-    call: lazy.Call
+    call: lazy.walk.Call
     device: str
     arch: str
     num_multiprocessors: int
-    ceilings: lazy.Ceilings
-    counters: lazy.Counters
-    limit: lazy.Limit
+    ceilings: lazy.roofline.Ceilings
+    counters: lazy.nsight.Counters
+    limit: lazy.nsight.Limit
 
 
 def profile_text(one: Profiled) -> str:
@@ -363,7 +363,7 @@ def _extra_bytes(one: Profiled) -> str:
     return f", and it moves {moved / needed:.1f} times the bytes that it needs"
 
 
-def _values(counters: lazy.Counters) -> dict[str, float | None]:
+def _values(counters: lazy.nsight.Counters) -> dict[str, float | None]:
     return {
         "seconds": counters.seconds,
         "read_bytes": counters.read_bytes,
@@ -417,7 +417,11 @@ def profile_kernel(
             )
         one = _profile_rung(name)
     else:
-        _require_kernel(name)
+        if name not in lazy.registry.KERNELS and name.replace("-", "_") in lazy.study.study_names():
+            study, _ = lazy.study.load_study(name.replace("-", "_"))
+            rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
+            raise UsageError(f"{name} is a study; choose a rung: {rungs}")
+        require_kernels([name])
         one = _profile_call(name, matrix, *launches.open(), scratch)
     if output.json_:
         terminal.write_json(profile_json(one))
@@ -427,28 +431,19 @@ def profile_kernel(
         terminal.write(profile_text(one), is_drawn=True)
 
 
-def _require_kernel(name: str) -> None:
-    """Refuse what is not the name of a kernel. Raises: UsageError"""
-    if name not in lazy.KERNELS and name.replace("-", "_") in lazy.study_names():
-        study, _ = lazy.load_study(name.replace("-", "_"))
-        rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
-        raise UsageError(f"{name} is a study; choose a rung: {rungs}")
-    require_kernels([name])
-
-
 def _profile_call(
-    name: str, matrix: str | None, subject: lazy.Subject, lengths: lazy.Lengths, scratch: Path | None
+    name: str, matrix: str | None, subject: lazy.subject.Subject, lengths: lazy.walk.Lengths, scratch: Path | None
 ) -> Profiled:
     """Launches of a kernel in a step of a model. Raises: LLMCliError and its subclasses"""
-    device, ncu = open_card(), lazy.find_ncu()
-    walks = lazy.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
-    chosen = lazy.choose_call(walks, name, matrix)
+    device, ncu = open_card(), lazy.nsight.find_ncu()
+    walks = lazy.walk.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
+    chosen = lazy.profile.choose_call(walks, name, matrix)
     call, title = chosen.call, chosen.walk.title
     with subject_files(subject, scratch, keep=False) as model:
         terminal.info(f"loading the model, then profiling {name} with {ncu}")
         folder = str(model.checkpoint.folder.resolve())
-        request = lazy.StepRequest(folder, lengths, chosen.step, chosen.index)
-        counters = lazy.profile(ncu, request, device.arch)
+        request = lazy.profile.StepRequest(folder, lengths, chosen.step, chosen.index)
+        counters = lazy.profile.profile(ncu, request, device.arch)
     on = f" on {call.matrix}" if call.matrix else ""
     where = f"{title}: {name}{on}, launches: {len(call.places)}"
     facts = {"model": subject.full_name, "step": title, "matrix": call.matrix, "launches": len(call.places)}
@@ -458,15 +453,15 @@ def _profile_call(
 def _profile_rung(name: str) -> Profiled:
     """The launch of a rung. Raises: LLMCliError and its subclasses"""
     study_name, _, rung_name = name.partition(_OF_A_STUDY)
-    names = lazy.find_studies(study_name)
+    names = lazy.study.find_studies(study_name)
     if len(names) > 1:
         raise UsageError(f"{study_name} stands for several studies; choose one: {', '.join(names)}")
     study_name = names[0]
-    lazy.find_rung(lazy.load_study(study_name)[0], rung_name)
-    device, ncu = open_card(), lazy.find_ncu()
-    study, problem, call = lazy.rung_call(study_name, rung_name, device.facts, device.arch)
+    lazy.study.find_rung(lazy.study.load_study(study_name)[0], rung_name)
+    device, ncu = open_card(), lazy.nsight.find_ncu()
+    study, problem, call = lazy.profile.rung_call(study_name, rung_name, device.facts, device.arch)
     terminal.info(f"profiling {name} with {ncu}")
-    counters = lazy.profile(ncu, lazy.RungRequest(study_name, rung_name), device.arch)
+    counters = lazy.profile.profile(ncu, lazy.profile.RungRequest(study_name, rung_name), device.arch)
     where = ", ".join([f"Rung {rung_name}", *(f"{size} {number:,}" for size, number in problem.sizes.items())])
     facts = {"study": study.name, "rung": rung_name, "sizes": dict(problem.sizes)}
     return _profiled(name, f"Study {study.name}", where, facts, call, device, counters)
@@ -477,12 +472,12 @@ def _profiled(
     subject: str,
     where: str,
     facts: Mapping[str, object],
-    call: lazy.Call,
-    device: lazy.Device,
-    counters: lazy.Counters,
+    call: lazy.walk.Call,
+    device: lazy.device.Device,
+    counters: lazy.nsight.Counters,
 ) -> Profiled:
     """The counters, with the ceilings of the card. Raises: DeviceError"""
-    rates = lazy.measure_rates(device, CEILING_TYPES)
+    rates = lazy.rates.measure_rates(device, CEILING_TYPES)
     return Profiled(
         name,
         subject,
@@ -492,7 +487,7 @@ def _profiled(
         device.name,
         device.arch,
         device.num_multiprocessors,
-        lazy.Ceilings(rates.read_bytes, rates.flops),
+        lazy.roofline.Ceilings(rates.read_bytes, rates.flops),
         counters,
-        lazy.find_limit(counters, call.use, device.num_multiprocessors),
+        lazy.nsight.find_limit(counters, call.use, device.num_multiprocessors),
     )

@@ -60,7 +60,7 @@ def presets(
 
     llmcli generate "Once upon a time" --preset story
     """
-    found = lazy.list_presets()
+    found = lazy.presets.list_presets()
     if json_:
         terminal.write_json(
             {
@@ -93,7 +93,7 @@ def list_models(
 
     llmcli models list --json
     """
-    found = lazy.list_cached_models()
+    found = lazy.hub.list_cached_models()
     for line in found.unreadable:
         terminal.warn(line)
     if json_:
@@ -150,7 +150,7 @@ def remove_model(
     hub_id = find_hub_id(name)
     if hub_id is None:
         raise UsageError(f"{name!r} is not of the form ORG/NAME; `llmcli models list` shows the models in the cache")
-    removal = lazy.plan_removal(hub_id)
+    removal = lazy.hub.plan_removal(hub_id)
     size = decimal(removal.freed_bytes)
     if not yes:
         if not sys.stdin.isatty():
@@ -186,7 +186,7 @@ def tokenize(
     llmcli tokenize --decode "1 9038 2501" -m my-model
     """
     content = read_prompt(text, file)
-    tokenizer = lazy.load_tokenizer(model_folder(model))
+    tokenizer = lazy.tokenizer_load.load_tokenizer(model_folder(model))
     token_ids = _parse_ids(content, tokenizer.vocab_size) if decode else tokenizer.encode(content)
     pieces = [tokenizer.piece(token_id) for token_id in token_ids]
     if json_:
@@ -240,20 +240,22 @@ def info(
         terminal.write(fact_lines(_rows(facts), 28, sys.stdout))
 
 
-def _inspect(name: str | None, context: int | None) -> lazy.ModelInfo:
+def _inspect(name: str | None, context: int | None) -> lazy.info.ModelInfo:
     """Facts about a model. Raises: LLMCliError and its subclasses."""
     session = open_session(name)
     warn_of(session.model, session.name)
     sampling = session.resolve_sampling({}, None)
     max_seq_len = session.resolve_context(context)
     try:
-        template = lazy.load_chat_template(session.model.checkpoint.folder, session.tokenizer).origin
+        template = lazy.chat_encoding.load_chat_template(session.model.checkpoint.folder, session.tokenizer).origin
     except UsageError:  # there is none
         template = None
-    return lazy.inspect_model(session.model, session.tokenizer, session.eos_token_ids, sampling, template, max_seq_len)
+    return lazy.info.inspect_model(
+        session.model, session.tokenizer, session.eos_token_ids, sampling, template, max_seq_len
+    )
 
 
-def _rows(facts: lazy.ModelInfo) -> list[tuple[str, str]]:
+def _rows(facts: lazy.info.ModelInfo) -> list[tuple[str, str]]:
     """The table; a name of spaces continues the row above."""
     shape = facts.shape
     heads = f"{shape['num_attention_heads']} heads over {shape['num_key_value_heads']} key-value heads"
@@ -284,7 +286,7 @@ def _rows(facts: lazy.ModelInfo) -> list[tuple[str, str]]:
     ]
     for precision, need in facts.memory.items():
         rows.append((f"memory, {precision}", _memory_text(need.weights_bytes, need.kv_cache_bytes, facts.context)))
-    if facts.num_parameters < lazy.SMALL_PARAMETERS:
+    if facts.num_parameters < lazy.memory.SMALL_PARAMETERS:
         cache_bytes = facts.memory["float32"].kv_cache_bytes
         rows.append(("memory, numpy", _memory_text(4 * facts.num_parameters, cache_bytes, facts.context)))
     eos = ", ".join(f"{piece} ({token_id})" for token_id, piece in facts.eos.items())

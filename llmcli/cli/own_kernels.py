@@ -23,20 +23,24 @@ kernel_option = partial(
 )
 
 
-def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[lazy.OwnKernel, ...]:
+def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[lazy.own_kernel.OwnKernel, ...]:
     """Parse the option's files; check that a card can run them.
 
     Raises: UsageError for a name or a file that cannot be, DeviceError without a card
     """
     if not values:
         return ()
-    kernels = lazy.read_own_kernels(values)
+    kernels = lazy.own_kernel.read_own_kernels(values)
     devices.require_card("--kernel is for models on a CUDA card")
     return kernels
 
 
 def open_card(
-    devices: RunnerOptions, kernels: Sequence[lazy.OwnKernel], model: lazy.Model, context: int, num_rows: int
+    devices: RunnerOptions,
+    kernels: Sequence[lazy.own_kernel.OwnKernel],
+    model: lazy.model.Model,
+    context: int,
+    num_rows: int,
 ) -> RunnerOptions:
     """Open the card for these kernels, check them on it, and return the options with it.
 
@@ -45,42 +49,47 @@ def open_card(
     """
     if not kernels:
         return devices
-    device = lazy.Device.open(devices.card or 0, own_sources={one.stem: one.text for one in kernels})
+    device = lazy.device.Device.open(devices.card or 0, own_sources={one.stem: one.text for one in kernels})
     device.activate()
-    unchecked = lazy.prepare_own_kernels(
+    unchecked = lazy.kernel_checks.prepare_own_kernels(
         device,
         kernels,
         model,
         dtype=devices.dtype,
         kv_cache=devices.kv_cache,
         context=context,
-        num_rows=min(num_rows, lazy.MAX_ROWS),
+        num_rows=min(num_rows, lazy.runners.MAX_ROWS),
         on_compile=say_compiling,
     )
     for kernel in kernels:
         terminal.info(f"checking {kernel}: {kernel.num_cases} cases")
-        lazy.check_own_kernel(device, kernel)
+        lazy.kernel_checks.check_own_kernel(device, kernel)
     if unchecked:
         terminal.warn(f"no check launches {first_of(unchecked, _MOST_LISTED, '; ')}, which the model may launch")
     for kernel in kernels:
-        terminal.info(_alone_text(kernel, lazy.time_own_kernel(device, kernel)))
+        times = lazy.kernel_checks.time_own_kernel(device, kernel)
+        own, engine = times.own.median, times.engine.median
+        terminal.info(
+            f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
+            f"{engine / own:.2f} times as fast"
+        )
     return replace(devices, opened=device)
 
 
-def opened_card(devices: RunnerOptions) -> lazy.Device:
+def opened_card(devices: RunnerOptions) -> lazy.device.Device:
     """The card that `open_card` has opened."""
     assert devices.opened is not None
     return devices.opened
 
 
-def show_change(devices: RunnerOptions, runner: lazy.Runner, num_tokens: int) -> None:
+def show_change(devices: RunnerOptions, runner: lazy.runners.Runner, num_tokens: int) -> None:
     """Measure a prompt of about this length and steps of decoding, with the user's kernels and ours, and say so.
 
     Raises: LLMCliError and its subclasses
     """
     if terminal.is_quiet:
         return
-    change = lazy.measure_change(runner, opened_card(devices).engine_kernels, num_tokens)
+    change = lazy.bench.measure_change(runner, opened_card(devices).engine_kernels, num_tokens)
     if change is None:
         terminal.info("speed: the context has no room to measure it; llmcli bench with the same --kernel does")
         return
@@ -94,24 +103,16 @@ def show_change(devices: RunnerOptions, runner: lazy.Runner, num_tokens: int) ->
         )
 
 
-def speed_change(own: lazy.Spread, engine: lazy.Spread) -> float:
+def speed_change(own: lazy.bench.Spread, engine: lazy.bench.Spread) -> float:
     """The user's speedup in the median run, as a share of our speed."""
     return engine.median / own.median - 1
 
 
-def change_text(own: lazy.Spread, engine: lazy.Spread) -> str:
+def change_text(own: lazy.bench.Spread, engine: lazy.bench.Spread) -> str:
     """The same in per cent; in parentheses where it may be chance."""
     text = f"{speed_change(own, engine):+.1%}"
     return f"({text})" if own.overlaps(engine) else text
 
 
-def _milliseconds(spread: lazy.Spread) -> str:
+def _milliseconds(spread: lazy.bench.Spread) -> str:
     return f"{1e3 * spread.median:.3f} ms"
-
-
-def _alone_text(kernel: lazy.OwnKernel, times: lazy.TimesAlone) -> str:
-    own, engine = times.own.median, times.engine.median
-    return (
-        f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
-        f"{engine / own:.2f} times as fast"
-    )

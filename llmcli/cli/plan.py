@@ -55,7 +55,7 @@ def plan(
     *,
     names: shared.SubjectOptions,
     place: PlaceOptions,
-    draft: str | None = shared.model_option(None, "A draft model (or SHAPE) beside it.", metavar="MODEL"),
+    draft: str | None = shared.model_option(None, "A draft model (or SHAPE) next to it.", metavar="MODEL"),
     json_: bool = option(False, "Print one JSON object instead of tables."),
     messages: shared.MessageOptions,
 ) -> None:
@@ -76,11 +76,13 @@ def plan(
     subject = open_subject(names.chosen, names.form)
     card = place.card
     if card.memory is not None and card.bandwidth is not None:
-        target: lazy.Target = lazy.distant_card(card.memory, card.bandwidth, options.dtype, options.kv_cache)
+        target: lazy.subject.Target = lazy.device_targets.distant_card(
+            card.memory, card.bandwidth, options.dtype, options.kv_cache
+        )
     else:
         target = open_target(options, subject)
     context = resolve_context(subject.model.config, subject.name, place.context)
-    facts = lazy.plan_subject(subject, target, context=context, num_rows=num_rows, lengths=LENGTHS)
+    facts = lazy.subject.plan_subject(subject, target, context=context, num_rows=num_rows, lengths=LENGTHS)
     drafter = None
     if draft is not None:
         other = open_subject(draft, None)
@@ -90,7 +92,9 @@ def plan(
                 f"--draft: {other.name} has another vocabulary than {subject.name}: {sizes[0]} tokens, not {sizes[1]}; "
                 "generate makes no drafts with it"
             )
-        drafter = lazy.plan_draft(other, target if card.memory is not None else open_target(options, other), facts)
+        drafter = lazy.subject.plan_draft(
+            other, target if card.memory is not None else open_target(options, other), facts
+        )
     if json_:
         terminal.write_json(_as_json(facts, drafter))
         return
@@ -109,31 +113,29 @@ def plan(
         terminal.write("\n" + format_table(["prompt", "tokens/s", "first token"], rows), is_drawn=True)
 
 
-def _lines(facts: lazy.Plan, source: str, drafter: lazy.DraftPlan | None) -> list[tuple[str, str]]:
+def _lines(facts: lazy.plan.Plan, source: str, drafter: lazy.plan.DraftPlan | None) -> list[tuple[str, str]]:
     memory = facts.memory
     cache = f"KV cache {size(memory.cache_bytes)} ({memory.cache_type})"
     parts = f"weights {size(memory.weight_bytes)} + {cache}"
     rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
     has_more = memory.largest_context > facts.context
     largest = f"; up to {memory.largest_context} fit" if has_more else " (the maximum)"
-    return [
+    lines = [
         ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
         ("device", f"{facts.device}, reads {facts.read_bytes_per_second / 1e9:,.1f} GB/s ({source})"),
         ("memory", f"needs {size(memory.total_bytes)}; {size(memory.available_bytes)} free"),
         ("", f"{parts} + workspace {size(memory.workspace_bytes)}"),
         ("context", f"{facts.context} tokens{rows}{largest}"),
-        *([] if drafter is None else [("draft model", _draft_text(facts, drafter))]),
     ]
+    if drafter is not None:
+        more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
+        fits = "" if drafter.bytes_of_both <= memory.available_bytes else ", which is not free"
+        lines.append(("draft model", f"{drafter.model} needs {more} more, {both} in all{fits}"))
+    return lines
 
 
-def _draft_text(facts: lazy.Plan, drafter: lazy.DraftPlan) -> str:
-    more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
-    fits = drafter.bytes_of_both <= facts.memory.available_bytes
-    return f"{drafter.model} needs {more} more, {both} in all{'' if fits else ', which is not free'}"
-
-
-def _as_json(facts: lazy.Plan, drafter: lazy.DraftPlan | None) -> dict[str, object]:
-    def with_total(memory: lazy.MemoryUse) -> dict[str, object]:
+def _as_json(facts: lazy.plan.Plan, drafter: lazy.plan.DraftPlan | None) -> dict[str, object]:
+    def with_total(memory: lazy.plan.MemoryUse) -> dict[str, object]:
         return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
 
     record = {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}

@@ -22,7 +22,7 @@ def progress(
     if terminal.is_quiet or not sys.stderr.isatty() or (beside_lines and sys.stdout.isatty()):
         yield lambda done, total: None
         return
-    with lazy.draw_bar(what, unit, note, first) as on_progress:
+    with lazy.bar.draw_bar(what, unit, note, first) as on_progress:
         yield on_progress
 
 

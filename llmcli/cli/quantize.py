@@ -39,7 +39,7 @@ GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
 HEAD_BITS = {"keep": None, "int8": 8}
 
 
-def report_layers(plan: lazy.ExportPlan) -> None:
+def report_layers(plan: lazy.export_plan.ExportPlan) -> None:
     """Say which layers stay as they are, which tensors are left out, and which programs may not accept the result."""
     if plan.skipped:
         terminal.info(f"kept as they are: {first_of(plan.skipped, _MAX_LISTED)}")
@@ -47,23 +47,6 @@ def report_layers(plan: lazy.ExportPlan) -> None:
         terminal.info(f"left out, not used by the model: {first_of(plan.model.tensors.unused, _MAX_LISTED)}")
     for concern in plan.concerns:
         terminal.warn(concern)
-
-
-def report_earlier_run(workspace: lazy.ExportWorkspace, num_shards: int) -> None:
-    """Report what a stopped run has left."""
-    if workspace.num_resumed:
-        terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
-    elif workspace.has_cleaned:
-        terminal.info("starting over: the unfinished earlier run had another source or other options")
-
-
-def size_table(plan: lazy.ExportPlan) -> str:
-    """Sizes by kind of tensor, before and after."""
-    lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
-    for kind, sizes in {**plan.sizes, "all": plan.total}.items():
-        before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
-        lines.append(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
-    return "".join(lines)
 
 
 @dataclass(frozen=True)
@@ -88,11 +71,11 @@ class FileOptions:
 
 
 def run_export(
-    exporter: lazy.Exporter,
-    workspace: lazy.ExportWorkspace,
+    exporter: lazy.export.Exporter,
+    workspace: lazy.export_workspace.ExportWorkspace,
     doing: str,
-    on_tensor: Callable[[str, lazy.TensorQuality], None],
-) -> dict[str, lazy.TensorQuality]:
+    on_tensor: Callable[[str, lazy.rounding.TensorQuality], None],
+) -> dict[str, lazy.rounding.TensorQuality]:
     """Write the export under a progress bar named `doing`; Ctrl-C ends the command and says how to resume."""
     try:
         with progress(doing) as on_progress:
@@ -102,26 +85,26 @@ def run_export(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _open_source(files: FileOptions) -> tuple[lazy.Model, lazy.SourceState, str, Path]:
+def _open_source(files: FileOptions) -> tuple[lazy.model.Model, lazy.folder.SourceState, str, Path]:
     """The source with the state of its files, its name in the cards, and the resolved destination.
 
     Raises: UsageError and CheckpointError, with their subclasses.
     """
-    destination = lazy.resolve_destination(files.destination)  # before anything is downloaded
+    destination = lazy.export_workspace.resolve_destination(files.destination)  # before anything is downloaded
     if not files.dry_run:
-        lazy.refuse_existing(destination, replace=files.force)
+        lazy.export_workspace.refuse_existing(destination, replace=files.force)
     folder = model_folder(files.source)
-    state = lazy.SourceState.record(folder)
-    model = lazy.open_model(folder)
+    state = lazy.folder.SourceState.record(folder)
+    model = lazy.model.open_model(folder)
     name = shown_name(files.source, folder)
-    lazy.require_text(name, "the name of the source")
+    lazy.export_workspace.require_text(name, "the name of the source")
     return model, state, name, destination
 
 
-def _open_card_quantizer(card: int, weights: Sequence[lazy.PlannedWeight]) -> lazy.CardQuantizer:
-    device = lazy.Device.open(card)
+def _open_card_quantizer(card: int, weights: Sequence[lazy.export_plan.PlannedWeight]) -> lazy.quantizer.CardQuantizer:
+    device = lazy.device.Device.open(card)
     terminal.info(f"quantizing on {device.name} (cuda:{device.index})")
-    return lazy.CardQuantizer(device, weights, on_compile=say_compiling)
+    return lazy.quantizer.CardQuantizer(device, weights, on_compile=say_compiling)
 
 
 def evaluate_export(
@@ -136,7 +119,7 @@ def evaluate_export(
     window = sessions[0].resolve_context(None, DEFAULT_WINDOW)
     (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
     assert comparison is not None
-    lazy.add_evaluation(
+    lazy.export_workspace.add_evaluation(
         destination,
         {
             "text": name,
@@ -181,9 +164,11 @@ def convert(*, files: FileOptions, messages: shared.MessageOptions) -> None:
     source, destination, shard_bytes = files.source, files.destination, files.shard_bytes()
     with foreign_errors_explained(f"reading {source}", CheckpointError):
         model, state, name, folder = _open_source(files)
-        exporter = lazy.Exporter(lazy.plan_conversion(model, state, shard_bytes), folder, name, replace=files.force)
+        exporter = lazy.export.Exporter(
+            lazy.export_plan.plan_conversion(model, state, shard_bytes), folder, name, replace=files.force
+        )
 
-    def run(workspace: lazy.ExportWorkspace) -> None:
+    def run(workspace: lazy.export_workspace.ExportWorkspace) -> None:
         run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
         total = exporter.plan.total
         terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")
@@ -255,14 +240,14 @@ def quantize(
     card = None if files.dry_run else runner_options.card
     with foreign_errors_explained(f"reading {source}", CheckpointError):
         model, state, name, folder = _open_source(files)
-        plan = lazy.plan_export(shared.add_adapters(model, adapters), options, state)
+        plan = lazy.export_plan.plan_export(shared.add_adapters(model, adapters), options, state)
         if card is None:
-            exporter = lazy.Exporter(plan, folder, name, replace=files.force)
+            exporter = lazy.export.Exporter(plan, folder, name, replace=files.force)
         else:
             open_quantizer = partial(_open_card_quantizer, card, plan.weights)
-            exporter = lazy.Exporter(plan, folder, name, replace=files.force, open_quantizer=open_quantizer)
+            exporter = lazy.export.Exporter(plan, folder, name, replace=files.force, open_quantizer=open_quantizer)
 
-    def run(workspace: lazy.ExportWorkspace) -> None:
+    def run(workspace: lazy.export_workspace.ExportWorkspace) -> None:
         _run(exporter, workspace, destination, verbose)
         if work.eval_ is not None:
             evaluate_export(source, adapters, destination, work.eval_, runner_options)
@@ -271,26 +256,35 @@ def quantize(
 
 
 def _show_and_run(
-    exporter: lazy.Exporter,
+    exporter: lazy.export.Exporter,
     files: FileOptions,
-    report: Callable[[lazy.ExportPlan], None],
-    run: Callable[[lazy.ExportWorkspace], None],
+    report: Callable[[lazy.export_plan.ExportPlan], None],
+    run: Callable[[lazy.export_workspace.ExportWorkspace], None],
 ) -> None:
     """Report the plan of an export and run it, with its folder locked; with --dry-run show its sizes instead."""
     plan = exporter.plan
     if files.dry_run:
         report(plan)
-        terminal.write(size_table(plan))
+        terminal.write(f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n")
+        for kind, sizes in {**plan.sizes, "all": plan.total}.items():
+            before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
+            terminal.write(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
         return
     workspace = exporter.prepare()
     with exporter.lock:
         report(plan)
-        report_earlier_run(workspace, len(plan.shards))
+        if workspace.num_resumed:
+            done = f"{workspace.num_resumed} of {len(plan.shards)} weight files"
+            terminal.info(f"resuming: {done} were finished by an earlier run")
+        elif workspace.has_cleaned:
+            terminal.info("starting over: the unfinished earlier run had another source or other options")
         run(workspace)
 
 
-def _run(exporter: lazy.Exporter, workspace: lazy.ExportWorkspace, destination: Path, verbose: bool) -> None:
-    def on_tensor(name: str, quality: lazy.TensorQuality) -> None:
+def _run(
+    exporter: lazy.export.Exporter, workspace: lazy.export_workspace.ExportWorkspace, destination: Path, verbose: bool
+) -> None:
+    def on_tensor(name: str, quality: lazy.rounding.TensorQuality) -> None:
         if verbose:
             terminal.info(
                 f"{name}: error {quality.relative_rms_error:.3%}, worst row {quality.worst_row} "
@@ -315,7 +309,7 @@ def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:
     return WeightScheme(bits, size, not is_asymmetric)
 
 
-def _report_plan(plan: lazy.ExportPlan) -> None:
+def _report_plan(plan: lazy.export_plan.ExportPlan) -> None:
     """Report what the user should know before the work starts."""
     if plan.options is not None and plan.channel_layers:
         terminal.warn(

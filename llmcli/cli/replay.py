@@ -61,40 +61,30 @@ def replay(*, options: ReplayOptions, messages: shared.MessageOptions) -> None:
 
     llmcli replay story.json -m path/to/model --only 3
     """
-    loaded = lazy.load_receipt(options.file)
+    loaded = lazy.receipt.load_receipt(options.file)
     receipt = _chosen(loaded.receipt, options)
     try:
         run, request = _prepare(receipt, options)
     except UsageError as error:
         raise UsageError(f"{options.file}: {error}") from error
     runner, now = _load(run, receipt, request)
-    differences = lazy.compare_receipts(receipt, now)
-    _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
-    finished = _generate(run, runner, receipt, request, options)
-    comparisons = lazy.compare_samples(receipt.samples, lazy.describe_samples(finished))
-    if options.json:
-        terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
-    _report(run.session, comparisons, _likely_reason(differences, is_unchanged=loaded.is_unchanged))
-
-
-def _show_differences(file: Path, differences: Sequence[lazy.Difference], *, is_unchanged: bool) -> None:
-    """Name the differences in all that the text depends on."""
+    differences = lazy.receipt.compare_receipts(receipt, now)
+    reason = "see above what else differs" if differences else "everything else in the receipt is the same"
     for difference in differences:
         terminal.warn(f"differs: {difference}")
-    if not is_unchanged:
-        terminal.warn(f"{file} was changed after it was written: its sha256 is not that of its content")
+    if not loaded.is_unchanged:
+        reason = "the receipt was changed after it was written"
+        terminal.warn(f"{options.file} was changed after it was written: its sha256 is not that of its content")
     elif not differences:
         terminal.info("Model, program and machine are as in the receipt")
+    finished = _generate(run, runner, receipt, request, options)
+    comparisons = lazy.receipt.compare_samples(receipt.samples, lazy.describe.describe_samples(finished))
+    if options.json:
+        terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
+    _report(run.session, comparisons, reason)
 
 
-def _likely_reason(differences: Sequence[lazy.Difference], *, is_unchanged: bool) -> str:
-    """Where to look if the text differs."""
-    if not is_unchanged:
-        return "the receipt was changed after it was written"
-    return "see above what else differs" if differences else "everything else in the receipt is the same"
-
-
-def _chosen(receipt: lazy.Receipt, options: ReplayOptions) -> lazy.Receipt:
+def _chosen(receipt: lazy.receipt.Receipt, options: ReplayOptions) -> lazy.receipt.Receipt:
     """The receipt with the samples to generate again."""
     if options.only is None:
         return receipt
@@ -105,12 +95,12 @@ def _chosen(receipt: lazy.Receipt, options: ReplayOptions) -> lazy.Receipt:
     return replace(receipt, samples=samples)
 
 
-def _prepare(receipt: lazy.Receipt, options: ReplayOptions) -> tuple[Run, lazy.Request]:
+def _prepare(receipt: lazy.receipt.Receipt, options: ReplayOptions) -> tuple[Run, lazy.request.Request]:
     """The run that a receipt describes, and the samples to generate.
 
     Raises: UsageError, CheckpointError, DeviceError.
     """
-    sampler = lazy.sampler_of(receipt)
+    sampler = lazy.describe.sampler_of(receipt)
     devices = _devices(receipt, options.device)
     name = _model_name(receipt, options)
     session = shared.with_adapters(open_session(name), _adapters(receipt, options))
@@ -134,12 +124,12 @@ def _prepare(receipt: lazy.Receipt, options: ReplayOptions) -> tuple[Run, lazy.R
         stop_strings=stopping.stop_strings,
     )
     if receipt.schema is not None:
-        grammar = lazy.Grammar(receipt.schema.name, receipt.schema.lark)
+        grammar = lazy.grammar.Grammar(receipt.schema.name, receipt.schema.lark)
         request = Schemas(session).hold(request, grammar)
     return run, request
 
 
-def _devices(receipt: lazy.Receipt, flag: str | None) -> RunnerOptions:
+def _devices(receipt: lazy.receipt.Receipt, flag: str | None) -> RunnerOptions:
     """The receipt's device and precision. Another kind of device has its own usual precision.
 
     Raises: DeviceError for a card that cannot be used.
@@ -156,7 +146,7 @@ def _devices(receipt: lazy.Receipt, flag: str | None) -> RunnerOptions:
         raise DeviceError(f"the receipt was made on {wanted.description}; {error}") from error
 
 
-def _model_name(receipt: lazy.Receipt, options: ReplayOptions) -> str:
+def _model_name(receipt: lazy.receipt.Receipt, options: ReplayOptions) -> str:
     """The model as `open_session` takes it: the given one, else the receipt's, if it is on this machine."""
     if options.model is not None:
         return options.model
@@ -165,7 +155,7 @@ def _model_name(receipt: lazy.Receipt, options: ReplayOptions) -> str:
     hub_id = find_hub_id(name)
     if commit is not None and hub_id is not None:
         pinned = HubId(hub_id.repo_id, commit)
-        if lazy.find_cached(pinned) is None:
+        if lazy.hub.find_cached(pinned) is None:
             raise CheckpointError(
                 f"{pinned} is not on this machine; download it with `llmcli pull {pinned}`, or {remedy}"
             )
@@ -175,7 +165,7 @@ def _model_name(receipt: lazy.Receipt, options: ReplayOptions) -> str:
     return name
 
 
-def _adapters(receipt: lazy.Receipt, options: ReplayOptions) -> Sequence[shared.AdapterChoice]:
+def _adapters(receipt: lazy.receipt.Receipt, options: ReplayOptions) -> Sequence[shared.AdapterChoice]:
     """The given adapters, else the receipt's, if they are on this machine."""
     if options.adapter:
         return shared.parse_adapters(options.adapter)
@@ -185,7 +175,7 @@ def _adapters(receipt: lazy.Receipt, options: ReplayOptions) -> Sequence[shared.
         if hub_id is not None and facts.commit is not None:
             hub_id = HubId(hub_id.repo_id, facts.commit)
             name = str(hub_id)
-        is_here = os.path.exists(name) if hub_id is None else lazy.find_cached_adapter(hub_id) is not None
+        is_here = os.path.exists(name) if hub_id is None else lazy.hub.find_cached_adapter(hub_id) is not None
         if not is_here:
             raise CheckpointError(
                 f"{options.file} was made with the adapter {name!r}, which is not here; give adapters with --adapter"
@@ -194,7 +184,7 @@ def _adapters(receipt: lazy.Receipt, options: ReplayOptions) -> Sequence[shared.
     return choices
 
 
-def _check_fit(receipt: lazy.Receipt, session: Session) -> None:
+def _check_fit(receipt: lazy.receipt.Receipt, session: Session) -> None:
     """Refuse a model that cannot be the receipt's. Raises: UsageError"""
     config, remedy = session.model.config, "give the receipt's model with --model"
     if receipt.runner.context > config.max_position_embeddings:
@@ -212,20 +202,24 @@ def _check_fit(receipt: lazy.Receipt, session: Session) -> None:
         )
 
 
-def _load(run: Run, receipt: lazy.Receipt, request: lazy.Request) -> tuple[LoadedRunner, lazy.Receipt]:
+def _load(
+    run: Run, receipt: lazy.receipt.Receipt, request: lazy.request.Request
+) -> tuple[LoadedRunner, lazy.receipt.Receipt]:
     """Read the weights and hash them at the same time; return the runner, and the receipt as it would be now."""
     session = run.session
-    digests = lazy.look_at_files(session.model, receipt.prompt)
+    digests = lazy.describe.look_at_files(session.model, receipt.prompt)
     digests.start()
     loaded = run.load(len(request.samples))
     with progress(f"hashing {session.name}") as on_progress:
         files = digests.wait(on_progress)
     prompt, card = _encoded_again(session, receipt.prompt), run.devices.card
-    now = lazy.describe_run(run.model, session.model, loaded.runner, card, prompt, request, files, receipt.samples)
+    now = lazy.describe.describe_run(
+        run.model, session.model, loaded.runner, card, prompt, request, files, receipt.samples
+    )
     return loaded, now
 
 
-def _encoded_again(session: Session, prompt: lazy.PromptFacts) -> lazy.PromptFacts:
+def _encoded_again(session: Session, prompt: lazy.receipt.PromptFacts) -> lazy.receipt.PromptFacts:
     """The prompt with its text's ids now; the receipt's ids are run."""
     try:
         if prompt.chat:
@@ -250,7 +244,7 @@ class _Collector(Output):
 
 
 def _generate(
-    run: Run, runner: LoadedRunner, receipt: lazy.Receipt, request: lazy.Request, options: ReplayOptions
+    run: Run, runner: LoadedRunner, receipt: lazy.receipt.Receipt, request: lazy.request.Request, options: ReplayOptions
 ) -> Sequence[Finished]:
     """The texts, shown as they come except with --json. Raises: typer.Exit after a Ctrl-C"""
     prompt = EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=request.at_start)
@@ -260,13 +254,15 @@ def _generate(
         facts = run.facts(runner, receipt.prompt.text, prompt, request.samples, None, Timeline())
         outputs.append(TextOutput(facts))
         begin_text(facts, request.samples[0])
-    if not show_all(lazy.Generation(runner.runner, run.session.tokenizer, request), outputs):
+    if not show_all(lazy.scheduler.Generation(runner.runner, run.session.tokenizer, request), outputs):
         raise typer.Exit(EXIT_INTERRUPTED)
     return collector.finished
 
 
 def _json(
-    is_unchanged: bool, differences: Sequence[lazy.Difference], comparisons: Sequence[lazy.SampleComparison]
+    is_unchanged: bool,
+    differences: Sequence[lazy.differences.Difference],
+    comparisons: Sequence[lazy.receipt.SampleComparison],
 ) -> dict[str, object]:
     return {
         "is_same": all(item.is_same for item in comparisons),
@@ -278,7 +274,7 @@ def _json(
     }
 
 
-def _report(session: Session, comparisons: Sequence[lazy.SampleComparison], reason: str) -> None:
+def _report(session: Session, comparisons: Sequence[lazy.receipt.SampleComparison], reason: str) -> None:
     """Say that the texts are the same. Raises: DifferentTextError, whose message ends with the reason."""
     differing = [item for item in comparisons if not item.is_same]
     if differing:
@@ -289,7 +285,7 @@ def _report(session: Session, comparisons: Sequence[lazy.SampleComparison], reas
     terminal.info(f"{texts} as in the receipt ({num_tokens} tokens)")
 
 
-def _first_difference(session: Session, item: lazy.SampleComparison) -> str:
+def _first_difference(session: Session, item: lazy.receipt.SampleComparison) -> str:
     where = f"sample {item.now.sample}"
     if item.first is not None:
         then, now = (_shown_token(session, token_id) for token_id in item.tokens_at_first())

@@ -36,7 +36,7 @@ class Draft:
     choice: str
     session: Session | None = None
 
-    def load(self, runner: lazy.Runner, devices: RunnerOptions, context: int) -> lazy.Drafting | None:
+    def load(self, runner: lazy.runners.Runner, devices: RunnerOptions, context: int) -> lazy.drafts.Drafting | None:
         """What drafts for `runner`; None if nothing does.
 
         If the draft model cannot be loaded, a line says so, and the run has no drafts.
@@ -48,16 +48,18 @@ class Draft:
                 terminal.warn(f"--draft {self.choice} has no effect: drafts are not yet verified on this device")
             return None
         if self.session is None:
-            return lazy.Drafting(lazy.NgramSource(), least=int(self.choice == NGRAM), on_problem=_say_problem)
+            return lazy.drafts.Drafting(
+                lazy.draft_sources.NgramSource(), least=int(self.choice == NGRAM), on_problem=_say_problem
+            )
         try:
             most = self.session.model.config.max_position_embeddings
-            num_rows = min(runner.limits.num_rows, lazy.MAX_DRAFT_ROWS)
+            num_rows = min(runner.limits.num_rows, lazy.drafts.MAX_DRAFT_ROWS)
             drafter, _ = self.session.load_runner(devices, min(context, most), num_rows, host_rows=num_rows)
         except LLMCliError as error:
             _say_problem(error)
             return None
         terminal.info(f"Drafts by {self.session.name}: {drafter.description}")
-        return lazy.Drafting(lazy.DraftModel(drafter), on_problem=_say_problem)
+        return lazy.drafts.Drafting(lazy.draft_sources.DraftModel(drafter), on_problem=_say_problem)
 
 
 def open_draft(choice: str, session: Session) -> Draft:
@@ -79,7 +81,7 @@ def open_draft(choice: str, session: Session) -> Draft:
     return Draft(choice, drafter)
 
 
-def _find_difference(first: lazy.Tokenizer, second: lazy.Tokenizer) -> str | None:
+def _find_difference(first: lazy.tokenizer.Tokenizer, second: lazy.tokenizer.Tokenizer) -> str | None:
     """The first token that differs between two vocabularies; None if none does."""
     if first.vocab_size != second.vocab_size:
         return f"{second.vocab_size} tokens, not {first.vocab_size}"
@@ -138,12 +140,12 @@ def check_run(
 class LoadedRunner:
     """A model that is ready to run, the seconds of loading, and its drafter."""
 
-    runner: lazy.Runner
+    runner: lazy.runners.Runner
     load_seconds: float
-    drafting: lazy.Drafting | None = None
+    drafting: lazy.drafts.Drafting | None = None
 
     @property
-    def draft_usage(self) -> lazy.DraftUsage | None:
+    def draft_usage(self) -> lazy.drafts.DraftUsage | None:
         """What drafts have brought so far; None where nothing drafts."""
         return None if self.drafting is None else self.drafting.usage
 
@@ -155,7 +157,7 @@ class Run:
     name: str | None
     session: Session
     devices: RunnerOptions
-    sampling: lazy.ResolvedSampling
+    sampling: lazy.params.ResolvedSampling
     flags: SamplerFlags
     stop_strings: tuple[str, ...]
     seed: int
@@ -167,7 +169,7 @@ class Run:
         """The model's name in files and JSON."""
         return STORYTELLER if self.name is None else self.name
 
-    def sampler(self, prompt: EncodedPrompt) -> lazy.Sampler:
+    def sampler(self, prompt: EncodedPrompt) -> lazy.params.Sampler:
         """The sampler of an answer to `prompt`. Raises: as `Session.sampler`."""
         return self.session.sampler(self.sampling.params, self.seed, prompt, self.flags)
 
@@ -255,9 +257,9 @@ def open_run(
     )
 
 
-def _open_energy_meter(card: int | None) -> lazy.EnergyMeter | None:
+def _open_energy_meter(card: int | None) -> lazy.energy.EnergyMeter | None:
     """The energy meter of a loaded, idle card, whose power it notes; None without a meter."""
-    meter = lazy.open_meter(card)
+    meter = lazy.energy.open_meter(card)
     if isinstance(meter, str):
         return None
     meter.sample_idle()

@@ -138,7 +138,7 @@ class SessionModel:
     max_new_tokens: int | None
     chat_template: str | None
     template_variables: Mapping[str, Any]
-    _grammars: dict[tuple[str, str, str], lazy.Grammar] = field(default_factory=dict)
+    _grammars: dict[tuple[str, str, str], lazy.grammar.Grammar] = field(default_factory=dict)
 
     @property
     def names(self) -> Sequence[str]:
@@ -151,16 +151,16 @@ class SessionModel:
         return self.run.context
 
     @property
-    def tokenizer(self) -> lazy.Tokenizer:
+    def tokenizer(self) -> lazy.tokenizer.Tokenizer:
         """The model's tokenizer."""
         return self.run.session.tokenizer
 
-    def answer(self, body: lazy.ChatBody) -> lazy.Request:
+    def answer(self, body: lazy.bodies.ChatBody) -> lazy.request.Request:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
         prompt = self._encode_messages(body.messages)
         return self._request(body, "messages", prompt)
 
-    def completion(self, body: lazy.CompletionBody, prompt: str | Sequence[int]) -> lazy.Request:
+    def completion(self, body: lazy.bodies.CompletionBody, prompt: str | Sequence[int]) -> lazy.request.Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
         if isinstance(prompt, str):
             encoded = self._encode_text(prompt)
@@ -172,7 +172,7 @@ class SessionModel:
         scores_prompt = body.echo and body.logprobs is not None and len(encoded.token_ids) > 1
         return replace(self._request(body, "prompt", encoded), scores_prompt=scores_prompt)
 
-    def grammar(self, constraint: lazy.Constraint) -> lazy.Grammar:
+    def grammar(self, constraint: lazy.constraint.Constraint) -> lazy.grammar.Grammar:
         """The grammar of texts. Raises: UsageError, TokenizerError"""
         key = constraint.kind, constraint.key, json.dumps(constraint.value)
         if key not in self._grammars:
@@ -187,8 +187,8 @@ class SessionModel:
         return encoded.token_ids
 
     @cached_property
-    def _grammar_process(self) -> lazy.GrammarProcess:
-        return lazy.GrammarProcess()
+    def _grammar_process(self) -> lazy.grammar.GrammarProcess:
+        return lazy.grammar.GrammarProcess()
 
     def _encode_text(self, prompt: str) -> EncodedPrompt:
         self._check_length("prompt", [prompt])
@@ -209,7 +209,7 @@ class SessionModel:
 
         return encode
 
-    def _request(self, body: lazy.TextsBody, key: str, prompt: EncodedPrompt) -> lazy.Request:
+    def _request(self, body: lazy.bodies.TextsBody, key: str, prompt: EncodedPrompt) -> lazy.request.Request:
         """The engine's request for the prompt under `key`."""
         session, run = self.run.session, self.run
         assert body.seed is not None
@@ -226,7 +226,7 @@ class SessionModel:
             num_alternatives=body.num_alternatives,
         )
 
-    def _limit(self, body: lazy.TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
+    def _limit(self, body: lazy.bodies.TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
         num_tokens, context = len(prompt.token_ids), self.run.context
         room, wanted = context - num_tokens, body.max_new_tokens
         is_full = room < (1 if wanted is None else min(wanted, 1))
@@ -288,42 +288,46 @@ def serve(
 
     llmcli serve my-model --host 0.0.0.0 --api-key-file key
     """
-    _require_packages()
+    try:
+        _ = lazy.server.Server
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     key = server.read_key()
     listener, is_local = server.listen(has_key=key is not None)
     with listener:
-        address = _address(listener)
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         name = shared.chosen_model(server.model_argument, options.model)
         run = open_run(request, name)
         if server.chat_template is not None or server.template_var:  # else a model without one completes prompts
             template, _ = run.session.open_template(server.chat_template, parse_template_variables(server.template_var))
             template.close()
         num_rows = shared.parse_rows(server.rows)
-        work = lazy.FrontWork(
+        work = lazy.front.FrontWork(
             partial(
                 open_served_model, request, name, stopping.max_new_tokens, server.chat_template, server.template_var
             ),
-            lazy.ServerOptions(
+            lazy.front.ServerOptions(
                 max_waiting=server.max_queue,
-                limits=lazy.ClientLimits(server.max_body_bytes, server.timeout),
+                limits=lazy.service.ClientLimits(server.max_body_bytes, server.timeout),
                 grace_seconds=server.grace,
                 api_key=key,
-                hosts=(*lazy.LOOPBACK_NAMES, server.host.lower()) if is_local else (),
+                hosts=(*lazy.app.LOOPBACK_NAMES, server.host.lower()) if is_local else (),
                 origins=server.cors_origin or (),
                 logs_contents=server.log_contents,
             ),
         )
-        with lazy.Server(listener, work) as front:
+        with lazy.server.Server(listener, work) as front:
             runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
             drafting = run.draft.load(runner, run.devices, run.context)
-            scheduler = lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting)
+            scheduler = lazy.scheduler.Scheduler(runner, run.session.tokenizer, drafting=drafting)
             _serve(front, scheduler, run, _start_line(run.session.name, runner, run.context, address))
 
 
-def _serve(front: lazy.Server, scheduler: lazy.Scheduler, run: Run, start_line: str) -> None:
+def _serve(front: lazy.server.Server, scheduler: lazy.scheduler.Scheduler, run: Run, start_line: str) -> None:
     """Serve to the end. Raises: typer.Exit; LLMCliError if the front process ends early"""
-    log = lazy.LogWriter(_write_line)
+    log = lazy.server.LogWriter(_write_line)
     try:
         with loaded_objects_set_aside():
             signals = front.run(
@@ -341,24 +345,10 @@ def _serve(front: lazy.Server, scheduler: lazy.Scheduler, run: Run, start_line: 
     raise typer.Exit(code)
 
 
-def _require_packages() -> None:
-    """Raises: UsageError where the extra is not installed."""
-    try:
-        _ = lazy.Server
-    except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _start_line(name: str, runner: lazy.Runner, context: int, address: str) -> str:
+def _start_line(name: str, runner: lazy.runners.Runner, context: int, address: str) -> str:
     limits = runner.limits
-    cache = (
-        f"KV cache {size(limits.cache_bytes)} for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
-    )
+    num_tokens = limits.num_pages * lazy.runners.PAGE_TOKENS
+    cache = f"KV cache {size(limits.cache_bytes)} for {num_tokens} tokens in {runner.cache_type}"
     memory = f"weights {size(limits.weight_bytes)} + {cache}"
     rows = counted(limits.num_rows, "row")
     return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {memory}"

@@ -26,14 +26,7 @@ from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
-from llmcli.sampling.params import (
-    DEFAULT_ORDER,
-    GENERATION_CONFIG,
-    ResolvedSampling,
-    SamplingParams,
-    leave_out,
-    resolve,
-)
+from llmcli.sampling.params import DEFAULT_ORDER, ResolvedSampling, SamplingParams
 from llmcli.timeline import IMPORTS, Timeline
 
 _MAX_NAMED = 3
@@ -56,32 +49,32 @@ class TokenTree:
         self._vocab_size = vocab_size
         self._pool = ThreadPoolExecutor(1, "tokens")
         self._kept = self._pool.submit(self._make_of_kept)
-        self._made: Future[lazy.Tokens] | None = None
+        self._made: Future[lazy.library.Tokens] | None = None
 
-    def start(self, tokenizer: lazy.Tokenizer) -> None:
+    def start(self, tokenizer: lazy.tokenizer.Tokenizer) -> None:
         """Start from the tokenizer if there is no copy."""
         if self._made is None:
             self._made = self._pool.submit(self._make, tokenizer)
 
-    def tokens(self) -> lazy.Tokens:
+    def tokens(self) -> lazy.library.Tokens:
         """Wait for the result; call `start` before."""
         assert self._made is not None
         return self._made.result()
 
-    def _make_of_kept(self) -> lazy.Tokens | None:
-        pieces = lazy.find_kept_pieces(self._folder)
-        return None if pieces is None else lazy.Tokens(pieces.first(self._vocab_size))
+    def _make_of_kept(self) -> lazy.library.Tokens | None:
+        pieces = lazy.pieces.find_kept_pieces(self._folder)
+        return None if pieces is None else lazy.library.Tokens(pieces.first(self._vocab_size))
 
-    def _make(self, tokenizer: lazy.Tokenizer) -> lazy.Tokens:
+    def _make(self, tokenizer: lazy.tokenizer.Tokenizer) -> lazy.library.Tokens:
         kept = self._kept.result()
         if kept is not None:
             return kept
-        pieces = lazy.TokenPieces.of(tokenizer)
-        self._pool.submit(lazy.keep_pieces, self._folder, pieces)
-        return lazy.Tokens(pieces.first(self._vocab_size))
+        pieces = lazy.pieces.TokenPieces.of(tokenizer)
+        self._pool.submit(lazy.pieces.keep_pieces, self._folder, pieces)
+        return lazy.library.Tokens(pieces.first(self._vocab_size))
 
 
-def warn_of(model: lazy.Model, name: str) -> None:
+def warn_of(model: lazy.model.Model, name: str) -> None:
     """Warn of unused tensors, and show the notes of the model, a line each; `name` is its name."""
     if unused := model.tensors.unused:
         terminal.warn(f"{name} has tensors that its config does not use: {first_of(unused, _MAX_NAMED)}")
@@ -107,8 +100,8 @@ class Session:
     `name` is for the user: the folder's name, or the hub id. `token_tree` is set if requested early.
     """
 
-    model: lazy.Model
-    tokenizer: lazy.Tokenizer
+    model: lazy.model.Model
+    tokenizer: lazy.tokenizer.Tokenizer
     name: str
     token_tree: TokenTree | None = None
 
@@ -119,11 +112,11 @@ class Session:
         return frozenset(ids) | self.tokenizer.eos_token_ids
 
     @property
-    def _generation_config(self) -> lazy.Fields:
+    def _generation_config(self) -> lazy.fields.Fields:
         """The model's own defaults for generation, without null values."""
         checkpoint = self.model.checkpoint
         values = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
-        return lazy.Fields(values, str(checkpoint.folder / "generation_config.json"))
+        return lazy.fields.Fields(values, str(checkpoint.folder / "generation_config.json"))
 
     def resolve_context(self, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT) -> int:
         """The context to allocate: the one requested, or the model's maximum up to a default.
@@ -145,14 +138,16 @@ class Session:
 
     def open_template(
         self, choice: str | None, variables: Mapping[str, Any] | None = None
-    ) -> tuple[lazy.ChatTemplate, frozenset[int]]:
+    ) -> tuple[lazy.chat_encoding.ChatTemplate, frozenset[int]]:
         """The model's chat template, or the chosen one, and the tokens that end a turn in it.
 
         Raises: UsageError if there is none or it does not look up one of the variables, TokenizerError if it is
         malformed.
         """
-        template = lazy.load_chat_template(self.model.checkpoint.folder, self.tokenizer, choice, variables)
-        return template, lazy.turn_end_token_ids(self.tokenizer, template)
+        template = lazy.chat_encoding.load_chat_template(
+            self.model.checkpoint.folder, self.tokenizer, choice, variables
+        )
+        return template, lazy.chat_encoding.turn_end_token_ids(self.tokenizer, template)
 
     def encode_message(
         self, message: str, system: str | None, template_choice: str | None, variables: Mapping[str, Any] | None = None
@@ -166,7 +161,7 @@ class Session:
         return encode([*messages, {"role": "user", "content": message}])
 
     def message_encoder(
-        self, template: lazy.ChatTemplate, ends: frozenset[int]
+        self, template: lazy.chat_encoding.ChatTemplate, ends: frozenset[int]
     ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         """An encoder of conversations with the template from `open_template`.
 
@@ -174,7 +169,7 @@ class Session:
         """
 
         def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
-            token_ids = lazy.encode_chat(self.tokenizer, template, messages)
+            token_ids = lazy.chat_encoding.encode_chat(self.tokenizer, template, messages)
             if not token_ids:
                 raise TokenizerError(
                     f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
@@ -196,9 +191,11 @@ class Session:
         return tuple(token_ids)
 
     @cached_property
-    def _generation_defaults(self) -> lazy.GenerationDefaults:
+    def _generation_defaults(self) -> lazy.fields.GenerationDefaults:
         """What generation_config.json asks for besides numbers."""
-        return lazy.read_generation_defaults(self._generation_config, self.eos_token_ids, self.model.config.vocab_size)
+        return lazy.fields.read_generation_defaults(
+            self._generation_config, self.eos_token_ids, self.model.config.vocab_size
+        )
 
     def resolve_sampling(
         self,
@@ -211,16 +208,16 @@ class Session:
 
         Raises: UsageError for a bad value; CheckpointError for one in generation_config.json that no flag overrides.
         """
-        preset = lazy.load_preset(preset_name) if preset_name is not None else None
-        generation_config = self.model.checkpoint.generation_config
-        sampling = resolve(numbers, preset.sampling if preset else {}, preset.name if preset else "", generation_config)
-        others = {name: (text, GENERATION_CONFIG) for name, text in self._generation_defaults.shown.items()}
+        preset = lazy.presets.load_preset(preset_name) if preset_name is not None else None
+        of_preset = (preset.sampling, preset.name) if preset else ({}, "")
+        sampling = lazy.params.resolve(numbers, *of_preset, self.model.checkpoint.generation_config)
+        others = {name: (text, lazy.params.GENERATION_CONFIG) for name, text in self._generation_defaults.shown.items()}
         if stop_strings:
             others["stop_strings"] = (", ".join(map(repr, stop_strings)), "flag")
         if flags is not None and flags.dry_breakers is not None:
             others["dry_breakers"] = (", ".join(map(repr, flags.dry_breakers)) or "none", "flag")
         sampling = replace(sampling, others=others)
-        return sampling if flags is None or flags.order is None else leave_out(sampling, flags.order)
+        return sampling if flags is None or flags.order is None else lazy.params.leave_out(sampling, flags.order)
 
     def resolve_stop_strings(self, requested: tuple[str, ...]) -> tuple[str, ...]:
         """What a text stops before: the requested stop strings, else those of generation_config.json."""
@@ -274,7 +271,7 @@ class Session:
         timeline: Timeline | None = None,
         *,
         host_rows: int = 1,
-    ) -> tuple[lazy.Runner, float]:
+    ) -> tuple[lazy.runners.Runner, float]:
         """Read the weights; return the runner and the seconds it took, the import of its library included.
 
         `num_rows` and `host_rows` as for `device_choice.load_runner`.
@@ -288,7 +285,9 @@ class Session:
             runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time
 
-    def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> lazy.Sampler:
+    def sampler(
+        self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags
+    ) -> lazy.params.Sampler:
         """The sampler of an answer to `prompt`.
 
         Raises: UsageError for a bias on a token that the model lacks, or a DRY breaker in no token; as `Sampler`.
@@ -297,7 +296,7 @@ class Session:
         if unknown := [token_id for token_id in flags.logit_bias if token_id >= vocab_size]:
             raise UsageError(f"--logit-bias names token {unknown[0]}, but {self.name} has tokens 0 to {vocab_size - 1}")
         defaults = self._generation_defaults
-        return lazy.Sampler(
+        return lazy.params.Sampler(
             params,
             seed=seed,
             num_prompt_tokens=len(prompt.token_ids),
@@ -335,16 +334,16 @@ class Session:
     def request(
         self,
         prompt: EncodedPrompt,
-        sampler: lazy.Sampler,
+        sampler: lazy.params.Sampler,
         *,
         samples: tuple[int, ...],
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
         num_alternatives: int | None = None,
         keeps_pages: bool = False,
-    ) -> lazy.Request:
+    ) -> lazy.request.Request:
         """The engine's request."""
-        return lazy.Request(
+        return lazy.request.Request(
             prompt_token_ids=prompt.token_ids,
             sampler=sampler,
             samples=samples,
@@ -357,7 +356,7 @@ class Session:
 
 
 def resolve_context(
-    config: lazy.LlamaConfig, name: str, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT
+    config: lazy.llama.LlamaConfig, name: str, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT
 ) -> int:
     """As `Session.resolve_context`, for a model's config alone."""
     maximum = config.max_position_embeddings
@@ -379,7 +378,7 @@ def open_session(name: str | None, timeline: Timeline | None = None, *, holds_te
     """
     timeline = timeline or Timeline()
     with timeline.part(IMPORTS):
-        open_model, load_tokenizer = lazy.open_model, lazy.load_tokenizer
+        open_model, load_tokenizer = lazy.model.open_model, lazy.tokenizer_load.load_tokenizer
     with timeline.part("model's files"):
         folder = model_folder(name)
         model = open_model(folder)
@@ -427,5 +426,5 @@ def fetch_model(name: str, update: bool = False, *, is_adapter: bool = False) ->
                 bar = stack.enter_context(progress(f"downloading {name}"))
             bar(done, total)
 
-        resolve = lazy.resolve_adapter if is_adapter else lazy.resolve_model
+        resolve = lazy.hub.resolve_adapter if is_adapter else lazy.hub.resolve_model
         return resolve(name, on_progress=on_progress, update=update)

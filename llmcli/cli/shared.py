@@ -138,8 +138,8 @@ def parse_rows(flag: str) -> int | None:
     """
     if flag == AUTO:
         return None
-    if not (flag.isascii() and flag.isdecimal() and len(flag) < 10 and 1 <= int(flag) <= lazy.MAX_ROWS):
-        raise UsageError(f"--rows is {flag!r}, expected a number from 1 to {lazy.MAX_ROWS}, or {AUTO}")
+    if not (flag.isascii() and flag.isdecimal() and len(flag) < 10 and 1 <= int(flag) <= lazy.runners.MAX_ROWS):
+        raise UsageError(f"--rows is {flag!r}, expected a number from 1 to {lazy.runners.MAX_ROWS}, or {AUTO}")
     return int(flag)
 
 
@@ -325,23 +325,20 @@ def with_adapters(session: Session, choices: Sequence[AdapterChoice]) -> Session
     return replace(session, model=model, name=" + ".join([session.name, *(one.shown_name for one in model.adapters)]))
 
 
-def add_adapters(model: lazy.Model, choices: Sequence[AdapterChoice]) -> lazy.Model:
+def add_adapters(model: lazy.model.Model, choices: Sequence[AdapterChoice]) -> lazy.model.Model:
     """The model with adapters, with a line for each; missing files are downloaded first.
 
     Raises: CheckpointError and its subclasses.
     """
-    adapters = [_open_adapter(choice) for choice in choices]
-    model = lazy.merge_adapters(model, adapters)
+    adapters = []
+    for choice in choices:
+        folder = fetch_model(choice.name, is_adapter=True) if find_hub_id(choice.name) else Path(choice.name)
+        adapters.append(lazy.adapter.open_adapter(folder, choice.name, choice.weight))
+    model = lazy.adapter_merge.merge_adapters(model, adapters)
     for adapter in adapters:
         base = f", trained on {adapter.config.base_name}" if adapter.config.base_name else ""
         terminal.info(f"Adapter {adapter.shown_name}: LoRA of rank {adapter.config.rank}{base}")
     return model
-
-
-def _open_adapter(choice: AdapterChoice) -> lazy.Adapter:
-    is_on_hub = find_hub_id(choice.name) is not None
-    folder = fetch_model(choice.name, is_adapter=True) if is_on_hub else Path(choice.name)
-    return lazy.open_adapter(folder, choice.name, choice.weight)
 
 
 @dataclass(frozen=True)

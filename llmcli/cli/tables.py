@@ -31,10 +31,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def aligned_lines(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
     """Rows in plain columns, each flush left or right: `sides` has a `<` or a `>` for each."""
     widths = [_longest(column) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(_padded, row, widths, sides)).rstrip() for row in rows]
+    return ["  ".join(map(padded, row, widths, sides)).rstrip() for row in rows]
 
 
-def _padded(cell: str, width: int, side: str) -> str:
+def padded(cell: str, width: int, side: str) -> str:
+    """A cell flush left for `<`, or right for `>`."""
     space = " " * (width - cell_len(cell))
     return cell + space if side == "<" else space + cell
 

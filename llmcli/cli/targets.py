@@ -20,28 +20,28 @@ DEFAULT_FORMAT = "int8"
 LENGTHS = (128, 2048)  # tokens of prompts and depths, by default
 
 
-def open_subject(name: str | None, form: str | None) -> lazy.Subject:
+def open_subject(name: str | None, form: str | None) -> lazy.subject.Subject:
     """The shape of that name, else the model, named as for `model_folder`; a folder wins over a shape.
 
     Raises: UsageError for an unknown format, or a format of a model that has its own; CheckpointError
     """
     if form is not None:
-        chosen_word("--format", form, lazy.FORMATS)
-    shapes = lazy.shape_names()
+        chosen_word("--format", form, lazy.random_weights.FORMATS)
+    shapes = lazy.random_weights.shape_names()
     if name is not None and name in shapes and not Path(name).exists():
         form = form or DEFAULT_FORMAT
-        return lazy.Subject(name, lazy.shape_model(name, form), form)
+        return lazy.subject.Subject(name, lazy.random_weights.shape_model(name, form), form)
     if form is not None:
         raise UsageError("--format is for a shape; a model runs in the format of its files")
     if name is not None and not (find_hub_id(name) or Path(name).exists() or built_in_model(name)):
         raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
     folder = model_folder(name)
-    subject = lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)
+    subject = lazy.subject.Subject(shown_name(name, folder), lazy.model.open_model(folder), None)
     warn_of(subject.model, subject.name)
     return subject
 
 
-def refuse_scratch_of_model(subject: lazy.Subject, folder: Path | None, *, keep: bool = False) -> None:
+def refuse_scratch_of_model(subject: lazy.subject.Subject, folder: Path | None, *, keep: bool = False) -> None:
     """Refuse --scratch and --keep for a model: only a shape's weights are written. Raises: UsageError"""
     if subject.form is None and (keep or folder is not None):
         flag = "--keep" if keep else "--scratch"
@@ -49,7 +49,7 @@ def refuse_scratch_of_model(subject: lazy.Subject, folder: Path | None, *, keep:
 
 
 @contextmanager
-def subject_files(subject: lazy.Subject, folder: Path | None, *, keep: bool) -> Iterator[lazy.Model]:
+def subject_files(subject: lazy.subject.Subject, folder: Path | None, *, keep: bool) -> Iterator[lazy.model.Model]:
     """A subject's model with its files; a shape's are written to `folder` unless an earlier run kept them there.
 
     Raises: LLMCliError and its subclasses
@@ -57,7 +57,7 @@ def subject_files(subject: lazy.Subject, folder: Path | None, *, keep: bool) -> 
     if subject.form is None:
         yield subject.model
         return
-    with lazy.Scratch(subject.name, subject.form, folder or bench_folder(), keep=keep) as scratch:
+    with lazy.subject.Scratch(subject.name, subject.form, folder or bench_folder(), keep=keep) as scratch:
         if scratch.is_there:
             terminal.info(f"using {scratch.folder}, kept by an earlier run")
         else:
@@ -68,38 +68,40 @@ def subject_files(subject: lazy.Subject, folder: Path | None, *, keep: bool) -> 
         terminal.info(f"kept {scratch.folder}")
 
 
-def open_target(options: RunnerOptions, subject: lazy.Subject) -> lazy.Target:
+def open_target(options: RunnerOptions, subject: lazy.subject.Subject) -> lazy.subject.Target:
     """The chosen device, with its measured bandwidth and, on a card, the rates of the model's products.
 
     Raises: LLMCliError and its subclasses
     """
     if options.card is None:
         return _open_host(options, subject.model)
-    device = lazy.Device.open(options.card)
-    rates = lazy.measure_rates(device, lazy.product_types(subject.model, options.dtype))
+    device = lazy.device.Device.open(options.card)
+    rates = lazy.rates.measure_rates(device, lazy.device_targets.product_types(subject.model, options.dtype))
     description = f"{device.name} (cuda:{device.index})"
-    return lazy.CardTarget(
+    return lazy.device_targets.CardTarget(
         description,
         options.dtype,
         options.kv_cache,
         rates,
-        lazy.free_bytes(),
+        lazy.arena.free_bytes(),
         device.facts,
     )
 
 
-def _open_host(options: RunnerOptions, model: lazy.Model) -> lazy.Target:
+def _open_host(options: RunnerOptions, model: lazy.model.Model) -> lazy.subject.Target:
     """The CPU with the library that computes there."""
     asked = options.dtype, options.kv_cache
     if options.runs_on_numpy(model):
-        numpy = lazy.NumpyProbes()
-        return lazy.HostTarget(numpy, lazy.describe_on_numpy(model), numpy.dtype, *asked, holds_floats=True)
+        numpy = lazy.numpy_load.NumpyProbes()
+        return lazy.device_targets.HostTarget(
+            numpy, lazy.numpy_load.describe_on_numpy(model), numpy.dtype, *asked, holds_floats=True
+        )
     prepare_for_torch(options.num_threads)
-    dtype = lazy.resolve_dtype(options.dtype, model)
-    return lazy.HostTarget(
-        lazy.TorchProbes(dtype, options.num_threads),
-        f"CPU, {lazy.describe_on_host(model, dtype)}",
+    dtype = lazy.precision.resolve_dtype(options.dtype, model)
+    return lazy.device_targets.HostTarget(
+        lazy.torch_load.TorchProbes(dtype, options.num_threads),
+        f"CPU, {lazy.host_load.describe(model, dtype)}",
         dtype,
         *asked,
-        widens_prompts=lazy.widens_prompts(model, dtype),
+        widens_prompts=lazy.precision.widens_prompts(model, dtype),
     )

@@ -216,7 +216,7 @@ def _ask(question: str, answers: Sequence[str]) -> str:
     """One of the answers; at the end of the input the last one. Keys typed before the question do not count."""
     while True:
         if sys.platform != "win32":
-            lazy.discard_typed_keys()
+            lazy.key_echo.discard_typed_keys()
         terminal.write(question)
         line = sys.stdin.buffer.readline()
         if not line:

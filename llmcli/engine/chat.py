@@ -1,24 +1,13 @@
 """`Chat`: runs the turns of a conversation on a runner, and computes in each only what is new."""
 
 import codecs
-import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from llmcli.engine.chat_events import (
-    CLOSING,
-    OPENING,
-    AnswerPiece,
-    ChatEvent,
-    OfAnswer,
-    ReasoningSplitter,
-    SeveralEvent,
-    TurnFinished,
-    TurnStarted,
-    split_reasoning,
-)
+from llmcli.differences import first_difference
+from llmcli.engine import chat_events as events
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.request import Event, Finished, FinishReason, KeptRow, PrefillProgress, Request, Timings, Token
@@ -132,26 +121,26 @@ class RunningAnswer:
         self.generation = generation
         self.begun = begun
         self.starts_inside = starts_inside
-        self.splitter = ReasoningSplitter(starts_inside)
+        self.splitter = events.ReasoningSplitter(starts_inside)
         self.splitter.push(begun.text)
         self.token_ids: list[int] = []
         self.new_text = ""
         self.prefill_tokens = 0
         self._tokenizer = tokenizer
 
-    def push(self, token: Token) -> list[AnswerPiece]:
+    def push(self, token: Token) -> list[events.AnswerPiece]:
         """Take the next token; return what is certain."""
         self.token_ids.append(token.token_id)
         self.new_text += token.text
         return self.splitter.push(token.text)
 
-    def finish(self, finished: Finished) -> tuple[list[AnswerPiece], TurnFinished]:
+    def finish(self, finished: Finished) -> tuple[list[events.AnswerPiece], events.TurnFinished]:
         """Take the end; return what was held back, and the answer."""
         answer = self.answer(finished.text, finished.token_ids, finished.finish_reason)
         is_cut = finished.finish_reason in UNFINISHED
         tail = finished.tail.removesuffix("\ufffd") if is_cut else finished.tail
         pieces = [*self.splitter.push(tail), *self.splitter.flush()]
-        return pieces, TurnFinished(answer, finished.token_ids, finished.timings, finished.is_complete)
+        return pieces, events.TurnFinished(answer, finished.token_ids, finished.timings, finished.is_complete)
 
     def answer(self, new_text: str, token_ids: tuple[int, ...], reason: FinishReason) -> Answer:
         """The whole answer, if this has been generated.
@@ -167,7 +156,7 @@ class RunningAnswer:
             space = " " if self._tokenizer.strips_leading_space else ""
             count = max(num_agreeing_tokens(self._tokenizer, all_ids, start + text) for start in ("", space))
             all_ids = all_ids[:count]
-        reasoning, content = split_reasoning(text, self.starts_inside)
+        reasoning, content = events.split_reasoning(text, self.starts_inside)
         return Answer(text, content, reasoning, all_ids, reason, self.begun.sample)
 
 
@@ -180,7 +169,7 @@ class SeveralAnswers:
         self.answers: dict[int, Answer] = {}
         self._running = running
 
-    def take(self, event: Event) -> list[PrefillProgress | OfAnswer]:
+    def take(self, event: Event) -> list[PrefillProgress | events.OfAnswer]:
         """Turn an event of the engine into events of the answers."""
         if isinstance(event, PrefillProgress):
             return [event]
@@ -188,10 +177,10 @@ class SeveralAnswers:
             return []
         running, number = self._running[event.sample], list(self._running).index(event.sample) + 1
         if isinstance(event, Token):
-            return [OfAnswer(number, piece) for piece in running.push(event)]
+            return [events.OfAnswer(number, piece) for piece in running.push(event)]
         pieces, ended = running.finish(event)
         self.answers[event.sample] = ended.answer
-        return [*(OfAnswer(number, piece) for piece in pieces), OfAnswer(number, ended)]
+        return [*(events.OfAnswer(number, piece) for piece in pieces), events.OfAnswer(number, ended)]
 
     @property
     def in_order(self) -> tuple[Answer, ...]:
@@ -201,7 +190,7 @@ class SeveralAnswers:
 
 def starts_inside(fitted: FittedPrompt) -> bool:
     """Whether the template has opened the reasoning already."""
-    return fitted.prompt.text.rstrip().endswith(OPENING)
+    return fitted.prompt.text.rstrip().endswith(events.OPENING)
 
 
 def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -293,18 +282,15 @@ class Chat:
         answer = self._conversation.last.answer
         return len(self.prompt().token_ids) + (len(answer.token_ids) if answer else 0)
 
-    def send(self, message: str) -> Iterator[ChatEvent]:
+    def send(self, message: str) -> Iterator[events.ChatEvent]:
         """Answer a new message.
 
         Raises: UsageError if it does not fit; TokenizerError if the template refuses the conversation.
         """
         return self._answer(self._conversation.ask(message), sample=0)
 
-    def edit(self, message: str) -> Iterator[ChatEvent]:
-        """Replace the last message and answer the new one.
-
-        Raises: UsageError if there is no message, and as `send`.
-        """
+    def edit(self, message: str) -> Iterator[events.ChatEvent]:
+        """Replace the last message and answer the new one. Raises: UsageError if there is no message, and as `send`."""
         return self._answer(self._conversation.without_last().ask(message), sample=0)
 
     def edit_answer(self, content: str) -> None:
@@ -318,21 +304,21 @@ class Chat:
         if not content:
             raise UsageError("the answer is empty; /regen gives another one")
         before = last.text.removesuffix(last.content)
-        if last.reasoning is not None and CLOSING not in before:  # it was stopped while it reasoned
-            before = f"{before.rstrip()}\n{CLOSING}\n\n"
+        if last.reasoning is not None and events.CLOSING not in before:  # it was stopped while it reasoned
+            before = f"{before.rstrip()}\n{events.CLOSING}\n\n"
         text = before + content
         token_ids = self._tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False)
         edited = replace(last, text=text, content=content, token_ids=tuple(token_ids), finish_reason="interrupted")
         self.conversation = self._conversation.with_answer(edited)
 
-    def regenerate(self) -> Iterator[ChatEvent]:
+    def regenerate(self) -> Iterator[events.ChatEvent]:
         """Answer the last message again, with the next sample index.
 
         Raises: UsageError if there is no message, and as `send`.
         """
         return self._answer(self._conversation.with_answer(None), self._next_sample())
 
-    def answer_several(self, count: int) -> Iterator[SeveralEvent]:
+    def answer_several(self, count: int) -> Iterator[events.SeveralEvent]:
         """Answer the last message again, `count` times side by side, with the next sample indices.
 
         The first answer enters the conversation; until the next change, `choose` replaces it by another.
@@ -399,7 +385,7 @@ class Chat:
                 chosen = TokenLogprob(token_id, float(log_probabilities(row)[token_id]))
                 yield chosen, likeliest_tokens(row, num_alternatives)
 
-    def continue_answer(self) -> Iterator[ChatEvent]:
+    def continue_answer(self) -> Iterator[events.ChatEvent]:
         """Continue an answer that was cut off, with the tokens that would have come.
 
         Raises: UsageError if there is no such answer, and as `send`.
@@ -414,19 +400,19 @@ class Chat:
             conversation = conversation.with_answer(replace(last, token_ids=tuple(token_ids)))
         return self._answer(conversation, sample=last.sample if last else 0)
 
-    def interrupt(self) -> list[ChatEvent]:
+    def interrupt(self) -> list[events.ChatEvent]:
         """End the answer under way; the conversation keeps it so far."""
         running = self._running
         if running is None:
             return []
-        events = [seen for event in running.generation.interrupt() for seen in self._take(running, event)]
+        told = [seen for event in running.generation.interrupt() for seen in self._take(running, event)]
         if self._running is None:
-            return events
+            return told
         timings = Timings(running.prefill_tokens, 0.0, 0.0, 0, 0.0)
         text, token_ids = running.new_text, tuple(running.token_ids)
-        return [*events, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
+        return [*told, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
 
-    def interrupt_several(self) -> list[PrefillProgress | OfAnswer]:
+    def interrupt_several(self) -> list[PrefillProgress | events.OfAnswer]:
         """End the answers of `answer_several` under way; those that have begun stay as they are."""
         several = self._several
         if several is None:
@@ -435,7 +421,7 @@ class Chat:
         self._end_several(several)
         return seen
 
-    def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
+    def _answer(self, conversation: Conversation, sample: int) -> Iterator[events.ChatEvent]:
         fitted = self._fit(conversation)
         begun = conversation.last.answer or Answer("", "", None, (), "interrupted", sample)
         generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun), self._drafting)
@@ -512,10 +498,10 @@ class Chat:
             )
         return schema.behind(begun.token_ids) if begun.token_ids else schema
 
-    def _started(self, fitted: FittedPrompt, before: Conversation) -> TurnStarted:
+    def _started(self, fitted: FittedPrompt, before: Conversation) -> events.TurnStarted:
         row = [] if self._row.row is None else list(self.runner.token_ids(self._row.row))
-        num_kept = min(len(os.path.commonprefix([row, list(fitted.token_ids)])), len(fitted.token_ids) - 1)
-        return TurnStarted(
+        num_kept = min(first_difference(row, fitted.token_ids), len(fitted.token_ids) - 1)
+        return events.TurnStarted(
             prompt_token_ids=fitted.token_ids,
             num_kept=num_kept,
             # If the whole row stays, nothing is computed again; the tokens said last may not have run yet.
@@ -524,7 +510,7 @@ class Chat:
             dropped_from=before.num_dropped + 1,
         )
 
-    def _take(self, running: RunningAnswer, event: Event) -> Iterator[ChatEvent]:
+    def _take(self, running: RunningAnswer, event: Event) -> Iterator[events.ChatEvent]:
         if isinstance(event, PrefillProgress):
             running.prefill_tokens = event.num_computed
             yield event
@@ -533,7 +519,7 @@ class Chat:
         elif isinstance(event, Finished):
             yield from self._finish(running, event)
 
-    def _finish(self, running: RunningAnswer, finished: Finished) -> Iterator[ChatEvent]:
+    def _finish(self, running: RunningAnswer, finished: Finished) -> Iterator[events.ChatEvent]:
         pieces, ended = running.finish(finished)
         self._conversation, self._running = self._conversation.with_answer(ended.answer), None
         yield from pieces

@@ -52,7 +52,12 @@ class ReasoningSplitter:
         self._held += text
         pieces: list[AnswerPiece] = []
         if self._state == "undecided":
-            self._decide()
+            start = self._held.lstrip()
+            if start.startswith(OPENING):
+                self._held = start.removeprefix(OPENING)
+                self._state = "reasoning"
+            elif not OPENING.startswith(start):
+                self._state = "answer"
         if self._state == "reasoning":
             pieces += self._take_reasoning()
         if self._state == "after":
@@ -69,14 +74,6 @@ class ReasoningSplitter:
             return []
         part: Part = "reasoning" if self._state == "reasoning" else "answer"
         return [AnswerPiece(part, self._take(len(self._held)))]
-
-    def _decide(self) -> None:
-        start = self._held.lstrip()
-        if start.startswith(OPENING):
-            self._held = start.removeprefix(OPENING)
-            self._state = "reasoning"
-        elif not OPENING.startswith(start):
-            self._state = "answer"
 
     def _take_reasoning(self) -> list[AnswerPiece]:
         if self._is_at_start:

@@ -62,10 +62,7 @@ class Conversation:
 
     @property
     def last(self) -> Turn:
-        """The last turn.
-
-        Raises: UsageError if there is none.
-        """
+        """The last turn. Raises: UsageError if there is none."""
         if not self.turns:
             raise UsageError("no turn yet; send a message first")
         return self.turns[-1]
@@ -75,17 +72,11 @@ class Conversation:
         return replace(self, turns=(*self.turns, Turn(message)))
 
     def with_answer(self, answer: Answer | None) -> "Conversation":
-        """Replace the answer to the last message, or remove it.
-
-        Raises: UsageError if there is no turn.
-        """
+        """Replace the answer to the last message, or remove it. Raises: UsageError if there is no turn."""
         return replace(self, turns=(*self.turns[:-1], replace(self.last, answer=answer)))
 
     def without_last(self) -> "Conversation":
-        """Remove the last turn.
-
-        Raises: UsageError if there is none.
-        """
+        """Remove the last turn. Raises: UsageError if there is none."""
         if not self.turns:
             raise UsageError("no turn to remove")
         turns = self.turns[:-1]
@@ -139,7 +130,12 @@ def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) ->
     content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "model": saved.model}
     if saved.adapters:
         content["adapters"] = list(saved.adapters)
-    content |= _conversation_json(saved.conversation)
+    conversation = saved.conversation
+    content |= {"system": conversation.system, "num_dropped": conversation.num_dropped}
+    content["turns"] = [
+        {"user": turn.user, "answer": None if turn.answer is None else _answer_json(turn.answer)}
+        for turn in conversation.turns
+    ]
     text = json.dumps(content, ensure_ascii=False, indent=2)
     # Put each list of ids on one line: JSON strings hold no line breaks, so only lists of numbers match.
     text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
@@ -175,17 +171,6 @@ def load_conversation(path: Path) -> SavedConversation:
 
 class _MalformedError(Exception):
     """The file is malformed; the text says what it has and what is expected."""
-
-
-def _conversation_json(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "system": conversation.system,
-        "num_dropped": conversation.num_dropped,
-        "turns": [
-            {"user": turn.user, "answer": None if turn.answer is None else _answer_json(turn.answer)}
-            for turn in conversation.turns
-        ],
-    }
 
 
 def _answer_json(answer: Answer) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import takewhile
 
+from llmcli.engine import steps
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.request import (
     Event,
@@ -27,19 +28,6 @@ from llmcli.engine.request import (
     ScoreRequest,
     Token,
     prompt_scores,
-)
-from llmcli.engine.steps import (
-    AnyFill,
-    Fill,
-    FillBudget,
-    FillSpan,
-    learn_drafts,
-    may_join,
-    next_spans,
-    num_tokens,
-    prompt_spans,
-    take_choices,
-    wait_for_choices,
 )
 from llmcli.engine.texts import (
     FairOrder,
@@ -83,14 +71,14 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._drafting = drafting if runner.limits.max_drafts else None
         self._waiting: list[Text | Score] = []  # sorted by `order`
-        self._fills: list[AnyFill] = []
+        self._fills: list[steps.AnyFill] = []
         self._running: list[Text] = []
         self._prompts = SharedPrompts(runner)
         self._queued: deque[Queued] = deque()
         self._events: list[Event] = []  # from the latest step
         self._num_requests = 0
         self._order = FairOrder()
-        self._budget = FillBudget(wait_seconds)
+        self._budget = steps.FillBudget(wait_seconds)
         self._filled: list[tuple[Step, int]] = []  # spans of prompts since the latest choices, with their tokens
 
     @property
@@ -188,8 +176,8 @@ class Scheduler:
             self._start_next(events, ())
         while True:
             start = partial(self._start_next, events)
-            together = prompt_spans(self.runner, self._budget, self._fills, start, is_alone=is_alone)
-            if not together or (is_alone and events) or not self._budget.has_room(seconds, num_tokens(together)):
+            together = steps.prompt_spans(self.runner, self._budget, self._fills, start, is_alone=is_alone)
+            if not together or (is_alone and events) or not self._budget.has_room(seconds, steps.num_tokens(together)):
                 return
             beside = [fill for fill, _ in together]
             together = list(takewhile(partial(self._reserve_fill, beside), together))
@@ -198,10 +186,10 @@ class Scheduler:
             step = self._run_fills(together, events)
             if is_alone:
                 return
-            self._filled.append((step, num_tokens(together)))
-            seconds += self._budget.seconds(num_tokens(together))
+            self._filled.append((step, steps.num_tokens(together)))
+            seconds += self._budget.seconds(steps.num_tokens(together))
 
-    def _start_next(self, events: list[Event], beside: Sequence[AnyFill]) -> AnyFill | None:
+    def _start_next(self, events: list[Event], beside: Sequence[steps.AnyFill]) -> steps.AnyFill | None:
         """Give the first waiting text or score a row. Return the fill that must run first; None if none can start.
 
         A sample whose prompt has run needs no fill: it starts at once, and the next one is tried. `beside` are the
@@ -210,10 +198,10 @@ class Scheduler:
         with interrupts_held_back():
             return self._start_first(events, beside)
 
-    def _start_first(self, events: list[Event], beside: Sequence[AnyFill]) -> AnyFill | None:
+    def _start_first(self, events: list[Event], beside: Sequence[steps.AnyFill]) -> steps.AnyFill | None:
         while self._waiting:
             first = self._waiting[0]
-            if beside and not may_join(first, beside):
+            if beside and not steps.may_join(first, beside):
                 return None
             try:
                 if isinstance(first, Score):
@@ -248,7 +236,7 @@ class Scheduler:
                 events.append(Failed(first.sample.index, error, first.sample.number))
         return None
 
-    def _begin(self, owner: Text | Score | Shared, row: int, events: list[Event]) -> AnyFill:
+    def _begin(self, owner: Text | Score | Shared, row: int, events: list[Event]) -> steps.AnyFill:
         owner.row = row
         said: Sequence[int] = ()
         if isinstance(owner, Score):
@@ -265,7 +253,7 @@ class Scheduler:
             owner.sample.start_time = owner.sample.start_time or time.perf_counter()
         chooses, num_shared = isinstance(owner, Text), self.runner.num_tokens(row)
         first_read = (owner.request.first if isinstance(owner, Score) else len(prompt) + len(said)) - 1
-        fill: AnyFill = Fill(owner, row, prompt, said, num_shared, first_read, chooses=chooses)
+        fill: steps.AnyFill = steps.Fill(owner, row, prompt, said, num_shared, first_read, chooses=chooses)
         insort(self._fills, fill, key=lambda one: one.owner.order)
         if not said:
             self.usage.prompt_tokens_shared += fill.num_shared
@@ -288,7 +276,7 @@ class Scheduler:
         if text.shared is not None and not text.sample.token_ids:  # one with tokens has been counted already
             text.shared.num_waiting -= 1
 
-    def _run_fills(self, together: Sequence[FillSpan], events: list[Event]) -> Step:
+    def _run_fills(self, together: Sequence[steps.FillSpan], events: list[Event]) -> Step:
         step = self.runner.queue([span for _, span in together])
         for fill, span in together:
             self._take_span(fill, span, step, events)
@@ -297,7 +285,7 @@ class Scheduler:
             self._end_fills(ended, step, events)
         return step
 
-    def _take_span(self, fill: AnyFill, span: Span, step: Step, events: list[Event]) -> None:
+    def _take_span(self, fill: steps.AnyFill, span: Span, step: Step, events: list[Event]) -> None:
         owner = fill.owner
         is_said = fill.take(span)
         if not is_said:
@@ -310,7 +298,7 @@ class Scheduler:
         elif not is_said:
             events.append(PrefillProgress(fill.num_computed, len(fill.prompt), number_of(owner)))
 
-    def _end_fills(self, ended: Sequence[FillSpan], step: Step, events: list[Event]) -> None:
+    def _end_fills(self, ended: Sequence[steps.FillSpan], step: Step, events: list[Event]) -> None:
         """End fills; they are the first ones of their step."""
         for fill, span in ended:
             if isinstance(fill.owner, Shared):
@@ -340,7 +328,7 @@ class Scheduler:
         if turns and not self._works_ahead():
             self._collect(self._queued.pop(), events)
 
-    def _reserve_fill(self, beside: Sequence[AnyFill], one: FillSpan) -> bool:
+    def _reserve_fill(self, beside: Sequence[steps.AnyFill], one: steps.FillSpan) -> bool:
         """Make room for a prompt's span. Rows that do not come after it keep their pages.
 
         If no row runs, shared prompts are closed, and fills outside `beside` start again later.
@@ -364,13 +352,13 @@ class Scheduler:
         """Queue the next token of every text that has room for one; False if no text has."""
         start_time = time.perf_counter()
         texts = [one for one in self._running if one.num_queued < one.sample.max_tokens]
-        if wait_for_choices(self.runner, texts, self._drafting):
+        if steps.wait_for_choices(self.runner, texts, self._drafting):
             return False
         ready = [text for text in texts if text.row is not None and self._reserve_choice(text)]  # the oldest first
         ready = [text for text in ready if text.row is not None]  # an older text may have lost its pages since
         if not ready:
             return False
-        spans = next_spans(self.runner, ready, self._drafting)
+        spans = steps.next_spans(self.runner, ready, self._drafting)
         is_timed = not self._filled and all(span.logits is None for span in spans)
         step = self.runner.queue(spans)
         for place, (text, span) in enumerate(zip(ready, spans, strict=True)):
@@ -389,8 +377,8 @@ class Scheduler:
     def _reserve_choice(self, text: Text) -> bool:
         """Make room for a token; younger texts lose their pages first. False if this text lost its own."""
         assert text.row is not None
-        num_tokens = self.runner.num_tokens(text.row) + 1
-        while not self.runner.reserve(text.row, num_tokens):
+        needed = self.runner.num_tokens(text.row) + 1
+        while not self.runner.reserve(text.row, needed):
             youngest = self._running[-1]
             if self._fills and not self._goes_first(self._fills[-1].owner, youngest):
                 self._abandon(self._fills[-1], is_wanted=True)
@@ -405,14 +393,14 @@ class Scheduler:
         """Wait for a step, and take its choices."""
         chosen = queued.step.choices()
         if self._drafting is not None:
-            learn_drafts(self._drafting, queued, chosen)
+            steps.learn_drafts(self._drafting, queued, chosen)
         for step, num_filled in queued.fills:
             self._budget.learn(num_filled, step.prompt_seconds())
         with interrupts_held_back():
             # The last prompt of a step may continue in the next; then it has chosen nothing.
             for place, ((text, turn), of_text) in enumerate(zip(queued.texts, chosen, strict=False)):
                 if text.turn == turn:  # it still has the row
-                    events += take_choices(self.runner, text, of_text, queued, place)
+                    events += steps.take_choices(self.runner, text, of_text, queued, place)
                     if text.sample.finish_reason is not None or isinstance(of_text, LLMCliError):
                         self._end(text, events)
 
@@ -440,7 +428,7 @@ class Scheduler:
             unused = one.sample.max_tokens - len(one.sample.token_ids) if isinstance(one, Text) else 0
             self._order.leave(client_of(one), unused)
 
-    def _find_row(self, first: Text, beside: Sequence[AnyFill]) -> bool:
+    def _find_row(self, first: Text, beside: Sequence[steps.AnyFill]) -> bool:
         """Whether there is a row for the first waiting text. Another client may have to give one up.
 
         The fills `beside`, which run in this step, keep theirs. Only texts take rows; scores and prompts take pages.
@@ -479,7 +467,7 @@ class Scheduler:
             insort(self._waiting, text)
             self.usage.preemptions += 1
 
-    def _abandon(self, fill: AnyFill, is_wanted: bool = False) -> None:
+    def _abandon(self, fill: steps.AnyFill, is_wanted: bool = False) -> None:
         """Stop a fill and take its row away. With `is_wanted` its owner waits for another row."""
         owner = fill.owner
         with interrupts_held_back():

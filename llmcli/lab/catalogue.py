@@ -9,10 +9,7 @@ PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in sorted(_KINDS, k
 
 
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:
-    """The problem of this name and these sizes.
-
-    Raises: UsageError for an unknown name or wrong sizes
-    """
+    """The problem of this name and these sizes. Raises: UsageError for an unknown name or wrong sizes"""
     if name not in PROBLEMS:
         raise UsageError(f"there is no problem {name!r}; there are {', '.join(PROBLEMS)}")
     try:

@@ -5,22 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.kernels import tiles
 from llmcli.kernels.repack import NOT_HALF, widening_of
-from llmcli.kernels.tiles import (
-    ALIGNMENT,
-    BLOCK_SCALE,
-    HALF_ROWS,
-    SCALE_DTYPES,
-    TILE_ROWS,
-    UNIT_BYTES,
-    WEIGHT_BITS,
-    TiledMatrix,
-    TileLayout,
-    Widening,
-    lifted,
-    power_of,
-    tile_layout,
-)
 from llmcli.lab.problem import Arrays, stored_values
 from llmcli.quantization.rounding import E4M3_VALUES, pack_rows, pack_zero_points
 
@@ -70,14 +56,14 @@ class StoredMatrix:
         return ", ".join(parts)
 
     @property
-    def layout(self) -> TileLayout:
+    def layout(self) -> tiles.TileLayout:
         """Its tiles on a card."""
         rows, inputs = self.values.shape
         is_symmetric = self.zero_points is None
-        return tile_layout(self.weight_type, rows, inputs, self.group_size, self.scale_type, is_symmetric)
+        return tiles.tile_layout(self.weight_type, rows, inputs, self.group_size, self.scale_type, is_symmetric)
 
     @property
-    def widening(self) -> Widening:
+    def widening(self) -> tiles.Widening:
         """The fastest way to widen it that its scales allow, as loading finds it."""
         if self.scales is None:
             return "floats"
@@ -90,7 +76,7 @@ class StoredMatrix:
         """The exponent that lifted weights are divided by."""
         if self.scales is None or self.widening != "lifted":
             return 0
-        return power_of(float(np.abs(stored_values(self.scales)).max()))
+        return tiles.power_of(float(np.abs(stored_values(self.scales)).max()))
 
     @property
     def halves(self) -> np.ndarray:
@@ -102,7 +88,7 @@ class StoredMatrix:
         inputs = self.values.shape[1]
         group = np.arange(inputs) // (self.group_size or inputs)
         lifted_scales = _in_half(np.ldexp(stored_values(self.scales), 24 - self.power))[:, group]
-        less = _in_half(np.ldexp(lifted_scales, WEIGHT_BITS[self.weight_type] - 1 - 24))
+        less = _in_half(np.ldexp(lifted_scales, tiles.WEIGHT_BITS[self.weight_type] - 1 - 24))
         values: np.ndarray = np.ldexp(
             _in_half(np.ldexp(self.values.astype(np.float64), -24) * lifted_scales - less), self.power
         )
@@ -115,13 +101,13 @@ class StoredMatrix:
             return np.ascontiguousarray(self.values).view(np.uint8).reshape(-1)
         if self.weight_type == "fp8":
             return np.ascontiguousarray(self.values).reshape(-1)
-        return pack_rows(self.values, WEIGHT_BITS[self.weight_type]).view(np.uint8).reshape(-1)
+        return pack_rows(self.values, tiles.WEIGHT_BITS[self.weight_type]).view(np.uint8).reshape(-1)
 
     @property
     def packed_zero_points(self) -> np.ndarray:
         """The zero points as on disk."""
         assert self.zero_points is not None
-        return pack_zero_points(self.zero_points, WEIGHT_BITS[self.weight_type])
+        return pack_zero_points(self.zero_points, tiles.WEIGHT_BITS[self.weight_type])
 
     @property
     def weights(self) -> np.ndarray:
@@ -133,7 +119,9 @@ class StoredMatrix:
         if self.weight_type == "fp8":
             scales = stored_values(self.scales).repeat(self.layout.scale_rows, axis=0)[: len(self.values)]
             return np.asarray(E4M3_VALUES[self.values].astype(np.float64) * scales[:, group])
-        zeros = 1 << (WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
+        zeros = (
+            1 << (tiles.WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
+        )
         return np.asarray((self.values.astype(np.float64) - zeros) * stored_values(self.scales)[:, group])
 
 
@@ -155,19 +143,19 @@ def random_matrix(
     shape = (num_rows, num_inputs)
     if weight_type in DTYPES:
         return StoredMatrix(weight_type, to_storage(rng.standard_normal(shape), DTYPES[weight_type]))
-    top = (1 << WEIGHT_BITS[weight_type]) - 1
+    top = (1 << tiles.WEIGHT_BITS[weight_type]) - 1
     codes = rng.integers(0, top + 1, shape, dtype=np.uint8)
     codes[:, 0], codes[:, -1] = top, 1
     if weight_type == "fp8":
         codes[codes & 0x7F == 0x7F] = 0x7E  # NaN becomes the largest number
     groups = -(-num_inputs // (group_size or num_inputs))
-    num_scales = -(-num_rows // HALF_ROWS) if scale_type == BLOCK_SCALE else num_rows
-    scales = to_storage(2.0 ** rng.uniform(-9, -3, (num_scales, groups)), SCALE_DTYPES[scale_type])
+    num_scales = -(-num_rows // tiles.HALF_ROWS) if scale_type == tiles.BLOCK_SCALE else num_rows
+    scales = to_storage(2.0 ** rng.uniform(-9, -3, (num_scales, groups)), tiles.SCALE_DTYPES[scale_type])
     zeros = None if is_symmetric else rng.integers(0, top + 1, (num_rows, groups), dtype=np.uint8)
     return StoredMatrix(weight_type, codes, group_size, scale_type, scales, zeros)
 
 
-def tiles_of(stored: StoredMatrix) -> TiledMatrix:
+def tiles_of(stored: StoredMatrix) -> tiles.TiledMatrix:
     """The tiles by NumPy, on the host."""
     layout = stored.layout
     matrix = replace(layout.place(aligned_zeros(layout.arena_bytes)), widening=stored.widening, power=stored.power)
@@ -176,7 +164,7 @@ def tiles_of(stored: StoredMatrix) -> TiledMatrix:
         assert stored.scales is not None
         scales = _grouped(layout, stored, stored.scales, layout.scale_rows)
         if stored.widening == "lifted":
-            scales = lifted(stored_values(scales), stored.power).view(matrix.scales.dtype)
+            scales = tiles.lifted(stored_values(scales), stored.power).view(matrix.scales.dtype)
         matrix.scales[...] = scales
     if matrix.zero_points is not None:
         assert stored.zero_points is not None
@@ -184,26 +172,26 @@ def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     return matrix
 
 
-def arrays_of(matrix: TiledMatrix) -> dict[str, np.ndarray]:
+def arrays_of(matrix: tiles.TiledMatrix) -> dict[str, np.ndarray]:
     """The arrays of a matrix by name, as a problem's inputs."""
     given = {"tiles": matrix.tiles, "scales": matrix.scales, "zero_points": matrix.zero_points}
     return {name: array for name, array in given.items() if array is not None}
 
 
-def matrix_of(layout: TileLayout, arrays: Arrays, like: StoredMatrix | None = None) -> TiledMatrix:
+def matrix_of(layout: tiles.TileLayout, arrays: Arrays, like: StoredMatrix | None = None) -> tiles.TiledMatrix:
     """The matrix of a problem's arrays, widened as that of `like`."""
-    matrix = TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"))
+    matrix = tiles.TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"))
     return matrix if like is None else replace(matrix, widening=like.widening, power=like.power)
 
 
 def aligned_zeros(num_bytes: int) -> np.ndarray:
     """Host memory whose address has an arena's alignment."""
-    memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
+    memory = np.zeros(num_bytes + tiles.ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % tiles.ALIGNMENT
     return memory[begin : begin + num_bytes]
 
 
-def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray, rows: int = 1) -> np.ndarray:
+def _grouped(layout: tiles.TileLayout, stored: StoredMatrix, values: np.ndarray, rows: int = 1) -> np.ndarray:
     """[num_rows / rows, source groups] as [tile][stored group][16 / rows]."""
     result = np.zeros((layout.padded_rows // rows, layout.num_groups), values.dtype)
     for group in range(layout.num_groups):
@@ -211,17 +199,17 @@ def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray, rows:
         source_group = first_input // (stored.group_size or layout.num_units * layout.unit_inputs)
         if source_group < values.shape[1]:
             result[: len(values), group] = values[:, source_group]
-    return result.reshape(layout.num_tiles, TILE_ROWS // rows, layout.num_groups).transpose(0, 2, 1)
+    return result.reshape(layout.num_tiles, tiles.TILE_ROWS // rows, layout.num_groups).transpose(0, 2, 1)
 
 
 # Weights in the engine's tiles, made on the host, so that a problem's inputs include them.
 
-_ROW_BYTES = UNIT_BYTES // TILE_ROWS  # of a unit
+_ROW_BYTES = tiles.UNIT_BYTES // tiles.TILE_ROWS  # of a unit
 _LANE_BYTES = 16
 _ZERO_CODE = 0x80  # of int8, where a tile has no weight
 
 
-def tile_rows(layout: TileLayout, weights: np.ndarray) -> np.ndarray:
+def tile_rows(layout: tiles.TileLayout, weights: np.ndarray) -> np.ndarray:
     """The tiles of a matrix of codes (as uint8) or of floats; see kernels/common/tile.cuh.
 
     Shapes: weights [num_rows, num_inputs]; the result uint8 [num_tiles, num_units, 1024]
@@ -237,7 +225,7 @@ def tile_rows(layout: TileLayout, weights: np.ndarray) -> np.ndarray:
         filler = _ZERO_CODE if layout.has_codes else 0
         padded = np.full((layout.padded_rows, layout.num_units * _ROW_BYTES), filler, np.uint8)
         padded[: rows.shape[0], : rows.shape[1]] = rows
-    shape = (layout.num_tiles, 2, HALF_ROWS, layout.num_units, _ROW_BYTES // _LANE_BYTES, _LANE_BYTES)
+    shape = (layout.num_tiles, 2, tiles.HALF_ROWS, layout.num_units, _ROW_BYTES // _LANE_BYTES, _LANE_BYTES)
     # [tile][v][g][unit][t][byte] -> [tile][unit][v][g][t][byte]
-    tiles = padded.reshape(shape).transpose(0, 3, 1, 2, 4, 5)
-    return np.ascontiguousarray(tiles).reshape(layout.num_tiles, layout.num_units, UNIT_BYTES)
+    ordered_tiles = padded.reshape(shape).transpose(0, 3, 1, 2, 4, 5)
+    return np.ascontiguousarray(ordered_tiles).reshape(layout.num_tiles, layout.num_units, tiles.UNIT_BYTES)

@@ -92,10 +92,7 @@ class ProblemKind:
     make: Callable[..., Problem]
 
     def of_sizes(self, **sizes: int) -> Problem:
-        """The problem of these sizes.
-
-        Raises: TypeError for others than the parameters of `make`
-        """
+        """The problem of these sizes. Raises: TypeError for others than the parameters of `make`"""
         known = signature(self.make).bind(**sizes)
         known.apply_defaults()
         return replace(self.make(**sizes), name=self.name, sizes=known.arguments)

@@ -109,10 +109,7 @@ def rung_call(name: str, rung_name: str, card: CardFacts, arch: str) -> tuple[St
 
 
 def profile(ncu: Path, request: ProfileRequest, arch: str) -> Counters:
-    """Profile the requested launches with Nsight Compute.
-
-    Raises: DeviceError
-    """
+    """Profile the requested launches with Nsight Compute. Raises: DeviceError"""
     return count(ncu, [sys.executable, "-P", "-c", _BOOTSTRAP, request_json(request)], arch)
 
 

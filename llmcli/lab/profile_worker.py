@@ -33,10 +33,7 @@ def main() -> None:
 
 
 def make_launches(device: Device, request: ProfileRequest) -> None:
-    """Make the requested launches, and mark them.
-
-    Raises: LLMCliError and its subclasses
-    """
+    """Make the requested launches, and mark them. Raises: LLMCliError and its subclasses"""
     device.activate()
     run = partial(run_marked, device, count=NUM_LAUNCHES)
     if isinstance(request, StepRequest):

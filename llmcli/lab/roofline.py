@@ -76,10 +76,7 @@ def measure_steps(
 def load_to_note(
     device: Device, model: Model, lengths: Lengths, *, on_compile: OnCompile, on_load: OnProgress
 ) -> Runner:
-    """Load a model to note its steps.
-
-    Raises: LLMCliError and its subclasses
-    """
+    """Load a model to note its steps. Raises: LLMCliError and its subclasses"""
     return load(
         model,
         max_seq_len=lengths.context,
@@ -133,10 +130,7 @@ def _note(device: Device, run: Callable[[], object]) -> Noted:
 
 
 def starts_of(walk: Walk, noted: Noted) -> list[Callable[[], None]]:
-    """Every launch of a noted step, to be repeated.
-
-    Raises: DeviceError if they are not those of the walk
-    """
+    """Every launch of a noted step, to be repeated. Raises: DeviceError if they are not those of the walk"""
     labels = tuple(starter.label for starter, _ in noted)
     if labels != walk.labels:
         raise DeviceError(

@@ -84,10 +84,7 @@ class Study:
 
 
 def parse_study(text: str, path: str) -> Study:
-    """Read a study's file.
-
-    Raises: UsageError naming file and line
-    """
+    """Read a study's file. Raises: UsageError naming file and line"""
     head, body = _split_head(text)
     first, fields = _fields(head, path)
     title = _TITLE.fullmatch(first)
@@ -128,10 +125,7 @@ def parse_rung(text: str, path: str) -> Rung:
 
 
 def parse_sizes(line: str, path: str) -> list[dict[str, int]]:
-    """All combinations of `num_rows 1; num_columns 512, 1024`.
-
-    Raises: UsageError
-    """
+    """All combinations of `num_rows 1; num_columns 512, 1024`. Raises: UsageError"""
     axes = []
     for part in line.split(";"):
         name, _, numbers = part.strip().partition(" ")
@@ -144,8 +138,8 @@ def parse_sizes(line: str, path: str) -> list[dict[str, int]]:
 
 def _split_head(text: str) -> tuple[list[str], list[str]]:
     lines = text.splitlines()
-    end = next((number for number, line in enumerate(lines) if not line.startswith("//")), len(lines))
-    return [line.removeprefix("//").strip() for line in lines[:end]], lines[end:]
+    head = _comment(lines)
+    return [line.removeprefix("//").strip() for line in head], lines[len(head) :]
 
 
 def _fields(head: Sequence[str], path: str) -> tuple[str, dict[str, list[str]]]:
@@ -248,10 +242,7 @@ _MAX_LENGTH = 200
 
 
 def evaluate(text: str, names: Mapping[str, int]) -> int:
-    """The value of an expression over these names.
-
-    Raises: UsageError
-    """
+    """The value of an expression over these names. Raises: UsageError"""
     try:
         if len(text) > _MAX_LENGTH:
             raise ValueError(f"longer than {_MAX_LENGTH} characters")
@@ -406,20 +397,14 @@ def find_studies(name: str) -> list[str]:
 
 
 def load_study(name: str) -> tuple[Study, Source]:
-    """Load a study by a name from `find_studies`, and its source.
-
-    Raises: UsageError for a file of another form
-    """
+    """Load a study by a name from `find_studies`, and its source. Raises: UsageError for a file of another form"""
     path = _folder() / f"{name}.cu"
     text = path.read_text(encoding="ascii")
     return parse_study(text, f"kernels/studies/{name}.cu"), Source(f"{_FOLDER}/{name}", text)
 
 
 def find_rung(study: Study, name: str) -> Rung:
-    """The rung of that name.
-
-    Raises: UsageError
-    """
+    """The rung of that name. Raises: UsageError"""
     for rung in study.rungs:
         if rung.name == name:
             return rung
@@ -427,10 +412,7 @@ def find_rung(study: Study, name: str) -> Rung:
 
 
 def read_rung(path: Path) -> tuple[Rung, Source]:
-    """A reader's own file with one rung.
-
-    Raises: UsageError
-    """
+    """A reader's own file with one rung. Raises: UsageError"""
     text = CUDA_SOURCE.read_text(path)
     return parse_rung(text, str(path)), Source(f"{_FOLDER}/{_UNSAFE.sub('_', path.stem)}", text, path)
 
@@ -452,10 +434,7 @@ def kernel_names(rung: Rung) -> list[str]:
 
 
 def solve(device: Any, rung: Rung, source: Source, problem: Problem, arrays: Arrays) -> None:
-    """Start all launches of a rung.
-
-    Raises: UsageError for names, types and sizes that do not fit; DeviceError
-    """
+    """Start all launches of a rung. Raises: UsageError for names, types and sizes that do not fit; DeviceError"""
     for call in rung.calls:
         if isinstance(call, KernelCall):
             _launch(device, call, source, problem, arrays)
@@ -540,8 +519,7 @@ def _defined(block: str) -> set[str]:
 
 
 def _comment(lines: list[str]) -> list[str]:
-    end = next((number for number, line in enumerate(lines) if not line.startswith("//")), len(lines))
-    return lines[:end]
+    return list(itertools.takewhile(lambda line: line.startswith("//"), lines))
 
 
 def _without_rungs(block: str) -> str:

@@ -79,10 +79,7 @@ def measure(
     num_rounds: int = 7,
     by_stream: Collection[str] = (),
 ) -> dict[str, Times]:
-    """Time several ways to solve a problem; rounds alternate between them.
-
-    Raises: DeviceError
-    """
+    """Time several ways to solve a problem; rounds alternate between them. Raises: DeviceError"""
     with device.stream, device_errors():
         copies = _copies(problem)
         ways = {name: [partial(start, one) for one in copies] for name, start in starts.items()}
@@ -129,10 +126,7 @@ def run_marked(device: Device, starts: Sequence[Callable[[], None]], count: int)
 
 
 def upload_copies(device: Device, problem: Problem) -> Sequence[Arrays]:
-    """Copy all arrays of a problem until they do not fit in L2 together, up to a limit.
-
-    Raises: DeviceError
-    """
+    """Copy all arrays of a problem until they do not fit in L2 together, up to a limit. Raises: DeviceError"""
     with device.stream, device_errors():
         copies = _copies(problem)
         device.synchronize()

@@ -60,10 +60,7 @@ def launched_names(card: CardFacts, cases: KernelCases) -> set[str]:
 
 
 def verify_kernel(device: Device, cases: KernelCases) -> KernelVerdict:
-    """Run all checks of one kernel.
-
-    Raises: DeviceError for one that fails
-    """
+    """Run all checks of one kernel. Raises: DeviceError for one that fails"""
     largest, faults = [], []
     for problem in cases.checks():
         judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))

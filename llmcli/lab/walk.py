@@ -6,7 +6,6 @@ The launches are those of a dry run. Launches of one kernel that move and comput
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from llmcli.checkpoint.model import Model
 from llmcli.errors import UsageError
@@ -20,7 +19,6 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
-from llmcli.runners.cuda.plan.weight_layout import Projection
 from llmcli.runners.cuda.predict.dry_run import DryModel
 
 # What one launch of a kernel needs of a multiprocessor: registers, shared memory, spills, theoretical occupancy.
@@ -44,10 +42,7 @@ class KernelUse:
 
 
 def require_architecture(arch: str) -> None:
-    """Refuse an architecture whose multiprocessors are not known.
-
-    Raises: UsageError
-    """
+    """Refuse an architecture whose multiprocessors are not known. Raises: UsageError"""
     if arch not in MULTIPROCESSORS:
         raise UsageError(f"the architecture {arch!r} is not known; known are {', '.join(MULTIPROCESSORS)}")
 
@@ -86,10 +81,7 @@ class Lengths:
 
     @classmethod
     def within(cls, maximum: int, prompt: int | None, depth: int | None, rows: int) -> "Lengths":
-        """The requested or usual lengths, in a model whose context limit is `maximum` tokens.
-
-        Raises: UsageError
-        """
+        """The requested or usual lengths, in a model whose context limit is `maximum` tokens. Raises: UsageError"""
         longest_prompt, deepest = min(MAX_PROMPT, maximum), maximum - LEAST_ROOM
         if deepest < 1:
             raise UsageError(f"the model's context limit is {maximum} tokens; {LEAST_ROOM + 1} are needed")
@@ -154,10 +146,7 @@ def card_of(arch: str) -> CardFacts:
 
 
 def plan_walk(model: Model, lengths: Lengths, card: CardFacts) -> MemoryPlan:
-    """The memory that the walk needs.
-
-    Raises: UnsupportedModelError; CheckpointError as `StoredModel.of_model`
-    """
+    """The memory that the walk needs. Raises: UnsupportedModelError; CheckpointError as `StoredModel.of_model`"""
     stored = StoredModel.of_model(model)
     return plan_memory(stored, max_seq_len=lengths.context, num_rows=lengths.rows, chunk_tokens=MAX_PROMPT, card=card)
 
@@ -183,7 +172,10 @@ def walk_model(
     def use(launch: Launch) -> KernelUse:
         return use_of(launch, compiled[launch.stem, launch.name], arch)
 
-    matrices = {one.matrix.tiles.data.ptr: _linear_names(one) for one in dry.weights.projections}
+    matrices = {
+        one.matrix.tiles.data.ptr: " ".join(linear.module.rpartition(".")[2] for linear in one.linears)
+        for one in dry.weights.projections
+    }
     decode, prefill = (_walk(title, step, matrices, use) for title, step in launches.items())
     return decode, prefill
 
@@ -224,7 +216,3 @@ def _matrices_read(launches: Sequence[Launch], matrices: Mapping[int, str]) -> l
             names = (matrices.get(address) for address in addresses_of(launch.arguments))
             read.append(next((name for name in names if name), ""))
     return read
-
-
-def _linear_names(projection: Projection[Any]) -> str:
-    return " ".join(linear.module.rpartition(".")[2] for linear in projection.linears)

@@ -84,7 +84,9 @@ def measure_draft_steps(
     """
     row = runner.open(prompt, _GREEDY)
     try:
-        first = _run_prompt(runner, row, prompt)
+        for span in spans_of_prompt(runner, row, prompt, chooses=True):
+            step = runner.queue([span])
+        first = _token_ids(step.choices())[0]
         text, _ = _decode(runner, row, num_tokens)
         plain: list[float] = []
         medians: list[list[float]] = [[] for _ in range(most + 1)]
@@ -100,13 +102,6 @@ def measure_draft_steps(
         return [DraftFigures(len(prompt), num, spread_of(times), usual) for num, times in enumerate(medians)]
     finally:
         runner.close(row)
-
-
-def _run_prompt(runner: Runner, row: int, prompt: Sequence[int]) -> int:
-    """Run the prompt; return the token chosen after it."""
-    for span in spans_of_prompt(runner, row, prompt, chooses=True):
-        step = runner.queue([span])
-    return _token_ids(step.choices())[0]
 
 
 def _decode(runner: Runner, row: int, count: int) -> tuple[list[int], float]:

@@ -27,10 +27,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy that the card used in a time, and its idle power.
-
-    Units: joules, seconds, watts
-    """
+    """The energy that the card used in a time, and its idle power. Units: joules, seconds, watts"""
 
     joules: float
     seconds: float

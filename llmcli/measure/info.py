@@ -18,10 +18,7 @@ PRECISIONS = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Memory at one precision, without the working memory of a run.
-
-    Units: bytes
-    """
+    """Memory at one precision, without the working memory of a run. Units: bytes"""
 
     weights_bytes: int
     kv_cache_bytes: int

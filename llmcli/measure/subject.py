@@ -15,16 +15,7 @@ from llmcli.checkpoint.model import Model, num_parameters, open_model
 from llmcli.checkpoint.random_weights import OnProgress, write_shape
 from llmcli.engine.drafts import MAX_DRAFT_ROWS
 from llmcli.errors import InsufficientMemoryError
-from llmcli.measure.bench import (
-    Bench,
-    BenchOptions,
-    BenchReport,
-    DecodeFigures,
-    EngineFigures,
-    KernelComparison,
-    PromptFigures,
-    Way,
-)
+from llmcli.measure import bench
 from llmcli.measure.energy import EnergyMeter
 from llmcli.measure.plan import DraftPlan, MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
@@ -117,42 +108,42 @@ def measure_subject(
     planned: TargetPlan,
     runner: Runner,
     load_seconds: float,
-    options: BenchOptions,
+    options: bench.BenchOptions,
     meter: EnergyMeter | str,
     on_progress: OnProgress,
-    comparison: KernelComparison | None = None,
-) -> BenchReport:
+    comparison: bench.KernelComparison | None = None,
+) -> bench.BenchReport:
     """Everything that `llmcli bench` reports. `meter` is the energy meter, or why there is none.
 
     With a `comparison` every figure is measured with the user's kernels and with ours, in turns.
     Raises: DeviceError if what is timed is not what `generate` does
     """
     energy_problem = meter if isinstance(meter, str) else None
-    bench = Bench(runner, planned.predictor, options, None if isinstance(meter, str) else meter)
+    timed = bench.Bench(runner, planned.predictor, options, None if isinstance(meter, str) else meter)
     drafted_depths = options.depths if options.most_drafts else ()
     total = 1 + len(options.prompts) + len(options.depths) + len(drafted_depths)
     with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
-        num_checked_tokens = bench.check_tokens()
+        num_checked_tokens = timed.check_tokens()
     on_progress(1, total)
-    ways: Sequence[Way] = (nullcontext,) if comparison is None else comparison.ways
-    prompts: list[list[PromptFigures]] = []  # of each length: for each way
-    decode: list[list[DecodeFigures]] = []
+    ways: Sequence[bench.Way] = (nullcontext,) if comparison is None else comparison.ways
+    prompts: list[list[bench.PromptFigures]] = []  # of each length: for each way
+    decode: list[list[bench.DecodeFigures]] = []
     for length in options.prompts:
-        prompts.append(bench.measure_prompt(length, ways))
+        prompts.append(timed.measure_prompt(length, ways))
         on_progress(1 + len(prompts), total)
     for depth in options.depths:
-        decode.append(bench.measure_decode(depth, ways))
+        decode.append(timed.measure_decode(depth, ways))
         on_progress(1 + len(prompts) + len(decode), total)
     draft_steps = []
     for place, depth in enumerate(drafted_depths, 1):
-        draft_steps += bench.measure_drafts(depth)
+        draft_steps += timed.measure_drafts(depth)
         on_progress(1 + len(prompts) + len(decode) + place, total)
     engine = None
     if comparison is not None:
-        engine = EngineFigures(
+        engine = bench.EngineFigures(
             comparison.own_kernels, tuple(ours for _, ours in prompts), tuple(ours for _, ours in decode)
         )
-    return BenchReport(
+    return bench.BenchReport(
         model=subject.full_name,
         precision=planned.precision,
         device=runner.description,
@@ -161,7 +152,7 @@ def measure_subject(
         read_bytes_per_second=target.read_bytes,
         load_seconds=load_seconds,
         num_checked_tokens=num_checked_tokens,
-        idle_watts=bench.idle_watts,
+        idle_watts=timed.idle_watts,
         energy_problem=energy_problem,
         prompts=tuple(own for own, *_ in prompts),
         decode=tuple(own for own, *_ in decode),

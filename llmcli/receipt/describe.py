@@ -22,18 +22,7 @@ from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.environment import card_libraries, driver_version, find_driver
 from llmcli.kernels.sources import sources_digest
 from llmcli.reading import CHAT_TEMPLATE
-from llmcli.receipt.receipt import (
-    AdapterFacts,
-    FileFacts,
-    ModelFacts,
-    PromptFacts,
-    Receipt,
-    RunnerFacts,
-    SampleFacts,
-    SamplingFacts,
-    SchemaFacts,
-    StoppingFacts,
-)
+from llmcli.receipt import receipt as facts
 from llmcli.runners.base import Arithmetic
 from llmcli.sampling.params import SPECS, Sampler, SamplingParams
 
@@ -193,7 +182,7 @@ class FileDigests:
         """End without a result."""
         self._has_ended = True
 
-    def wait(self, on_progress: OnProgress) -> dict[str, FileFacts]:
+    def wait(self, on_progress: OnProgress) -> dict[str, facts.FileFacts]:
         """Wait for the end.
 
         Raises: CheckpointError for a file that cannot be read, or has changed since this was made.
@@ -212,7 +201,7 @@ class FileDigests:
         for name, path in self._files.items():
             if _state(path) != self._states[name]:
                 raise CheckpointError(f"{path} changed while the model ran; run again once it no longer changes")
-        return {name: FileFacts(self._states[name].size, found[name]) for name in self._files}
+        return {name: facts.FileFacts(self._states[name].size, found[name]) for name in self._files}
 
     def _work(self) -> None:
         while not self._has_ended:
@@ -249,7 +238,7 @@ def _state(path: Path) -> FileState:
 TEMPLATE_FILE = "--chat-template"  # its name among the model's files
 
 
-def look_at_files(model: Model, prompt: PromptFacts) -> FileDigests:
+def look_at_files(model: Model, prompt: facts.PromptFacts) -> FileDigests:
     """The digests of the files that a text depends on, as they are now; call it before the weights are read.
 
     Raises: CheckpointError.
@@ -267,25 +256,26 @@ def describe_run(
     model: Model,
     runner: "Runner",
     card: int | None,
-    prompt: PromptFacts,
+    prompt: facts.PromptFacts,
     request: "Request",
-    files: Mapping[str, FileFacts],
-    samples: tuple[SampleFacts, ...],
-) -> Receipt:
+    files: Mapping[str, facts.FileFacts],
+    samples: tuple[facts.SampleFacts, ...],
+) -> facts.Receipt:
     """The receipt of a run of `model`, called `name` on the command line, on a card or, without one, the CPU."""
     arithmetic = runner.arithmetic
     text_libraries = ["tokenizers" if "tokenizer.json" in files else "sentencepiece"]
     if prompt.chat:
         text_libraries.append("jinja2")
+    adapters = tuple(facts.AdapterFacts(one.name, commit_of(one.folder), one.weight) for one in model.adapters)
     schema = None
     if request.schema is not None:
         text_libraries.append("llguidance")
-        schema = SchemaFacts(request.schema.grammar.name, request.schema.grammar.lark)
-    return Receipt(
-        model=ModelFacts(name, commit_of(model.checkpoint.folder), files, _adapters(model)),
+        schema = facts.SchemaFacts(request.schema.grammar.name, request.schema.grammar.lark)
+    return facts.Receipt(
+        model=facts.ModelFacts(name, commit_of(model.checkpoint.folder), files, adapters),
         program=describe_program(arithmetic, text_libraries),
         machine=describe_machine(card),
-        runner=RunnerFacts(
+        runner=facts.RunnerFacts(
             description=runner.description,
             device="cpu" if card is None else f"cuda:{card}",
             dtype=arithmetic.dtype,
@@ -295,22 +285,22 @@ def describe_run(
         ),
         prompt=prompt,
         sampling=_sampling(request.sampler),
-        stopping=StoppingFacts(request.max_new_tokens, request.stop_strings, request.at_start),
+        stopping=facts.StoppingFacts(request.max_new_tokens, request.stop_strings, request.at_start),
         samples=samples,
         schema=schema,
     )
 
 
-def describe_samples(finished: "Sequence[Finished]") -> tuple[SampleFacts, ...]:
+def describe_samples(finished: "Sequence[Finished]") -> tuple[facts.SampleFacts, ...]:
     """The texts that have ended."""
     return tuple(
-        SampleFacts(item.sample + 1, item.token_ids, item.text, item.finish_reason)
+        facts.SampleFacts(item.sample + 1, item.token_ids, item.text, item.finish_reason)
         for item in finished
         if item.finish_reason != "interrupted"
     )
 
 
-def sampler_of(receipt: Receipt) -> Sampler:
+def sampler_of(receipt: facts.Receipt) -> Sampler:
     """The sampler that a receipt describes.
 
     Raises: UsageError for parameters, an order or biases that no sampler accepts.
@@ -331,10 +321,6 @@ def sampler_of(receipt: Receipt) -> Sampler:
     )
 
 
-def _adapters(model: Model) -> tuple[AdapterFacts, ...]:
-    return tuple(AdapterFacts(one.name, commit_of(one.folder), one.weight) for one in model.adapters)
-
-
 def _params(parameters: Mapping[str, float]) -> SamplingParams:
     if odd := sorted(parameters.keys() ^ SPECS.keys()):
         what = "unknown" if odd[0] in parameters else "missing"
@@ -343,8 +329,8 @@ def _params(parameters: Mapping[str, float]) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _sampling(sampler: Sampler) -> SamplingFacts:
-    return SamplingFacts(
+def _sampling(sampler: Sampler) -> facts.SamplingFacts:
+    return facts.SamplingFacts(
         seed=sampler.seed,
         parameters=dict(vars(sampler.params)),
         order=sampler.order,

@@ -79,10 +79,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, name: str = "") -> Any:
-    """A value of type `kind` from JSON; `name` is the path to it, such as `samples[0].text`.
-
-    Raises: MalformedError.
-    """
+    """A value of type `kind` from JSON; `name` is the path to it, such as `samples[0].text`. Raises: MalformedError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _read_dataclass(kind, value, name)
@@ -333,10 +330,7 @@ def save_receipt(path: Path, receipt: Receipt, *, replace: bool) -> None:
 
 
 def load_receipt(path: Path) -> LoadedReceipt:
-    """Read a receipt.
-
-    Raises: UsageError if the file cannot be read, is not a receipt, or has an unknown version.
-    """
+    """Read a receipt. Raises: UsageError if the file cannot be read, is not a receipt, or has an unknown version."""
     content = RECEIPT.read_json_object(path)
     if content.pop("format", None) != FORMAT:
         raise UsageError(f'{path} is not a receipt: it lacks the line "format": "{FORMAT}"')

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmcli.differences import first_difference
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, HiddenStates, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.pages import PagePool, PromptIndex
@@ -144,7 +145,7 @@ class SteppingRunner:
                 raise ValueError("a row keeps its place among those that choose, or stays without one")
             if sampler is not None and this.slot is not None:
                 self._device.set_slot(this.slot, sampler, list(prompt))
-            num_common = common_prefix(this.seen_token_ids, prompt)
+            num_common = first_difference(this.seen_token_ids, prompt)
             self._shorten(this, min(num_common, this.num_tokens, len(prompt) - 1))
             this.prompt = list(prompt)
             this.is_mixed = True  # an answer's tokens have other bits than a prompt's
@@ -387,13 +388,3 @@ def _learn(ran: _Ran, chosen: Chosen) -> None:
         ran.row.keep_drafts([choice.token_id for choice in choices[:num_kept]])
     if choices:
         ran.row.learn(choices[-1].token_id, ran.num_tokens + num_kept)
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading tokens that are equal."""
-    length = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length

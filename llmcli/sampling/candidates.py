@@ -104,10 +104,7 @@ def unpack_mask(mask: TokenMask) -> NDArray[np.bool_]:
 
 
 def schema(candidates: Candidates, mask: TokenMask, position: int) -> Candidates:
-    """Keep the tokens that the mask allows.
-
-    Raises: UsageError if the logits exclude all of them.
-    """
+    """Keep the tokens that the mask allows. Raises: UsageError if the logits exclude all of them."""
     kept = candidates.keep(unpack_mask(mask)[candidates.token_ids])
     if not len(kept.token_ids):
         raise UsageError(

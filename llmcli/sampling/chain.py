@@ -47,20 +47,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.sampling import penalties
 from llmcli.sampling.candidates import LARGEST_SCORE, Candidates, History, TokenMask, gather_candidates, schema
 from llmcli.sampling.params import Sampler, SamplingParams
-from llmcli.sampling.penalties import (
-    begin_suppress,
-    dry,
-    encoder_repetition_penalty,
-    eos_ban,
-    forced_eos,
-    frequency_penalty,
-    logit_bias,
-    presence_penalty,
-    repetition_penalty,
-    sequence_bias,
-)
 
 # Random numbers as a function, not a state: Philox4x32-10 keyed by (seed, sample index, position, token id).
 #
@@ -384,15 +373,15 @@ class ChainStep(NamedTuple):
 
 
 PENALTIES = (
-    ChainStep("logit_bias", logit_bias),
-    ChainStep("sequence_bias", sequence_bias),
-    ChainStep("begin_suppress", begin_suppress),
-    ChainStep("eos_ban", eos_ban),
-    ChainStep("encoder_repetition_penalty", encoder_repetition_penalty),
-    ChainStep("repetition_penalty", repetition_penalty),
-    ChainStep("presence_penalty", presence_penalty),
-    ChainStep("frequency_penalty", frequency_penalty),
-    ChainStep("dry", dry),
+    ChainStep("logit_bias", penalties.logit_bias),
+    ChainStep("sequence_bias", penalties.sequence_bias),
+    ChainStep("begin_suppress", penalties.begin_suppress),
+    ChainStep("eos_ban", penalties.eos_ban),
+    ChainStep("encoder_repetition_penalty", penalties.encoder_repetition_penalty),
+    ChainStep("repetition_penalty", penalties.repetition_penalty),
+    ChainStep("presence_penalty", penalties.presence_penalty),
+    ChainStep("frequency_penalty", penalties.frequency_penalty),
+    ChainStep("dry", penalties.dry),
 )
 FILTERS = (
     ChainStep("temperature", temperature),
@@ -404,7 +393,7 @@ FILTERS = (
     ChainStep("xtc", xtc),
     ChainStep("mirostat", mirostat),
 )
-FORCED_EOS = ChainStep("forced_eos", forced_eos)
+FORCED_EOS = ChainStep("forced_eos", penalties.forced_eos)
 _FILTERS_BY_NAME = {step.name: step for step in FILTERS}
 
 

@@ -33,10 +33,7 @@ class Constraint:
 
 
 def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
-    """Read our keys among `values`.
-
-    Raises: UsageError for two of them, and for a value of another type.
-    """
+    """Read our keys among `values`. Raises: UsageError for two of them, and for a value of another type."""
     given = [kind for kind in _EXPECTED if kind in values]
     if values.get("json_output") is False:  # asks for nothing
         given.remove("json_output")

@@ -38,11 +38,6 @@ _REPEATED = re.compile(r"/(\[(?:[^\]\\]|\\.)*\])/([*+])")
 _SET_OPERATION = re.compile(r"&&|--|~~")  # in Rust's regular expressions, not in GBNF
 
 
-def is_gbnf(text: str) -> bool:
-    """Whether a grammar is written in GBNF."""
-    return _RULE.search(text) is not None
-
-
 def gbnf_as_lark(name: str, text: str) -> str:
     """The same grammar in Lark's syntax. Raises: UsageError with the line"""
     bare = _QUOTED_GBNF.sub(lambda match: "_" + "\n" * match[0].count("\n") + "_" * (len(match[0]) - 1), text)
@@ -283,7 +278,7 @@ def lark_grammar(name: str, text: str) -> Grammar:
 
     Raises: UsageError for what llguidance does not read, and for special tokens.
     """
-    if is_gbnf(text):
+    if _RULE.search(text):
         text = gbnf_as_lark(name, text)
     check_lark(name, text)
     return _checked(name, text + _NO_FORCING)
@@ -352,10 +347,7 @@ class GrammarProcess:
         )
 
     def grammar(self, constraint: Constraint) -> Grammar:
-        """Read the grammar.
-
-        Raises: as `grammar_of`; TokenizerError if it takes too much time or memory
-        """
+        """Read the grammar. Raises: as `grammar_of`; TokenizerError if it takes too much time or memory"""
         answer = self._process.ask(asdict(constraint), LIMIT_SECONDS)
         if isinstance(answer, str):
             raise UsageError(answer)

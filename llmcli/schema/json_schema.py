@@ -13,22 +13,7 @@ from urllib.parse import quote, unquote
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
-from llmcli.schema.keywords import (
-    ANNOTATIONS,
-    BOUNDS,
-    COUNTS,
-    FORMATS,
-    FREE_FORMATS,
-    HELD,
-    LISTS,
-    NAMED,
-    ONE,
-    PATTERNS,
-    REFUSED_FORMATS,
-    UNEVALUATED,
-    References,
-    escaped,
-)
+from llmcli.schema import keywords
 from llmcli.schema.rewriting import Made, rewritten
 
 # Translates regular expressions of ECMA-262, as in JSON Schema, into a form that Python and llguidance read alike.
@@ -67,11 +52,6 @@ def from_ecma(regex: str) -> str:
             is_in_set = False
         written += _translated(found, is_in_set)
     return written + regex[last:]
-
-
-def without_properties(regex: str) -> str:
-    """For Python, which has no properties: one letter stands for each."""
-    return _PROPERTY.sub("a", regex)
 
 
 def _translated(found: re.Match[str], is_in_set: bool) -> str:
@@ -186,7 +166,8 @@ def as_in_json(where: str, regex: str) -> str:
             r"write \] for a bracket, and [\s\S] for any character"
         )
     ours = from_ecma(regex)
-    check_regex(where, without_properties(ours), shown=regex)
+    # Python has no properties: one letter stands for each.
+    check_regex(where, _PROPERTY.sub("a", ours), shown=regex)
     return _CHARACTERS.sub(lambda found: found[0] if found["other"] else _written(found[0]), ours)
 
 
@@ -203,7 +184,11 @@ def find_endless(schemas: Mapping[str, Any]) -> str | None:
     num_before = -1
     while num_before < len(ends):
         num_before = len(ends)
-        ends |= {path for path in schemas if path not in ends and _may_end(schemas, path, ends)}
+        ends |= {
+            path
+            for path in schemas
+            if path not in ends and all(any(need in ends for need in needs) for needs in _needs(schemas, path))
+        }
     path, passed = "#/$defs/0", list[str]()
     while path not in ends:
         if path in passed:
@@ -211,10 +196,6 @@ def find_endless(schemas: Mapping[str, Any]) -> str | None:
         passed.append(path)
         path = next(need for needs in _needs(schemas, path) for need in needs if not any(n in ends for n in needs))
     return None
-
-
-def _may_end(schemas: Mapping[str, Any], path: str, ends: set[str]) -> bool:
-    return all(any(need in ends for need in needs) for needs in _needs(schemas, path))
 
 
 def _needs(schemas: Mapping[str, Any], path: str) -> Iterator[list[str]]:
@@ -232,7 +213,7 @@ def _needs(schemas: Mapping[str, Any], path: str) -> Iterator[list[str]]:
     if schema.get("type") in ("object", ["object"]):
         for key in schema.get("required", []):
             if key in schema.get("properties", {}):
-                yield [f"{path}/properties/{escaped(key)}"]
+                yield [f"{path}/properties/{keywords.escaped(key)}"]
     if schema.get("type") in ("array", ["array"]) and isinstance(schema.get("minItems"), int):
         prefix = schema.get("prefixItems", [])
         yield from ([f"{path}/prefixItems/{index}"] for index in range(min(len(prefix), schema["minItems"])))
@@ -266,7 +247,7 @@ class CheckedSchema:
         self._is_strict = is_strict
         self._is_old = _is_old_draft(name, schema)
         self._notes: dict[str, None] = {}
-        self._references = References(name, schema)
+        self._references = keywords.References(name, schema)
         self._schemas: dict[str, Any] = {}  # all schemas in it, in llguidance's form, by path
         self._shown: dict[str, str] = {}  # their places
         self._below: dict[str, list[str]] = {}  # for each, the paths directly inside it
@@ -338,27 +319,27 @@ class CheckedSchema:
         plain = rewritten(self.name, schema, place, self._references)
 
         def inner(one: Any, *parts: str) -> Any:
-            way = "".join(f"/{escaped(part)}" for part in parts)
+            way = "".join(f"/{keywords.escaped(part)}" for part in parts)
             self._below[path].append(path + way)
             return self._check(one, path + way, place + way if is_users else place)
 
         checked: dict[str, Any] = {}
         patterns = []
         for keyword, value in plain.items():
-            where = f"{place}/{escaped(keyword)}"
-            if keyword not in HELD or keyword in ("$defs", "definitions"):
+            where = f"{place}/{keywords.escaped(keyword)}"
+            if keyword not in keywords.HELD or keyword in ("$defs", "definitions"):
                 continue
-            if keyword in NAMED:
+            if keyword in keywords.NAMED:
                 held = {name: inner(one, keyword, name) for name, one in value.items()}
                 if keyword == "patternProperties":
-                    names = [self._check_regex(name, f"{where}/{escaped(name)}", path) for name in held]
+                    names = [self._check_regex(name, f"{where}/{keywords.escaped(name)}", path) for name in held]
                     held = dict(zip(names, held.values(), strict=True))
                 checked[keyword] = held
             elif keyword == "pattern":
                 checked[keyword] = self._check_regex(value, where, path)
-            elif keyword in LISTS:
+            elif keyword in keywords.LISTS:
                 checked[keyword] = [inner(one, keyword, str(at)) for at, one in enumerate(value)]
-            elif keyword in ONE:
+            elif keyword in keywords.ONE:
                 checked[keyword] = inner(value, keyword)
             elif keyword in ("$ref", "$dynamicRef"):
                 target = self._references.target(plain if not is_users else schema)
@@ -367,17 +348,18 @@ class CheckedSchema:
             elif keyword in ("const", "enum"):
                 self._check_value(value, where)
                 checked[keyword] = value
-            elif keyword in BOUNDS:
+            elif keyword in keywords.BOUNDS:
                 self._add_bound(checked, keyword, schema, where)
             elif keyword == "format":
-                if value in PATTERNS:
-                    patterns.append({"pattern": PATTERNS[value]})
-                elif value in FORMATS:
+                if value in keywords.PATTERNS:
+                    patterns.append({"pattern": keywords.PATTERNS[value]})
+                elif value in keywords.FORMATS:
                     checked[keyword] = value
-                elif value in REFUSED_FORMATS:
-                    what = f"{keyword!r} at {place} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern"
+                elif value in keywords.REFUSED_FORMATS:
+                    known = ", ".join(keywords.FORMATS)
+                    what = f"{keyword!r} at {place} is {value!r}, expected one of {known}, or a pattern"
                     raise UsageError(f"{self.name}: {what}")
-            elif keyword in COUNTS and isinstance(value, float) and value.is_integer():
+            elif keyword in keywords.COUNTS and isinstance(value, float) and value.is_integer():
                 checked[keyword] = int(value)
             else:
                 checked[keyword] = value
@@ -406,7 +388,7 @@ class CheckedSchema:
             raise UsageError(f"{self.name}: {where} is {shown(value)}, expected -2**53 to 2**53, or a string")
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for name, one in inner:
-            self._check_value(one, f"{where}/{escaped(str(name))}")
+            self._check_value(one, f"{where}/{keywords.escaped(str(name))}")
 
     def _add_bound(self, checked: dict[str, Any], keyword: str, schema: dict[str, Any], where: str) -> None:
         """Add a bound that llguidance does not round; in draft 4, true means that another bound is exclusive.
@@ -425,15 +407,17 @@ class CheckedSchema:
 
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:
         where, value = f"{self.name}: {keyword!r} at {place}", schema[keyword]
-        if keyword not in HELD and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+        if keyword not in keywords.HELD and keyword not in keywords.ANNOTATIONS and not keyword.startswith("x-"):
             hint = '; use "type": [..., "null"]' if keyword == "nullable" else ""
             if value not in (None, False):
                 self._note(f"{keyword!r} at {place} is not of JSON Schema and binds nothing{hint}")
         what = f"{self.name}: {place}/{keyword} is a JSON {_type(value)}"
         is_list = keyword == "items" and isinstance(value, list)
-        if keyword in (*NAMED, *LISTS) and not isinstance(value, dict if keyword in NAMED else list):
-            raise UsageError(f"{what}, expected {'an object' if keyword in NAMED else 'a list'} of schemas")
-        if keyword in (*ONE, *UNEVALUATED) and not isinstance(value, dict | bool) and not is_list:
+        if keyword in (*keywords.NAMED, *keywords.LISTS) and not isinstance(
+            value, dict if keyword in keywords.NAMED else list
+        ):
+            raise UsageError(f"{what}, expected {'an object' if keyword in keywords.NAMED else 'a list'} of schemas")
+        if keyword in (*keywords.ONE, *keywords.UNEVALUATED) and not isinstance(value, dict | bool) and not is_list:
             raise UsageError(f"{what}, expected a schema, an object")
         if keyword in ("exclusiveMinimum", "exclusiveMaximum") and value is True:
             other = keyword.removeprefix("exclusive").lower()
@@ -443,7 +427,7 @@ class CheckedSchema:
             raise UsageError(f"{where} is {shown(value)}, expected a list of keys")
         if keyword == "format" and not isinstance(value, str):
             raise UsageError(f"{where} is {shown(value)}, expected a string")
-        if keyword == "format" and value not in (*FORMATS, *FREE_FORMATS, *REFUSED_FORMATS):
+        if keyword == "format" and value not in (*keywords.FORMATS, *keywords.FREE_FORMATS, *keywords.REFUSED_FORMATS):
             self._note(f"'format' at {place} is {shown(value)}, which nobody knows, and binds nothing")
         if keyword == "prefixItems" and self._is_old:
             raise UsageError(f"{where} is of draft 2020-12, and $schema names an older one")

@@ -8,6 +8,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.differences import first_difference
 from llmcli.errors import UsageError
 from llmcli.sampling.candidates import TokenMask, mask_words, pack_mask, unpack_mask
 from llmcli.schema.grammar import NO_TOKEN, Grammar, first_line
@@ -253,7 +254,7 @@ class ConstrainedText:
     def _advance(self, chosen: Sequence[int]) -> None:
         """Move the matcher to the end of `chosen`, after the text's own tokens. It goes back only when needed."""
         ahead = self._taken[self._num_told :]
-        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ahead, chosen, strict=False)))
+        num_same = first_difference(ahead, chosen)
         self._go_back(self._num_told + num_same)
         for token_id in chosen[num_same:]:
             self._take(token_id)

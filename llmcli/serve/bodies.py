@@ -12,18 +12,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
@@ -46,9 +36,9 @@ _UNKNOWN = "unknown_key"
 class Body(BaseModel):
     """An object of JSON, without conversions: "1" is not a number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         if isinstance(value, dict) and len(value) > _MAX_KEYS:  # pydantic would make an error for each
@@ -101,7 +91,7 @@ def _sampling_parameter(name: str) -> Any:
     return Annotated[Any, BeforeValidator(check)], None
 
 
-Sampling = create_model("Sampling", __base__=Body, **{name: _sampling_parameter(name) for name in SPECS})
+Sampling = pydantic.create_model("Sampling", __base__=Body, **{name: _sampling_parameter(name) for name in SPECS})
 
 
 _FIELDS = {"schema": "schema_"}  # keys whose field has another name
@@ -130,7 +120,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     choice: Any = None
     grammar: Any = None
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         with _refused(""):
@@ -141,7 +131,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         """The sampling parameters given."""
         return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _check_constraint(self) -> "TextsBody":
         _ = self.constraint
         if not self.stream and (self.includes_usage or self.counts_in_pieces):
@@ -192,7 +182,7 @@ class ChatBody(TextsBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _refuse_contradictions(self) -> "ChatBody":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             message = "max_tokens and max_completion_tokens set the same limit; give one of them"
@@ -234,7 +224,7 @@ class CompletionBody(TextsBody):
     echo: bool = False
     max_tokens: Annotated[int, Field(ge=0)] | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _refuse_contradictions(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
             raise Refusal(400, "max_tokens is 0, expected >= 1, or echo: true", param="max_tokens")
@@ -259,7 +249,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Messages | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _refuse_contradictions(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             given = "missing" if self.prompt is None else "given"

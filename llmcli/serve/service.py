@@ -461,10 +461,7 @@ class Service:
     bodies: HeldBodies = field(default_factory=HeldBodies)
 
     async def read_schema(self, client: Hashable, constraint: Constraint) -> Grammar:
-        """The grammar of texts, for the engine.
-
-        Raises: Refusal for what cannot be followed exactly
-        """
+        """The grammar of texts, for the engine. Raises: Refusal for what cannot be followed exactly"""
         try:
             return await self.schema_reader.run(client, lambda: self.model.grammar(constraint))
         except (UsageError, TokenizerError) as error:

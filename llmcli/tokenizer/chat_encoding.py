@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llmcli.differences import first_difference
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
 from llmcli.tokenizer.base import Tokenizer, read_optional_object
@@ -531,7 +532,7 @@ def _kept_ids(
     num_before = len(full) - len(content)  # reasoning, or that first space
     num_spaces = len(content) - len(content.lstrip())  # which some templates trim and write themselves
     for start in (begin - num_before, begin - num_before - num_spaces):
-        num_same = len(os.path.commonprefix([hidden, text[start:]])) if start >= 0 else 0
+        num_same = first_difference(hidden, text[start:]) if start >= 0 else 0
         if num_same > num_before + num_spaces:
             break
     else:

@@ -76,7 +76,10 @@ def _compile(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_TemplateDict(), namespace=_TemplateNamespace
+        raise_exception=_raise_exception,
+        strftime_now=lambda format: datetime.datetime.now().strftime(format),
+        dict=_TemplateDict(),
+        namespace=_TemplateNamespace,
     )
     return environment.from_string(source)
 
@@ -94,10 +97,6 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
 
 
 class _GenerationTag(jinja2.ext.Extension):

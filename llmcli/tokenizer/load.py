@@ -40,10 +40,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _read(path: Path) -> bytes:
-    """The content of the file.
-
-    Raises: TokenizerError if it cannot be read or is a well-known wrong kind of file.
-    """
+    """The content of the file. Raises: TokenizerError if it cannot be read or is a well-known wrong kind of file."""
     content = TOKENIZER_MODEL.read_bytes(path)
     head = content[:1024]
     if not head:

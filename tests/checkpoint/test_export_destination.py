@@ -116,7 +116,7 @@ def test_too_little_memory(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("llmcli.checkpoint.export.quantize_rows", refuse)
+    monkeypatch.setattr("llmcli.quantization.rounding.quantize_rows", refuse)
     with pytest.raises(InsufficientMemoryError, match="out of memory"):
         export(source, tmp_path / "export", INT8)
     monkeypatch.undo()

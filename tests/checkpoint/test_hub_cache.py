@@ -203,6 +203,6 @@ def test_a_cache_that_may_not_be_read(two_revisions: tuple[Path, Path], monkeypa
     def fail(path: Path) -> None:
         raise PermissionError(13, "Permission denied", "SOMEWHERE")
 
-    monkeypatch.setattr("llmcli.checkpoint.hub.scan_cache", fail)
+    monkeypatch.setattr("llmcli.checkpoint.hub_library.scan_cache", fail)
     with pytest.raises(CheckpointError, match="^the cache .* cannot be read: SOMEWHERE: Permission denied$"):
         list_cached_models()

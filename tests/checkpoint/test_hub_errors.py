@@ -207,7 +207,7 @@ def test_a_full_disk(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("llmcli.checkpoint.hub.HubClient.download", fail)
+    monkeypatch.setattr("llmcli.checkpoint.hub_client.HubClient.download", fail)
     expected = f"the disk of {constants.HF_HUB_CACHE} is full; free some space, then try again"
     assert refusal("org/tiny").startswith(expected)
 

@@ -10,7 +10,7 @@ from hub_server import HubServer
 from huggingface_hub import constants
 
 from llmcli.checkpoint.hub import list_cached_models, plan_removal, resolve_model
-from llmcli.checkpoint.hub_files import (
+from llmcli.checkpoint.hub_client import (
     checked_commit,
     checked_etag,
     checked_revision,

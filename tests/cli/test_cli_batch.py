@@ -18,8 +18,8 @@ from batch.fake_scheduler import FakeScheduler
 from results import Llmcli
 
 from llmcli import __version__
-from llmcli.cli import lazy
 from llmcli.cli.session import Session
+from llmcli.engine import scheduler
 
 PLAIN = ("--chat-template", "plain")
 LENGTH = ("--max-new-tokens", 6)
@@ -251,7 +251,7 @@ def test_what_fails_is_written_down_and_tried_again(
     source, output = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, "--quiet")
     with monkeypatch.context() as context:
-        context.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: FakeScheduler(failing=ord("A")))
+        context.setattr("llmcli.engine.scheduler.Scheduler", lambda *_, **__: FakeScheduler(failing=ord("A")))
         told = llmcli(*arguments)
     told.expect_error(1, f"2 of 3 prompts failed; see their lines in {output}; run the same command again")
     found = results(output)
@@ -271,8 +271,8 @@ def test_ctrl_c_says_how_to_go_on(
     llmcli: Llmcli, tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, output = files
-    scheduler = FakeScheduler(num_rows=1, last_step=9)
-    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: scheduler)
+    failing = FakeScheduler(num_rows=1, last_step=9)
+    monkeypatch.setattr("llmcli.engine.scheduler.Scheduler", lambda *_, **__: failing)
     told = llmcli("batch", source, output, "-m", tiny_llama)
     assert told.exit_code == 130
     num_ended = len(results(output))
@@ -290,8 +290,8 @@ def test_ctrl_c_after_the_last_result_says_how_to_go_on(
         raise KeyboardInterrupt
 
     source, output = files
-    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: FakeScheduler())
-    monkeypatch.setattr("llmcli.cli.batch_engines.loaded_objects_set_aside", interrupted_at_its_end)
+    monkeypatch.setattr("llmcli.engine.scheduler.Scheduler", lambda *_, **__: FakeScheduler())
+    monkeypatch.setattr("llmcli.cli.batch.loaded_objects_set_aside", interrupted_at_its_end)
     told = llmcli("batch", source, output, "-m", tiny_llama)
     assert told.exit_code == 130
     assert told.stderr.splitlines()[-1].startswith("Interrupted: 3 of 3 prompts are done; ")
@@ -352,13 +352,13 @@ def test_newcomers_follow_no_clock(
     llmcli: Llmcli, tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for the next token, so the number of new prompts in a step does not depend on time."""
-    make, asked = lazy.Scheduler, []
+    make, asked = scheduler.Scheduler, []
 
     def note(*arguments: Any, **options: Any) -> Any:
         asked.append(options["wait_seconds"])
         return make(*arguments, **options)
 
-    monkeypatch.setattr(lazy, "Scheduler", note, raising=False)
+    monkeypatch.setattr(scheduler, "Scheduler", note)
     assert llmcli("batch", *files, "-m", tiny_llama, "--max-new-tokens", 2).exit_code == 0
     assert asked == [math.inf]
 

@@ -27,7 +27,7 @@ from results import Llmcli, Result
 from llmcli.batch import on_ray
 from llmcli.batch.output import Journal
 from llmcli.batch.shards import load_record
-from llmcli.cli.batch_engines import LEAST_RAY
+from llmcli.cli.batch import LEAST_RAY
 from llmcli.engine.remote.worker import AskedEngine
 
 NEEDS_RAY = "--ray needs Ray 2.60 or later: run `pip install 'llmcli[ray]'`"

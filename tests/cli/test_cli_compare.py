@@ -15,7 +15,7 @@ from docs_schemas import check_docs_schema
 from results import Llmcli
 from tiny_models import write_tiny_llama
 
-from llmcli.cli import doctor, lazy
+from llmcli.cli import doctor
 from llmcli.cli.evaluate import marked
 from llmcli.cli.terminal import visible
 from llmcli.cli.units import divergence
@@ -171,8 +171,8 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[KernelVerdict], L
         device: Any = SimpleNamespace(name="A card", arch="sm_90", activate=lambda: None)
         monkeypatch.setattr(doctor.RunnerOptions, "require_card", lambda self, why: 0)
         monkeypatch.setattr(doctor, "_compare", compare)
-        monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=lambda card: device), raising=False)
-        monkeypatch.setattr(lazy, "verify_kernels", lambda opened, on_compile: iter(kernels), raising=False)
+        monkeypatch.setattr("llmcli.kernels.device.Device.open", lambda card: device)
+        monkeypatch.setattr("llmcli.lab.verify.verify_kernels", lambda opened, on_compile: iter(kernels))
 
     seen: list[tuple[int, ...]] = []
     replace.seen = seen  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 from results import Llmcli
 
 from llmcli.checkpoint.random_weights import shape_model
-from llmcli.cli import device_choice, lazy
+from llmcli.cli import device_choice
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.device_targets import CardTarget
 from llmcli.cli.output.base import decode_wall_seconds
@@ -128,10 +128,10 @@ def hopper(machine: Callable[[Driver | None], None], monkeypatch: pytest.MonkeyP
     machine(Driver((13, 0), (NEW_CARD, NEW_CARD)))
     card = SimpleNamespace(name="Card", index=0, facts=TYPICAL_CARD)
     rates = Rates(4.5e12, {"float16": 7e14, "bfloat16": 7e14, "float32": 5e13})
-    monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=lambda index: card), raising=False)
-    monkeypatch.setattr(lazy, "measure_rates", lambda device, types: rates, raising=False)
-    monkeypatch.setattr(lazy, "free_bytes", lambda: 80 * 2**30, raising=False)
-    monkeypatch.setattr(lazy, "open_meter", lambda card: "no meter", raising=False)
+    monkeypatch.setattr("llmcli.kernels.device.Device.open", lambda index: card)
+    monkeypatch.setattr("llmcli.runners.cuda.predict.rates.measure_rates", lambda device, types: rates)
+    monkeypatch.setattr("llmcli.runners.cuda.step.arena.free_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr("llmcli.measure.energy.open_meter", lambda card: "no meter")
 
 
 @pytest.mark.usefixtures("hopper")

@@ -128,7 +128,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     marks, labels = placed_marks([place_calls(one, CEILINGS) for one in STEPS])
     for suffix, head in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
-        lazy.save_figure(tmp_path / f"plot{suffix}", "a title", marks, labels, 1e12, CEILINGS.flops)
+        lazy.roofline_figure.save_figure(tmp_path / f"plot{suffix}", "a title", marks, labels, 1e12, CEILINGS.flops)
         assert (tmp_path / f"plot{suffix}").read_bytes().startswith(head)
 
 

@@ -25,7 +25,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.cli import bench as bench_command
-from llmcli.cli import device_choice, lazy
+from llmcli.cli import device_choice
 from llmcli.cli.own_kernels import change_text
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.sources import flatten_text, text_digest
@@ -118,8 +118,8 @@ def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
         return KernelVerdict(cases.stem, 54, 0, 0.5, "")
 
     monkeypatch.setattr(device_choice, "_card_problem", lambda index: None)
-    monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=open_card), raising=False)
-    monkeypatch.setattr(lazy, "load_on_card", load_here, raising=False)
+    monkeypatch.setattr("llmcli.kernels.device.Device.open", open_card)
+    monkeypatch.setattr("llmcli.runners.cuda.load.model.load", load_here)
     monkeypatch.setattr(own_checks, "verify_kernel", verify)
     times = {"own": Times(2e-6, 1e-6), "engine": Times(3e-6, 2e-6)}
     monkeypatch.setattr(own_checks, "measure", lambda *arguments: times)
@@ -228,9 +228,9 @@ def bench(llmcli: Llmcli, model: Path, card: list[str], mine: Path, monkeypatch:
 
     target = SimpleNamespace(description="A card", read_bytes=1e12)
     monkeypatch.setattr(bench_command, "open_target", lambda options, subject: target)
-    monkeypatch.setattr(lazy, "plan_bench", lambda *given, **named: SimpleNamespace(num_rows=2), raising=False)
-    monkeypatch.setattr(lazy, "open_meter", lambda card: "no meter", raising=False)
-    monkeypatch.setattr(lazy, "measure_subject", measure_subject, raising=False)
+    monkeypatch.setattr("llmcli.measure.subject.plan_bench", lambda *given, **named: SimpleNamespace(num_rows=2))
+    monkeypatch.setattr("llmcli.measure.energy.open_meter", lambda card: "no meter")
+    monkeypatch.setattr("llmcli.measure.subject.measure_subject", measure_subject)
     return functools.partial(llmcli, "bench", model, "--prompt", 100, "--depth", 50, "--tokens", 8, "--rows", 2)
 
 

@@ -134,7 +134,7 @@ def test_a_stopped_run_is_taken_up_or_begun_anew(
     llmcli: Llmcli, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: tuple[object, ...]
 ) -> None:
     calls: list[object] = []
-    measure_quality = export.measure_quality
+    measure_quality = export.rounding.measure_quality
 
     def interrupted(errors: Any) -> object:
         calls.append(errors)
@@ -144,7 +144,7 @@ def test_a_stopped_run_is_taken_up_or_begun_anew(
 
     command = ("quantize", wide, tmp_path / "int8", "--shard-size", "0.05MB")
     with monkeypatch.context() as patch:
-        patch.setattr(export, "measure_quality", interrupted)
+        patch.setattr(export.rounding, "measure_quality", interrupted)
         result = llmcli(*command)
     assert result.exit_code == 130
     assert "Stopped: run the same command again to resume" in result.stderr

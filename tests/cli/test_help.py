@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from results import Llmcli
 from test_docs import options_of, table_rows
 
+from llmcli.cli.command import ALIASES, COMMAND_ALIASES, refuse_unknown_option
 from llmcli.cli.main import COMMANDS, main
-from llmcli.cli.option_names import ALIASES, COMMAND_ALIASES, refuse_unknown_option
 from llmcli.errors import UsageError
 
 GROUPS = {"models": ("list", "rm"), "kernels": ("compare", "profile")}

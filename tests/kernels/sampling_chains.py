@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llmcli.lab.sampler_chains import NUM_PROMPT_TOKENS, make_logits
+from llmcli.lab.cases.sample_token import NUM_PROMPT_TOKENS, make_logits
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.params import Sampler
 

@@ -29,7 +29,7 @@ from llmcli.kernels.sample_token import (
     sample_token,
 )
 from llmcli.kernels.sources import flatten
-from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
+from llmcli.lab.cases.sample_token import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.step.packed_sampler import pack_sampler
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import Sampler, SamplingParams

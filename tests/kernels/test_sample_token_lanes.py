@@ -10,7 +10,7 @@ from test_sample_token import begin, write_texts
 
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, ROW_SAMPLER, RowLayout, sample_token
-from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, make_logits, make_prompts, make_sampler
+from llmcli.lab.cases.sample_token import CHAINS, NUM_PROMPT_TOKENS, make_logits, make_prompts, make_sampler
 
 cupy = pytest.importorskip("cupy")
 

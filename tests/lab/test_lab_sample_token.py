@@ -10,8 +10,8 @@ from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, ROW_SAMPLER, Ro
 from llmcli.kernels.sources import flatten
 from llmcli.lab.cases import sample_token
 from llmcli.lab.cases.reductions import read_bandwidth_case
+from llmcli.lab.cases.sample_token import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_sampler
 from llmcli.lab.problem import Problem, find_mismatch
-from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_sampler
 
 
 def words(problem: Problem) -> dict[int, int]:

@@ -265,7 +265,7 @@ def test_the_command_line_imports_late_in_one_module(module: str) -> None:
         assert not re.search(rf"from {re.escape(LAZY)} import", text), f"{module} would import early"
 
 
-def test_lazy_names_are_there_and_are_used() -> None:
+def test_lazy_modules_are_there_and_are_used() -> None:
     """They are the imports that mypy reads; nothing else gives a name."""
     tree = ast.parse(modules()[LAZY].read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
@@ -273,12 +273,8 @@ def test_lazy_names_are_there_and_are_used() -> None:
     declared = [alias.asname or alias.name for node in block.body for alias in node.names]  # type: ignore[attr-defined]
     assert sorted(declared) == sorted(lazy.find_places())  # no name stands for two things
     used = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmcli" / "cli").rglob("*.py"))
-    for name, (module, attribute) in lazy.find_places().items():
-        tree = ast.parse(modules()[f"llmcli.{module}"].read_text(encoding="utf-8"))
-        names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-        names |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
-        names |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
-        assert attribute in names, f"{module} has no {attribute}"
+    for name, module in lazy.find_places().items():
+        assert f"llmcli.{module}" in modules()
         assert re.search(rf"\blazy\.{name}\b", used), f"nobody uses {name}"
 
 

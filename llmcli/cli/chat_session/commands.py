@@ -26,7 +26,7 @@ from llmcli.cli.chat_session.state import (
     Outcome,
     Talk,
 )
-from llmcli.cli.option_names import near_names
+from llmcli.cli.command import near_names
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
     likelihood_level,

@@ -56,7 +56,7 @@ def open_prompt_line(history_path: Path, state: Talk) -> PromptLine:
     """The prompt line that this terminal allows; `history_path` keeps what was typed."""
     if os.environ.get("TERM", "").lower() in TEXT_ONLY_TERMINALS:
         return BareLine()
-    return lazy.LineEditor({command.name: command.help for command in commands_of(state)}, history_path)
+    return lazy.line_editor.LineEditor({command.name: command.help for command in commands_of(state)}, history_path)
 
 
 def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer]) -> None:
@@ -111,7 +111,7 @@ def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer])
 def _keys_unseen() -> AbstractContextManager[None]:
     """Keep typed keys out of an answer. A Windows console echoes only while it is read."""
     is_posix = sys.platform != "win32"
-    return lazy.keys_unseen() if is_posix and sys.stdin.isatty() else nullcontext()
+    return lazy.key_echo.keys_unseen() if is_posix and sys.stdin.isatty() else nullcontext()
 
 
 def read_messages() -> Iterator[str]:

@@ -23,7 +23,7 @@ class RemoteChat:
     With a seed the next answer to a message has the next seed: a server has no sample indices.
     """
 
-    def __init__(self, client: lazy.ServerClient, conversation: Conversation, asked: Mapping[str, Any]):
+    def __init__(self, client: lazy.server_client.ServerClient, conversation: Conversation, asked: Mapping[str, Any]):
         self.client = client
         self.asked = dict(asked)
         self._conversation = conversation

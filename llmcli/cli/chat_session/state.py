@@ -143,7 +143,7 @@ class ChatSession(Talk):
     """A conversation with a model that runs here."""
 
     session: Session
-    chat: lazy.Chat
+    chat: lazy.chat.Chat
     sampling: ResolvedSampling
     sampler_flags: SamplerFlags
     turn_end_token_ids: frozenset[int]

@@ -12,18 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.cli import lazy
+from llmcli.cli.output import page_kit as kit
 from llmcli.cli.output.base import Output, RunFacts
-from llmcli.cli.output.page_kit import (
-    PAGE,
-    PageParts,
-    html_text,
-    render,
-    rounded,
-    skyline,
-    story,
-    token_spans,
-    write_page,
-)
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
@@ -51,7 +41,7 @@ SUMMARIZED = ("temperature", "top_p")  # settings named at the top even if not s
 SKYLINE_BITS = 10.0  # surprise that fills the height of the skyline: one chance in 1,024
 
 
-def road_data(tokenizer: lazy.Tokenizer, road: lazy.Road) -> dict[str, Any]:
+def road_data(tokenizer: lazy.tokenizer.Tokenizer, road: lazy.roads.Road) -> dict[str, Any]:
     """A road as the script reads it: place, token, its probability, and each word as [text, probability].
 
     A token without text, such as the end of the text, has its piece and a 1 as a third value.
@@ -59,13 +49,13 @@ def road_data(tokenizer: lazy.Tokenizer, road: lazy.Road) -> dict[str, Any]:
     return {
         "place": road.fork.place,
         "id": road.fork.token_id,
-        "chance": rounded(road.fork.probability),
+        "chance": kit.rounded(road.fork.probability),
         "words": [_word(tokenizer, token) for token in road.tokens],
         "end": ROAD_ENDS[road.end],
     }
 
 
-def roads_html(tokenizer: lazy.Tokenizer, drawn: Sequence[int], roads: Sequence[lazy.Road]) -> str:
+def roads_html(tokenizer: lazy.tokenizer.Tokenizer, drawn: Sequence[int], roads: Sequence[lazy.roads.Road]) -> str:
     """The roads that leave the text of the ids `drawn`, in the order of their places; nothing if there are none."""
     if not roads:
         return ""
@@ -77,10 +67,11 @@ def roads_html(tokenizer: lazy.Tokenizer, drawn: Sequence[int], roads: Sequence[
         end = f' <span class="road-end">{ROAD_ENDS[road.end]}</span>' if ROAD_ENDS[road.end] else ""
         items.append(
             f'<li><button type="button" class="road-link" data-road="{number}">'
-            f"<span>token {place + 1}: <s>{html_text(taken)}</s> → "
-            f"<b>{html_text(show_piece(tokenizer, begin.token_id))}</b></span> "
+            f"<span>token {place + 1}: <s>{kit.html_text(taken)}</s> → "
+            f"<b>{kit.html_text(show_piece(tokenizer, begin.token_id))}</b></span> "
             f'<span class="amount">{percent(road.fork.probability)}</span></button>'
-            f'<p class="road-text" dir="auto"><b>{html_text(begin.text.lstrip())}</b>{html_text(text)}{end}</p></li>'
+            f'<p class="road-text" dir="auto"><b>{kit.html_text(begin.text.lstrip())}</b>'
+            f"{kit.html_text(text)}{end}</p></li>"
         )
     return (
         '<section class="roads"><h2>Roads not taken</h2>'
@@ -90,8 +81,8 @@ def roads_html(tokenizer: lazy.Tokenizer, drawn: Sequence[int], roads: Sequence[
     )
 
 
-def _word(tokenizer: lazy.Tokenizer, token: lazy.RoadToken) -> list[Any]:
-    probability = rounded(token.probability)
+def _word(tokenizer: lazy.tokenizer.Tokenizer, token: lazy.roads.RoadToken) -> list[Any]:
+    probability = kit.rounded(token.probability)
     if tokenizer.token_bytes(token.token_id):
         return [token.text, probability]
     return [show_piece(tokenizer, token.token_id), probability, 1]
@@ -102,7 +93,7 @@ class PageToken:
     """A generated token and the views of its choice."""
 
     token_id: int
-    inspection: lazy.Inspection
+    inspection: lazy.inspect.Inspection
 
     @property
     def probability(self) -> float:
@@ -122,20 +113,22 @@ class PageSample:
     choices: Sequence[PageToken]
     shares: Sequence[Share]
     finished: Finished
-    roads: Sequence[lazy.Road] = ()
+    roads: Sequence[lazy.roads.Road] = ()
 
 
 def render_page(facts: RunFacts, samples: Sequence[PageSample]) -> str:
     """The whole page."""
     # A prompt that the text continues is shown as its beginning; one wrapped in a chat template is shown apart.
     is_continued = decode(facts.tokenizer, facts.prompt_token_ids, at_start=True) == facts.prompt
-    prompt = f'<span class="prompt">{html_text(facts.prompt)}</span>' if is_continued and facts.prompt else ""
+    prompt = f'<span class="prompt">{kit.html_text(facts.prompt)}</span>' if is_continued and facts.prompt else ""
     message = (
-        "" if is_continued else f'<section class="message"><h2>Prompt</h2>{story(html_text(facts.prompt))}</section>\n'
+        ""
+        if is_continued
+        else f'<section class="message"><h2>Prompt</h2>{kit.story(kit.html_text(facts.prompt))}</section>\n'
     )
     title = " ".join(facts.prompt.split())[:60]
-    return render(
-        PageParts(
+    return kit.render(
+        kit.PageParts(
             title=f"{title} · {facts.name}" if title else facts.name,
             eyebrow="Token by token",
             head=_head(facts),
@@ -162,13 +155,13 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
 
     def pair(token_id: int, probability: float) -> list[float]:
         used.add(token_id)
-        return [token_id, rounded(probability)]
+        return [token_id, kit.rounded(probability)]
 
-    def pairs(tokens: Iterable[lazy.TokenProbability]) -> list[list[float]]:
+    def pairs(tokens: Iterable[lazy.inspect.TokenProbability]) -> list[list[float]]:
         return [pair(token.token_id, token.probability) for token in tokens]
 
-    def step_data(step: lazy.StepEffect) -> list[Any]:
-        chance = rounded(step.chosen_probability)
+    def step_data(step: lazy.inspect.StepEffect) -> list[Any]:
+        chance = kit.rounded(step.chosen_probability)
         return [names.index(step.name), step.num_removed, step.num_left, chance, pairs(step.removed)]
 
     def token_data(choice: PageToken) -> dict[str, Any]:
@@ -177,8 +170,8 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
         used.add(choice.token_id)
         return {
             "id": choice.token_id,
-            "p": rounded(choice.probability),
-            "drawn": rounded(choice.drawn_probability),
+            "p": kit.rounded(choice.probability),
+            "drawn": kit.rounded(choice.drawn_probability),
             "of": first.num_left + first.num_removed,
             "alternatives": [pair(other.token_id, math.exp(other.logprob)) for other in inspection.alternatives],
             "steps": [step_data(step) for step in inspection.steps if step.changed],
@@ -205,8 +198,8 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
 
 def _head(facts: RunFacts) -> str:
     return (
-        f"<h1><bdi>{html_text(facts.name)}</bdi></h1>"
-        f'<details class="settings"><summary>{html_text(_summary(facts))}</summary><table>'
+        f"<h1><bdi>{kit.html_text(facts.name)}</bdi></h1>"
+        f'<details class="settings"><summary>{kit.html_text(_summary(facts))}</summary><table>'
         '<thead><tr><th scope="col">Setting</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>'
         f"<tbody>{''.join(_settings_rows(facts))}</tbody></table></details>"
     )
@@ -222,7 +215,8 @@ def _summary(facts: RunFacts) -> str:
 def _settings_rows(facts: RunFacts) -> Iterator[str]:
     rows = [("seed", facts.seed, ""), ("prompt", f"{len(facts.prompt_token_ids)} tokens", "")]
     for name, value, source in [*rows, *facts.sampling.rows()]:
-        yield f'<tr><th scope="row">{name}</th><td>{html_text(str(value))}</td><td>{html_text(source)}</td></tr>'
+        cells = "".join(f"<td>{kit.html_text(str(one))}</td>" for one in (value, source))
+        yield f'<tr><th scope="row">{name}</th>{cells}</tr>'
 
 
 def _sample_html(facts: RunFacts, sample: PageSample, prompt: str) -> str:
@@ -233,7 +227,7 @@ def _sample_html(facts: RunFacts, sample: PageSample, prompt: str) -> str:
     heading = "" if is_only else f"<h2>Sample {number}</h2>"
     return (
         f'<section class="sample">{heading}<p class="about">{_about(sample)}</p>{_skyline(sample.choices)}'
-        f"{story(prompt + ''.join(_token_spans(facts, sample, prefix)), f' data-sample={number}')}"
+        f"{kit.story(prompt + ''.join(_token_spans(facts, sample, prefix)), f' data-sample={number}')}"
         f"{roads_html(facts.tokenizer, drawn, sample.roads)}</section>"
     )
 
@@ -253,7 +247,9 @@ def _surprise_bits(choice: PageToken) -> float:
 
 def _skyline(choices: Sequence[PageToken]) -> str:
     heights = [_surprise_bits(choice) / SKYLINE_BITS for choice in choices]
-    return skyline(heights, [likelihood_level(choice.probability) for choice in choices], "The surprise of each token")
+    return kit.skyline(
+        heights, [likelihood_level(choice.probability) for choice in choices], "The surprise of each token"
+    )
 
 
 def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[str]:
@@ -267,10 +263,10 @@ def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[s
         return f"l{level}" if forks.isdisjoint(numbers) else f"l{level} fork", title
 
     token_ids = [choice.token_id for choice in sample.choices]
-    return token_spans(facts.tokenizer, token_ids, sample.shares, prefix, look)
+    return kit.token_spans(facts.tokenizer, token_ids, sample.shares, prefix, look)
 
 
-FindRoads = Callable[["Mapping[int, Sequence[lazy.Inspection]]"], "Sequence[lazy.Road]"]
+FindRoads = Callable[["Mapping[int, Sequence[lazy.inspect.Inspection]]"], "Sequence[lazy.roads.Road]"]
 
 
 class HtmlOutput(Output):
@@ -281,7 +277,7 @@ class HtmlOutput(Output):
     """
 
     def __init__(self, facts: RunFacts, path: Path, *, replace: bool, find_roads: FindRoads = lambda texts: ()):
-        PAGE.check(path, replace=replace)
+        kit.PAGE.check(path, replace=replace)
         self._find_roads = find_roads
         self._facts = facts
         self._path = path
@@ -306,7 +302,7 @@ class HtmlOutput(Output):
         """
         if not finished:
             return
-        roads: Sequence[lazy.Road] = ()
+        roads: Sequence[lazy.roads.Road] = ()
         if all(item.finish_reason != "interrupted" for item in finished):
             roads = self._find_roads(
                 {item.sample: [choice.inspection for choice in self._choices[item.sample]] for item in finished}
@@ -320,5 +316,5 @@ class HtmlOutput(Output):
             )
             for item in finished
         ]
-        write_page(self._path, render_page(self._facts, samples), replace=self._replace)
+        kit.write_page(self._path, render_page(self._facts, samples), replace=self._replace)
         terminal.info(f"page: {self._path}")

@@ -74,7 +74,8 @@ def render(parts: PageParts) -> str:
         ),
         main=parts.main,
         panel=panel,
-        data=_embedded_json(parts.data),
+        # Nothing in it can end it early: inside a script element only "<" begins anything.
+        data=json.dumps(parts.data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
     )
 
 
@@ -158,11 +159,6 @@ def write_page(path: Path, page: str, *, replace: bool) -> None:
 
 def _read(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def _embedded_json(value: object) -> str:
-    """JSON that no content can end early: inside a script element only "<" begins anything."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _content_hash(text: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from llmcli.cli.output.base import Output, RunFacts, TextOutput
+from llmcli.cli.tables import padded
 from llmcli.cli.terminal import terminal, visible
 from llmcli.cli.units import counted
 from llmcli.engine.request import Event, Finished, Token
@@ -50,7 +51,7 @@ MAX_NOTES = 4  # tokens listed as removed; more are hard to read, as are those b
 MIN_NOTED_PROBABILITY = 0.001
 WIDTH_WITHOUT_TERMINAL = 100
 HEADINGS = ("#", "token", "model", "step", "chance", "removed", "left")
-LEFT_ALIGNED = ("token", "step")
+SIDES = "><><>>>"
 NOTES_HEADING = "likeliest removed, chance before"
 
 
@@ -327,9 +328,9 @@ class WhyOutput(Output):
         if is_narrow:
             room += sum(widths[1:]) + 2 * (len(widths) - 1)
         gap = f"\n{indent}" if is_narrow else "  "
-        yield tinted("  ".join(_padded(HEADINGS, widths)) + gap + NOTES_HEADING, self._dim)
+        yield tinted("  ".join(map(padded, HEADINGS, widths, SIDES)) + gap + NOTES_HEADING, self._dim)
         for row in rows:
-            number, piece, *cells = _padded(row.cells, widths)
+            number, piece, *cells = map(padded, row.cells, widths, SIDES)
             notes = tinted(as_many_as_fit(row.notes, room), self._dim)
             line = "  ".join([number, tinted(piece, self._tints[row.level]), *cells])
             yield f"{line.rstrip() if is_narrow else line}{gap}{notes}" if row.notes else line.rstrip()
@@ -353,11 +354,3 @@ class WhyOutput(Output):
         """A step, with its parameter's value if it is named after a parameter."""
         value = vars(self._facts.sampling.params).get(name)
         return name if value is None else f"{name} {value:g}"
-
-
-def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    padded = []
-    for heading, cell, width in zip(HEADINGS, cells, widths, strict=True):
-        space = " " * (width - cell_len(cell))
-        padded.append(cell + space if heading in LEFT_ALIGNED else space + cell)
-    return padded

@@ -6,14 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.kernels import attention_decode as kernel
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
-from llmcli.kernels.attention_decode import (
-    PARTIAL_EXTRA,
-    attention_decode,
-    attention_decode_cost,
-    grid_heads,
-    max_splits,
-)
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
@@ -21,26 +15,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
-from llmcli.lab.attention import (
-    DTYPES,
-    NewTokens,
-    append,
-    cache_name,
-    cache_of,
-    cache_outputs,
-    cos_sin_table,
-    exact,
-    expected_cache,
-    in_cache,
-    inputs_of,
-    lane_inputs,
-    mixed_dtype,
-    new_tokens,
-    rotate,
-    spans_of,
-    stored_mixed,
-    with_unused_lanes,
-)
+from llmcli.lab import attention
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import image_of
 
@@ -58,13 +33,15 @@ def rotary_case(layout: QkvLayout, positions: np.ndarray) -> Problem:
     before = generator.normal(size=(len(positions), layout.width + _GAP)).astype(np.float32)
     before[2:3] = 0.0
     before[3:4, 1] = 1e4
-    table = cos_sin_table(_MAX_SEQ_LEN, layout.head_dim)
+    table = attention.cos_sin_table(_MAX_SEQ_LEN, layout.head_dim)
 
     def reference() -> dict[str, Expected]:
         values = before.astype(np.float64)
         bound = np.zeros_like(values)
         queries = before[:, : layout.q_size]
-        turned = rotate(exact(queries.reshape(len(positions), -1, layout.head_dim)), table, positions)
+        turned = attention.rotate(
+            attention.exact(queries.reshape(len(positions), -1, layout.head_dim)), table, positions
+        )
         values[:, : layout.q_size] = turned.value.reshape(queries.shape)
         bound[:, : layout.q_size] = turned.error.reshape(queries.shape)
         return {"qkv": Expected(values, bound)}
@@ -106,11 +83,11 @@ ROTARY = KernelCases("rotary", _rotary_checks, lambda: rotary_case(_LARGE, np.ar
 # append_tokens: norms and rotates new keys, and appends them and new values to the cache.
 
 
-def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
+def append_case(tokens: attention.NewTokens, num_parts: int = 0) -> Problem:
     """Append these tokens after adding some parts to them; the cache's other contents stay."""
     layout, dtype = tokens.layout, tokens.keys.dtype
-    first, (before, outputs) = tokens.qkv, cache_outputs(tokens)
-    given = {**inputs_of(tokens), **before}
+    first, (before, outputs) = tokens.qkv, attention.cache_outputs(tokens)
+    given = {**attention.inputs_of(tokens), **before}
     if num_parts:
         given["parts"] = _parts_of(tokens, num_parts)
         tokens = replace(tokens, qkv=_total(first, given["parts"]))
@@ -118,7 +95,7 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
         outputs["qkv"] = Output(first.shape, initial="qkv_before")
 
     def reference() -> dict[str, Expected]:
-        expected = expected_cache(tokens, append(tokens))
+        expected = attention.expected_cache(tokens, attention.append(tokens))
         if num_parts:
             sums, used = first.copy(), tokens.rows >= 0
             sums[used, : layout.q_size] = tokens.qkv[used, : layout.q_size]
@@ -126,7 +103,7 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
         return expected
 
     def solve(device: Device, arrays: Arrays) -> None:
-        append_tokens(device, lane_inputs(tokens, arrays), parts=arrays.get("parts"))
+        append_tokens(device, attention.lane_inputs(tokens, arrays), parts=arrays.get("parts"))
 
     return Problem(
         "append_tokens",
@@ -140,26 +117,26 @@ def append_case(tokens: NewTokens, num_parts: int = 0) -> Problem:
         reference=reference,
         cost=append_tokens_cost(len(tokens.used()), layout, dtype.itemsize, num_parts),
         solvers={ENGINE: solve},
-        label=cache_name(dtype),
+        label=attention.cache_name(dtype),
     )
 
 
 def _append_checks() -> Iterator[Problem]:
-    for dtype in DTYPES:
+    for dtype in attention.DTYPES:
         for head_dim in (8, 24, 64, 80, 128, 256):
             layout = QkvLayout(9, 3, head_dim)
-            yield append_case(new_tokens(layout, dtype, [0, 15, 16, 100], norms=True, magnitude=3.0))
+            yield append_case(attention.new_tokens(layout, dtype, [0, 15, 16, 100], norms=True, magnitude=3.0))
         for norms, rotates in ((False, True), (True, False), (False, False)):
-            yield append_case(new_tokens(_LLAMA, dtype, [3, 70, 0], norms=norms, rotary=rotates))
-        unused = with_unused_lanes(new_tokens(_LLAMA, dtype, [3, 70], norms=True))
+            yield append_case(attention.new_tokens(_LLAMA, dtype, [3, 70, 0], norms=norms, rotary=rotates))
+        unused = attention.with_unused_lanes(attention.new_tokens(_LLAMA, dtype, [3, 70], norms=True))
         yield from (append_case(unused, num_parts) for num_parts in (0, 3))
         for num_parts in (1, 4, 7):
-            yield append_case(new_tokens(QkvLayout(9, 3, 24), dtype, [0, 15, 16, 100], norms=True), num_parts)
-        yield append_case(new_tokens(QkvLayout(9, 3, 24), dtype, [16], norms=True), 3)
+            yield append_case(attention.new_tokens(QkvLayout(9, 3, 24), dtype, [0, 15, 16, 100], norms=True), num_parts)
+        yield append_case(attention.new_tokens(QkvLayout(9, 3, 24), dtype, [16], norms=True), 3)
 
 
 APPEND_TOKENS = KernelCases(
-    "append_tokens", _append_checks, lambda: append_case(new_tokens(_LARGE, DTYPES[1], [512] * 8))
+    "append_tokens", _append_checks, lambda: append_case(attention.new_tokens(_LARGE, attention.DTYPES[1], [512] * 8))
 )
 
 
@@ -167,20 +144,20 @@ APPEND_TOKENS = KernelCases(
 # many lanes, spread over a few blocks and over a whole card; attention_span where several lanes belong to one row.
 
 
-def decode_case(tokens: NewTokens) -> Problem:
+def decode_case(tokens: attention.NewTokens) -> Problem:
     """Attend from these tokens by attention_decode."""
     layout, num_heads = tokens.layout, tokens.layout.num_attention_heads
     return _attention_case(
         "attention_decode",
         tokens,
-        lambda *given, **memory: attention_decode(*given, is_cached=tokens.is_cached, **memory),
-        counters=(len(tokens.rows), grid_heads(layout, tokens.keys.dtype.itemsize)),
-        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
+        lambda *given, **memory: kernel.attention_decode(*given, is_cached=tokens.is_cached, **memory),
+        counters=(len(tokens.rows), kernel.grid_heads(layout, tokens.keys.dtype.itemsize)),
+        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + kernel.PARTIAL_EXTRA),
     )
 
 
 def rows_case(
-    tokens: NewTokens, num_blocks: int, *, unit_inputs: int = 0, first_token: int = 0, num_parts: int = 0
+    tokens: attention.NewTokens, num_blocks: int, *, unit_inputs: int = 0, first_token: int = 0, num_parts: int = 0
 ) -> Problem:
     """Attend from these tokens by attention_rows, on at most that many blocks, after adding some parts to them.
 
@@ -202,14 +179,14 @@ def rows_case(
         counters=(num_blocks,),
         partials=(num_blocks, *plan.partials_shape(tokens.num_splits)[1:]),
     )
-    cost = attention_decode_cost(
+    cost = kernel.attention_decode_cost(
         [seen for _, seen in _seen(tokens)], tokens.layout, tokens.keys.dtype.itemsize, num_parts
     )
     problem = replace(problem, inputs={**problem.inputs, **given}, cost=cost)
     return _as_image(problem, tokens, unit_inputs, first_token) if unit_inputs else problem
 
 
-def _parts_of(tokens: NewTokens, num_parts: int) -> np.ndarray:
+def _parts_of(tokens: attention.NewTokens, num_parts: int) -> np.ndarray:
     generator = np.random.default_rng(num_parts)
     return generator.standard_normal((num_parts, *tokens.qkv.shape)).astype(np.float32)
 
@@ -222,7 +199,7 @@ def _total(qkv: np.ndarray, parts: np.ndarray) -> np.ndarray:
     return total
 
 
-def _as_image(problem: Problem, tokens: NewTokens, unit_inputs: int, first_token: int) -> Problem:
+def _as_image(problem: Problem, tokens: attention.NewTokens, unit_inputs: int, first_token: int) -> Problem:
     """The problem with its rows in an image whose other tokens stay zeros."""
     num_rows, width = first_token + len(tokens.rows), tokens.layout.q_size
 
@@ -237,7 +214,7 @@ def _as_image(problem: Problem, tokens: NewTokens, unit_inputs: int, first_token
     return replace(problem, reference=reference, outputs={**problem.outputs, "out": out}, label=label)
 
 
-def span_case(tokens: NewTokens, num_spans: int) -> Problem:
+def span_case(tokens: attention.NewTokens, num_spans: int) -> Problem:
     """Attend from these tokens, those of `num_spans` rows, by attention_span."""
     layout, num_heads = tokens.layout, tokens.layout.num_attention_heads
     problem = _attention_case(
@@ -245,19 +222,19 @@ def span_case(tokens: NewTokens, num_spans: int) -> Problem:
         tokens,
         lambda *given, **memory: attention_span(*given, num_spans=num_spans, **memory),
         counters=(len(tokens.rows), num_heads),
-        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA),
+        partials=(len(tokens.rows), num_heads, tokens.num_splits, layout.head_dim + kernel.PARTIAL_EXTRA),
     )
     return replace(problem, cost=attention_span_cost(_seen(tokens), layout, tokens.keys.dtype.itemsize))
 
 
-def _seen(tokens: NewTokens) -> list[tuple[int, int]]:
+def _seen(tokens: attention.NewTokens) -> list[tuple[int, int]]:
     """The row of each used lane, and how many tokens it sees."""
     return [(row, min(position + 1, tokens.window or position + 1)) for _, row, position in tokens.used()]
 
 
 def _attention_case(
     stem: str,
-    tokens: NewTokens,
+    tokens: attention.NewTokens,
     launcher: Callable[..., None],
     *,
     counters: tuple[int, ...],
@@ -265,22 +242,22 @@ def _attention_case(
 ) -> Problem:
     """Counters, of this shape, must be zeros again; outputs of unused lanes stay NaN."""
     layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
-    before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
+    before, appended = (attention.cache_of(tokens), {}) if tokens.is_cached else attention.cache_outputs(tokens)
 
     def reference() -> dict[str, Expected]:
-        after, query = append(tokens), tokens.query()
+        after, query = attention.append(tokens), tokens.query()
         values = np.full((num_lanes, layout.q_size), np.nan)
         bound = np.zeros(values.shape)
         for lane, row, _ in tokens.used():
             out = tokens.attention(lane, query, after.keys[row,], after.values[row,], after.key_error[row])
-            out = stored_mixed(out, mixed_dtype(dtype))
+            out = attention.stored_mixed(out, attention.mixed_dtype(dtype))
             values[lane], bound[lane] = out.value[0], out.error[0]
         expected = {"out": Expected(values, bound), "counters": Expected(np.zeros(counters), 0.0)}
-        return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
+        return expected if tokens.is_cached else {**expected, **attention.expected_cache(tokens, after)}
 
     def solve(device: Device, arrays: Arrays) -> None:
         memory = {name: arrays[name] for name in ("partials", "counters", "out", "parts") if name in arrays}
-        launcher(device, lane_inputs(tokens, arrays), **memory)
+        launcher(device, attention.lane_inputs(tokens, arrays), **memory)
 
     seen = [num_seen for _, num_seen in _seen(tokens)]
     return Problem(
@@ -293,91 +270,100 @@ def _attention_case(
             "head_dim": layout.head_dim,
             "num_splits": tokens.num_splits,
         },
-        inputs={**inputs_of(tokens), **before},
+        inputs={**attention.inputs_of(tokens), **before},
         outputs={
-            "out": Output((num_lanes, layout.q_size), mixed_dtype(dtype)),
+            "out": Output((num_lanes, layout.q_size), attention.mixed_dtype(dtype)),
             "counters": Output(counters, np.uint32, holds_zeros=True),
             **appended,
         },
         scratch={"partials": Output(partials)},
         reference=reference,
-        cost=attention_decode_cost(seen, layout, dtype.itemsize),
+        cost=kernel.attention_decode_cost(seen, layout, dtype.itemsize),
         solvers={ENGINE: solve},
-        label=cache_name(dtype) + (f", window {tokens.window}" if tokens.window else ""),
+        label=attention.cache_name(dtype) + (f", window {tokens.window}" if tokens.window else ""),
     )
 
 
 def _decode_checks() -> Iterator[Problem]:
-    for dtype in DTYPES:
+    for dtype in attention.DTYPES:
         for head_dim in (8, 24, 64, 80, 128, 256):
-            yield decode_case(new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True))
+            yield decode_case(attention.new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True))
         for group_size, num_key_value_heads in ((1, 3), (7, 1), (9, 1), (16, 2)):
             layout = QkvLayout(group_size * num_key_value_heads, num_key_value_heads, 64)
-            yield decode_case(new_tokens(layout, dtype, [130, 5], rotary=False))
+            yield decode_case(attention.new_tokens(layout, dtype, [130, 5], rotary=False))
         for num_splits in (1, 5):
-            yield decode_case(new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits))
-        yield decode_case(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23))
-        yield decode_case(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)))
-        yield decode_case(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])))
+            yield decode_case(attention.new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits))
+        yield decode_case(attention.new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23))
+        yield decode_case(attention.with_unused_lanes(attention.new_tokens(_LLAMA, dtype, [140, 3], norms=True)))
+        yield decode_case(
+            attention.in_cache(
+                attention.spans_of(attention.new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])
+            )
+        )
 
 
 def _rows_checks() -> Iterator[Problem]:
-    for dtype in DTYPES[1:]:
+    for dtype in attention.DTYPES[1:]:
         for head_dim in (8, 24, 64, 80, 128):
-            yield rows_case(new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True), 7)
+            yield rows_case(attention.new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True), 7)
         for group_size, num_key_value_heads in ((1, 3), (7, 1)):
             layout = QkvLayout(group_size * num_key_value_heads, num_key_value_heads, 64)
-            yield rows_case(new_tokens(layout, dtype, [130, 5], rotary=False), 3)
+            yield rows_case(attention.new_tokens(layout, dtype, [130, 5], rotary=False), 3)
         for num_splits, num_blocks in ((1, 5), (5, 1), (5, 40)):
-            tokens = new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits)
+            tokens = attention.new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits)
             yield rows_case(tokens, num_blocks)
-        yield rows_case(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23), 5)
-        yield rows_case(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)), 5)
-        yield rows_case(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])), 5)
+        yield rows_case(attention.new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23), 5)
+        yield rows_case(attention.with_unused_lanes(attention.new_tokens(_LLAMA, dtype, [140, 3], norms=True)), 5)
+        yield rows_case(
+            attention.in_cache(
+                attention.spans_of(attention.new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])
+            ),
+            5,
+        )
     for unit_inputs, first_token in zip(UNIT_INPUTS, (0, 3, 126), strict=True):
-        tokens = new_tokens(_LLAMA, DTYPES[1], [15, 16, 127, 640], num_splits=5)
+        tokens = attention.new_tokens(_LLAMA, attention.DTYPES[1], [15, 16, 127, 640], num_splits=5)
         yield rows_case(tokens, 5, unit_inputs=unit_inputs, first_token=first_token)
-        tokens = new_tokens(QkvLayout(4, 1, 96), DTYPES[2], [3, 0, 70], num_splits=1)
+        tokens = attention.new_tokens(QkvLayout(4, 1, 96), attention.DTYPES[2], [3, 0, 70], num_splits=1)
         yield rows_case(tokens, 3, unit_inputs=unit_inputs, first_token=first_token)
     for num_parts, layout, positions, num_blocks in (
         (3, QkvLayout(8, 2, 64), [15, 16, 640], 5),
         (1, QkvLayout(6, 1, 64), [140, 15, 300], 1),  # one block takes whole rows of one split, two and three
     ):
-        tokens = new_tokens(layout, DTYPES[1], positions, norms=True, num_splits=5)
+        tokens = attention.new_tokens(layout, attention.DTYPES[1], positions, norms=True, num_splits=5)
         yield rows_case(tokens, num_blocks, num_parts=num_parts)
 
 
 def _span_checks() -> Iterator[Problem]:
-    for dtype in DTYPES[1:]:
+    for dtype in attention.DTYPES[1:]:
         for head_dim in (8, 24, 80, 128):
-            tokens = new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 37], norms=True, max_seq_len=50)
-            yield span_case(spans_of(tokens, [8, 3]), 2)
+            tokens = attention.new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 37], norms=True, max_seq_len=50)
+            yield span_case(attention.spans_of(tokens, [8, 3]), 2)
         for group_size in (1, 7):
-            tokens = new_tokens(QkvLayout(group_size, 1, 64), dtype, [125], rotary=False, max_seq_len=140)
-            yield span_case(spans_of(tokens, [8]), 1)
+            tokens = attention.new_tokens(QkvLayout(group_size, 1, 64), dtype, [125], rotary=False, max_seq_len=140)
+            yield span_case(attention.spans_of(tokens, [8]), 1)
         for num_splits, start in ((1, 200), (5, 636), (2, 508)):  # after 511 two splits grow
-            tokens = new_tokens(_LLAMA, dtype, [start], num_splits=num_splits, max_seq_len=start + 8)
-            yield span_case(spans_of(tokens, [8]), 1)
-        tokens = new_tokens(_LLAMA, dtype, [22, 200], window=23, max_seq_len=208)
-        yield span_case(spans_of(tokens, [2, 6]), 2)
-        tokens = new_tokens(_LLAMA, dtype, [140], norms=True, max_seq_len=150)
-        yield span_case(with_unused_lanes(spans_of(tokens, [5])), 1)
+            tokens = attention.new_tokens(_LLAMA, dtype, [start], num_splits=num_splits, max_seq_len=start + 8)
+            yield span_case(attention.spans_of(tokens, [8]), 1)
+        tokens = attention.new_tokens(_LLAMA, dtype, [22, 200], window=23, max_seq_len=208)
+        yield span_case(attention.spans_of(tokens, [2, 6]), 2)
+        tokens = attention.new_tokens(_LLAMA, dtype, [140], norms=True, max_seq_len=150)
+        yield span_case(attention.with_unused_lanes(attention.spans_of(tokens, [5])), 1)
 
 
-def _typical_tokens(seq_len: int, positions: list[int]) -> NewTokens:
+def _typical_tokens(seq_len: int, positions: list[int]) -> attention.NewTokens:
     """Tokens of a large layer on a typical card, in halves."""
-    num_splits = max_splits(TYPICAL_CARD.num_multiprocessors, _LARGE, DTYPES[1].itemsize, seq_len)
-    return new_tokens(_LARGE, DTYPES[1], positions, num_splits=num_splits, max_seq_len=seq_len)
+    num_splits = kernel.max_splits(TYPICAL_CARD.num_multiprocessors, _LARGE, attention.DTYPES[1].itemsize, seq_len)
+    return attention.new_tokens(_LARGE, attention.DTYPES[1], positions, num_splits=num_splits, max_seq_len=seq_len)
 
 
 def _typical_rows() -> Problem:
     positions = np.random.default_rng(0).integers(128, 192, 64).tolist()
-    num_blocks = RowsPlan(TYPICAL_CARD, _LARGE, DTYPES[1].itemsize).num_blocks
+    num_blocks = RowsPlan(TYPICAL_CARD, _LARGE, attention.DTYPES[1].itemsize).num_blocks
     return rows_case(_typical_tokens(192, positions), num_blocks)
 
 
 ATTENTION_DECODE = KernelCases("attention_decode", _decode_checks, lambda: decode_case(_typical_tokens(2048, [2047])))
 ATTENTION_ROWS = KernelCases("attention_rows", _rows_checks, _typical_rows)
 ATTENTION_SPAN = KernelCases(
-    "attention_span", _span_checks, lambda: span_case(spans_of(_typical_tokens(2048, [2040]), [8]), 1)
+    "attention_span", _span_checks, lambda: span_case(attention.spans_of(_typical_tokens(2048, [2040]), [8]), 1)
 )

@@ -6,35 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_prefill import (
-    WGMMA_HEAD_DIM,
-    WGMMA_SPEC,
-    PromptInputs,
-    attention_prefill,
-    attention_prefill_cost,
-)
+from llmcli.kernels import attention_prefill as kernel
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
-from llmcli.lab.attention import (
-    DTYPES,
-    FLOOR,
-    ROUNDED,
-    Estimate,
-    attend,
-    cache_in,
-    cache_name,
-    cos_sin_table,
-    exact,
-    mixed_dtype,
-    page_table,
-    paged,
-    rotate,
-    second_layer,
-    stored,
-    stored_mixed,
-    visible_table,
-)
+from llmcli.lab import attention
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import image_of
 
@@ -63,12 +39,12 @@ class Case:
         self.qkv = np.full((num_tokens, layout.width + 16), np.nan, np.float32)
         self.qkv[:, : layout.q_size] = magnitude * generator.normal(size=(num_tokens, layout.q_size))
         shape = (NUM_ROWS, layout.num_key_value_heads, end + spare, layout.head_dim)
-        self.keys, self.values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
+        self.keys, self.values = (attention.stored(generator.normal(size=shape), dtype) for _ in range(2))
         for cache in (self.keys, self.values):
             for hidden in ((slice(ROW),), (slice(ROW + 1, None),), (ROW, slice(None), slice(end, None))):
                 cache.poison(hidden)
-        self.table = page_table(NUM_ROWS, end + spare, start)
-        self.cos_sin = cos_sin_table(end, layout.head_dim) if rotates else None
+        self.table = attention.page_table(NUM_ROWS, end + spare, start)
+        self.cos_sin = attention.cos_sin_table(end, layout.head_dim) if rotates else None
 
     def part(self, begin: int, end: int) -> "Case":
         """The tokens `begin` to `end` - 1 of this chunk as a chunk of their own."""
@@ -76,22 +52,22 @@ class Case:
         part.start, part.num_tokens, part.qkv = self.start + begin, end - begin, self.qkv[begin:end]
         return part
 
-    def expected(self, chosen: np.ndarray) -> Estimate:
+    def expected(self, chosen: np.ndarray) -> attention.Estimate:
         """The right result for some of the tokens. Shapes: chosen [n]"""
         layout = self.layout
-        query = exact(self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim))
+        query = attention.exact(self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim))
         if self.cos_sin is not None:
-            query = rotate(query, self.cos_sin, self.start + chosen)
+            query = attention.rotate(query, self.cos_sin, self.start + chosen)
         seen = slice(0, self.start + self.num_tokens)
-        return attend(
+        return attention.attend(
             query,
             self.keys[ROW, :, seen].values,
             self.values[ROW, :, seen].values,
             self.start + chosen,
             self.window,
-            query_error=ROUNDED[self.dtype],
-            query_floor=FLOOR[self.dtype],
-            weight_error=ROUNDED[self.dtype],
+            query_error=attention.ROUNDED[self.dtype],
+            query_floor=attention.FLOOR[self.dtype],
+            weight_error=attention.ROUNDED[self.dtype],
             tensor_cores=self.dtype != np.float32,
             value_scales=self.values[ROW, :, seen].scales,
         )
@@ -104,21 +80,24 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
     layers, so that codes need no alignment.
     """
     layout, last = case.layout, case.start + case.num_tokens - 1
-    inputs = {"qkv": case.qkv, "pages": visible_table(case.table, np.array([ROW]), np.array([last]))[ROW].copy()}
+    inputs = {
+        "qkv": case.qkv,
+        "pages": attention.visible_table(case.table, np.array([ROW]), np.array([last]))[ROW].copy(),
+    }
     for name, cache in (("key", case.keys), ("value", case.values)):
-        pages = paged(cache, case.table)
-        inputs[f"{name}s"] = second_layer(pages.elements)
+        pages = attention.paged(cache, case.table)
+        inputs[f"{name}s"] = attention.second_layer(pages.elements)
         if pages.scales is not None:
-            inputs[f"{name}_scales"] = second_layer(pages.scales)
+            inputs[f"{name}_scales"] = attention.second_layer(pages.scales)
     if case.cos_sin is not None:
         inputs["cos_sin"] = case.cos_sin
     num_rows, dtype = first_token + case.num_tokens, case.keys.dtype
-    out = Output((case.num_tokens, layout.q_size), mixed_dtype(dtype))
+    out = Output((case.num_tokens, layout.q_size), attention.mixed_dtype(dtype))
     if unit_inputs:
         out = Output((image_bytes(layout.q_size, num_rows) // 2,), np.float16, holds_zeros=True)
 
     def reference() -> dict[str, Expected]:
-        expected = stored_mixed(case.expected(np.arange(case.num_tokens)), out.dtype)
+        expected = attention.stored_mixed(case.expected(np.arange(case.num_tokens)), out.dtype)
         if not unit_inputs:
             return {"out": Expected(expected.value, expected.error)}
         padding = np.zeros((first_token, layout.q_size))
@@ -128,16 +107,16 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
 
     def solve(device: Device, arrays: Arrays) -> None:
         image = ImageRows(arrays["out"].view(np.uint8), first_token, unit_inputs)
-        prompt = PromptInputs(
+        prompt = kernel.PromptInputs(
             qkv=arrays["qkv"][:, : layout.width],
             layout=layout,
-            cache=cache_in(arrays),
+            cache=attention.cache_in(arrays),
             pages=arrays["pages"],
             start=case.start,
             window=case.window,
             cos_sin=arrays.get("cos_sin"),
         )
-        attention_prefill(device, prompt, image if unit_inputs else arrays["out"])
+        kernel.attention_prefill(device, prompt, image if unit_inputs else arrays["out"])
 
     return Problem(
         stem,
@@ -151,11 +130,11 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
         inputs=inputs,
         outputs={"out": out},
         reference=reference,
-        cost=attention_prefill_cost(
+        cost=kernel.attention_prefill_cost(
             case.num_tokens, case.start, layout, case.dtype.itemsize, case.window, np.dtype(out.dtype).itemsize
         ),
         solvers={ENGINE: solve},
-        label=cache_name(case.dtype)
+        label=attention.cache_name(case.dtype)
         + (f", window {case.window}" if case.window else "")
         + (", rotary" if case.cos_sin is not None else "")
         + (f", image of units of {unit_inputs} from token {first_token} on" if unit_inputs else ""),
@@ -163,9 +142,10 @@ def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int 
 
 
 def _checks() -> Iterator[Problem]:
-    for dtype in DTYPES:
+    for dtype in attention.DTYPES:
         for head_dim in (8, 24, 64, 80, 128, 256):
-            if head_dim != WGMMA_HEAD_DIM or dtype.itemsize != 2:  # which cards with wgmma leave to its own kernel
+            # Cards with wgmma leave the other case to its own kernel.
+            if head_dim != kernel.WGMMA_HEAD_DIM or dtype.itemsize != 2:
                 yield problem_of(Case(QkvLayout(2, 1, head_dim), dtype, 30, 70))
         for start, num_tokens in ((0, 1), (62, 33), (100, 129)):
             yield problem_of(Case(QkvLayout(3, 3, 64), dtype, start, num_tokens))
@@ -178,24 +158,26 @@ ATTENTION_PREFILL = KernelCases(
 
 
 def _layout(num_attention_heads: int, num_key_value_heads: int) -> QkvLayout:
-    return QkvLayout(num_attention_heads, num_key_value_heads, WGMMA_HEAD_DIM)
+    return QkvLayout(num_attention_heads, num_key_value_heads, kernel.WGMMA_HEAD_DIM)
 
 
 def _wgmma_checks() -> Iterator[Problem]:
     for dtype in (FP16, np.dtype(np.uint16)):
         for start, num_tokens in ((0, 1), (3, 12), (20, 44), (30, 70), (62, 33), (100, 129)):
-            yield problem_of(Case(_layout(3, 3), dtype, start, num_tokens), WGMMA_SPEC.stem)
-        yield problem_of(Case(_layout(8, 2), dtype, 50, 200, window=65), WGMMA_SPEC.stem)
-        yield problem_of(Case(_layout(16, 16), dtype, 20, 600), WGMMA_SPEC.stem)
-        yield problem_of(Case(_layout(6, 2), dtype, 37, 90, rotates=True), WGMMA_SPEC.stem)
+            yield problem_of(Case(_layout(3, 3), dtype, start, num_tokens), kernel.WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(8, 2), dtype, 50, 200, window=65), kernel.WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(16, 16), dtype, 20, 600), kernel.WGMMA_SPEC.stem)
+        yield problem_of(Case(_layout(6, 2), dtype, 37, 90, rotates=True), kernel.WGMMA_SPEC.stem)
     for unit_inputs in UNIT_INPUTS:
         image: dict[str, int] = {"unit_inputs": unit_inputs}
-        yield problem_of(Case(_layout(16, 4), FP16, 0, 600, rotates=True), WGMMA_SPEC.stem, **image)
+        yield problem_of(Case(_layout(16, 4), FP16, 0, 600, rotates=True), kernel.WGMMA_SPEC.stem, **image)
         small = Case(_layout(2, 1), FP16, 5, 40, rotates=True)
-        yield problem_of(small, WGMMA_SPEC.stem, first_token=107, **image)
-        yield problem_of(Case(_layout(6, 6), FP16, 0, 12, rotates=True), WGMMA_SPEC.stem, **image)
+        yield problem_of(small, kernel.WGMMA_SPEC.stem, first_token=107, **image)
+        yield problem_of(Case(_layout(6, 6), FP16, 0, 12, rotates=True), kernel.WGMMA_SPEC.stem, **image)
 
 
 ATTENTION_PREFILL_WGMMA = KernelCases(
-    WGMMA_SPEC.stem, _wgmma_checks, lambda: problem_of(Case(_layout(32, 8), FP16, 0, 512), WGMMA_SPEC.stem)
+    kernel.WGMMA_SPEC.stem,
+    _wgmma_checks,
+    lambda: problem_of(Case(_layout(32, 8), FP16, 0, 512), kernel.WGMMA_SPEC.stem),
 )

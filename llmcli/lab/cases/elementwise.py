@@ -6,18 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.kernels import elementwise
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import (
-    add_parts,
-    add_parts_cost,
-    embedding,
-    embedding_cost,
-    gather_columns,
-    gather_columns_cost,
-    gather_image,
-    swiglu,
-    swiglu_cost,
-)
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.lab.matrices import STORAGE, StoredMatrix, matrix_of, storage_name, tiles_of, to_storage
 from llmcli.lab.problem import (
@@ -52,8 +42,8 @@ def add_parts_case(num_parts: int, num_rows: int, num_columns: int) -> Problem:
         inputs={"parts": parts, "before": before},
         outputs={"out": Output((num_rows, num_columns), initial="before")},
         reference=reference,
-        cost=add_parts_cost(num_parts=num_parts, size=num_rows * num_columns),
-        solvers=by_engine(add_parts, "parts", "out"),
+        cost=elementwise.add_parts_cost(num_parts=num_parts, size=num_rows * num_columns),
+        solvers=by_engine(elementwise.add_parts, "parts", "out"),
     )
 
 
@@ -89,8 +79,8 @@ def swiglu_case(num_rows: int, num_columns: int, extra: int, dtype: Any) -> Prob
         inputs={"gate_up": widened(interleave(gate, up, np.nan), extra), "row_scale": scale},
         outputs={"out": Output(up.shape, dtype), "out_scale": Output((num_rows,))},
         reference=reference,
-        cost=swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=np.dtype(dtype).itemsize),
-        solvers=by_engine(swiglu, "gate_up", "row_scale", "out", "out_scale"),
+        cost=elementwise.swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=np.dtype(dtype).itemsize),
+        solvers=by_engine(elementwise.swiglu, "gate_up", "row_scale", "out", "out_scale"),
         label=storage_name(dtype),
     )
 
@@ -128,9 +118,9 @@ def gather_columns_case(num_rows: int, num_columns: int, unit_inputs: int = 0) -
         x, order, out = arrays["x"], arrays["order"], arrays["out"]
         if unit_inputs:
             images = {"image": x.view(np.uint8), "out": out.view(np.uint8)}
-            gather_image(device, order=order, unit_inputs=unit_inputs, rows=num_rows, **images)
+            elementwise.gather_image(device, order=order, unit_inputs=unit_inputs, rows=num_rows, **images)
         else:
-            gather_columns(device, x=x[:, :num_columns], order=order, out=out)
+            elementwise.gather_columns(device, x=x[:, :num_columns], order=order, out=out)
 
     return Problem(
         "gather_columns",
@@ -138,7 +128,7 @@ def gather_columns_case(num_rows: int, num_columns: int, unit_inputs: int = 0) -
         inputs={"x": image_of(x, unit_inputs) if unit_inputs else widened(x, 8), "order": order},
         outputs={"out": Output(shape, np.float16, holds_zeros=bool(unit_inputs))},  # of its tokens none lacks
         reference=reference,
-        cost=gather_columns_cost(num_rows=num_rows, num_columns=num_columns),
+        cost=elementwise.gather_columns_cost(num_rows=num_rows, num_columns=num_columns),
         solvers={ENGINE: solve},
     )
 
@@ -195,7 +185,7 @@ def _embedding(table: np.ndarray, inputs: dict[str, np.ndarray], values: Any, la
 
     def solve(device: Device, arrays: Arrays) -> None:
         table, given = matrix_of(stored.layout, arrays), (arrays["token_ids"], arrays.get("rows"))
-        embedding(device, table=table, token_ids=given[0], rows=given[1], out=arrays["out"])
+        elementwise.embedding(device, table=table, token_ids=given[0], rows=given[1], out=arrays["out"])
 
     return Problem(
         "embedding",
@@ -203,7 +193,7 @@ def _embedding(table: np.ndarray, inputs: dict[str, np.ndarray], values: Any, la
         inputs={"tiles": tiles_of(stored).tiles, **inputs},
         outputs={"out": Output((num_tokens, hidden_size))},
         reference=lambda: {"out": Expected(values(), 0.0)},
-        cost=embedding_cost(num_tokens=num_tokens, hidden_size=hidden_size, itemsize=table.dtype.itemsize),
+        cost=elementwise.embedding_cost(num_tokens=num_tokens, hidden_size=hidden_size, itemsize=table.dtype.itemsize),
         solvers={ENGINE: solve},
         label=label,
     )

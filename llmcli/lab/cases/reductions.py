@@ -6,15 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.kernels import read_bandwidth as kernel
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.norms import head_norm, head_norm_cost, rms_norm, rms_norm_cost
-from llmcli.kernels.read_bandwidth import (
-    BLOCK_BYTES,
-    BLOCKS_PER_MULTIPROCESSOR,
-    read_bandwidth,
-    read_bandwidth_cost,
-)
 from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost, softmax, softmax_cost
 from llmcli.lab.matrices import STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, by_engine
@@ -291,8 +286,8 @@ def read_bandwidth_case(num_bytes: int, num_blocks: int) -> Problem:
     memory = np.random.default_rng(1).integers(0, 256, num_bytes, dtype=np.uint8)
 
     def reference() -> dict[str, Expected]:
-        num_rounds = -(-num_bytes // (num_blocks * BLOCK_BYTES))
-        padded = np.zeros(num_rounds * num_blocks * BLOCK_BYTES, np.uint8)
+        num_rounds = -(-num_bytes // (num_blocks * kernel.BLOCK_BYTES))
+        padded = np.zeros(num_rounds * num_blocks * kernel.BLOCK_BYTES, np.uint8)
         padded[:num_bytes] = memory
         words = padded.view(np.uint32).reshape(num_rounds, num_blocks, -1)
         return {"sums": Expected(np.bitwise_xor.reduce(words, axis=(0, 2)).astype(np.float64), 0.0)}
@@ -303,8 +298,8 @@ def read_bandwidth_case(num_bytes: int, num_blocks: int) -> Problem:
         inputs={"memory": memory},
         outputs={"sums": Output((num_blocks,), np.uint32)},
         reference=reference,
-        cost=read_bandwidth_cost(num_bytes, num_blocks),
-        solvers=by_engine(read_bandwidth, "memory", "sums"),
+        cost=kernel.read_bandwidth_cost(num_bytes, num_blocks),
+        solvers=by_engine(kernel.read_bandwidth, "memory", "sums"),
     )
 
 
@@ -312,8 +307,8 @@ READ_BANDWIDTH = KernelCases(
     "read_bandwidth",
     lambda: (
         read_bandwidth_case(num_bytes, num_blocks)
-        for num_bytes in (16, BLOCK_BYTES, 3 * BLOCK_BYTES - 16, 5_000_016)
+        for num_bytes in (16, kernel.BLOCK_BYTES, 3 * kernel.BLOCK_BYTES - 16, 5_000_016)
         for num_blocks in (1, 3, 528)
     ),
-    lambda: read_bandwidth_case(256 * 2**20, TYPICAL_CARD.num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR),
+    lambda: read_bandwidth_case(256 * 2**20, TYPICAL_CARD.num_multiprocessors * kernel.BLOCKS_PER_MULTIPROCESSOR),
 )

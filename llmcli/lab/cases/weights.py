@@ -4,17 +4,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from llmcli.kernels import repack
 from llmcli.kernels.device import Device
 from llmcli.kernels.quantize_rows import LONG_GROUP, CodeForm, quantize_rows, quantize_rows_cost
-from llmcli.kernels.repack import (
-    NOT_HALF,
-    Segment,
-    lift_scales,
-    repack,
-    repack_cost,
-    repack_scales,
-    repack_zero_points,
-)
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.quantization import rounding
@@ -27,7 +19,7 @@ from llmcli.quantization.schemes import WeightScheme, packed_size
 def repack_case(stored: StoredMatrix) -> Problem:
     """Weights, scales and zero points of a matrix with tiles of its own: every bit is known, also of padding."""
     layout = stored.layout
-    segment = Segment(layout.num_rows)
+    segment = repack.Segment(layout.num_rows)
     inputs = {"source": stored.source}
     if stored.scales is not None:
         inputs["source_scales"] = stored.scales
@@ -40,7 +32,7 @@ def repack_case(stored: StoredMatrix) -> Problem:
         if stored.scales is not None:
             sizes = np.abs(stored_values(stored.scales))
             is_outside = ((sizes < 2.0**-17) | (sizes > 65504)) & (sizes > 0)
-            found[0] = NOT_HALF * (stored.scale_type != "float16" and bool(is_outside.any()))
+            found[0] = repack.NOT_HALF * (stored.scale_type != "float16" and bool(is_outside.any()))
             found[1] = sizes.max().astype(np.float32).view(np.int32)
         flags = {"flags": Expected(found, 0.0)}
         return {name: Expected(_bits(array).astype(np.float64), 0.0) for name, array in tiles.items()} | flags
@@ -50,15 +42,17 @@ def repack_case(stored: StoredMatrix) -> Problem:
         matrix = matrix_of(layout, typed)
         flags, group_size = arrays["flags"], stored.group_size
         source, source_type = arrays["source"], stored.weight_type
-        repack(device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
+        repack.repack(device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
         if "source_scales" in arrays:
             scales = arrays["source_scales"]
-            repack_scales(device, source=scales, group_size=group_size, segment=segment, matrix=matrix, flags=flags)
+            repack.repack_scales(
+                device, source=scales, group_size=group_size, segment=segment, matrix=matrix, flags=flags
+            )
             if stored.widening == "lifted":
-                lift_scales(device, matrix=matrix_of(layout, typed, stored))
+                repack.lift_scales(device, matrix=matrix_of(layout, typed, stored))
         if "source_zero_points" in arrays:
             zeros = arrays["source_zero_points"]
-            repack_zero_points(device, source=zeros, group_size=group_size, segment=segment, matrix=matrix)
+            repack.repack_zero_points(device, source=zeros, group_size=group_size, segment=segment, matrix=matrix)
 
     outputs = {name: Output(array.shape, _bits(array).dtype) for name, array in tiles.items()}
     return Problem(
@@ -67,7 +61,7 @@ def repack_case(stored: StoredMatrix) -> Problem:
         inputs=inputs,
         outputs={**outputs, "flags": Output((2,), np.int32, holds_zeros=True)},
         reference=reference,
-        cost=repack_cost(source_type=stored.weight_type, segment=segment, layout=layout),
+        cost=repack.repack_cost(source_type=stored.weight_type, segment=segment, layout=layout),
         solvers={ENGINE: solve},
         label=stored.name,
     )

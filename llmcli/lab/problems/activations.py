@@ -14,10 +14,7 @@ _TANH_FACTOR, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 def make_gelu(num_values: int) -> Problem:
-    """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
-
-    Shapes: x, out [num_values] float32
-    """
+    """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). Shapes: x, out [num_values] float32"""
     x = _gates(num_values)
     return Problem(
         inputs={"x": x},
@@ -55,10 +52,7 @@ def make_bias_gelu(num_rows: int, num_columns: int) -> Problem:
 
 
 def make_silu(num_values: int) -> Problem:
-    """out = x / (1 + exp(-x)).
-
-    Shapes: x, out [num_values] float32
-    """
+    """out = x / (1 + exp(-x)). Shapes: x, out [num_values] float32"""
     x = _gates(num_values)
     return Problem(
         inputs={"x": x},

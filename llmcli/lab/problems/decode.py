@@ -6,34 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_decode import (
-    PARTIAL_EXTRA,
-    attention_decode,
-    attention_decode_cost,
-    grid_heads,
-    max_splits,
-)
+from llmcli.kernels import attention_decode as kernel
 from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE, gemv
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import HALF_ROWS
-from llmcli.lab.attention import (
-    F16,
-    FLOOR,
-    SPLIT,
-    Estimate,
-    Stored,
-    attend,
-    carried_error,
-    cos_sin_table,
-    exact,
-    page_table,
-    paged,
-    rotate,
-    stored,
-)
+from llmcli.lab import attention
 from llmcli.lab.matrices import StoredMatrix
 from llmcli.lab.problem import ENGINE, ROUNDING, ROUNDOFF, Arrays, Expected, Output, Problem, ProblemKind
 from llmcli.lab.problems.products import input_error, multiply_row, row_scratch, sum_error, tile_inputs, tiled_matrix
@@ -43,7 +23,7 @@ from llmcli.lab.problems.rows import EPS, rms_normed
 
 _HEAD_DIM = 128
 _MANY = 1 << 16  # multiprocessors: more than any card has
-_ITEMSIZE = F16.itemsize
+_ITEMSIZE = attention.F16.itemsize
 
 
 @dataclass(frozen=True)
@@ -56,8 +36,8 @@ class CachedTokens:
 
     layout: QkvLayout
     position: int
-    keys: Stored
-    values: Stored
+    keys: attention.Stored
+    values: attention.Stored
     table: np.ndarray
     cos_sin: np.ndarray
 
@@ -65,23 +45,23 @@ class CachedTokens:
     def random(cls, generator: np.random.Generator, layout: QkvLayout, position: int) -> "CachedTokens":
         """Normal keys and values in pages of random order."""
         shape = (1, layout.num_key_value_heads, position + 1, _HEAD_DIM)
-        keys, values = (stored(generator.standard_normal(shape, np.float32), F16) for _ in range(2))
+        keys, values = (attention.stored(generator.standard_normal(shape, np.float32), attention.F16) for _ in range(2))
         for cache in (keys, values):
             cache.poison((slice(None), slice(None), position))
-        table = page_table(1, position + 1, seed=position)
-        return cls(layout, position, keys, values, table, cos_sin_table(position + 1, _HEAD_DIM))
+        table = attention.page_table(1, position + 1, seed=position)
+        return cls(layout, position, keys, values, table, attention.cos_sin_table(position + 1, _HEAD_DIM))
 
     @property
     def cost(self) -> KernelCost:
         """The cost of the attention, without the projections. Its results are float32 here."""
-        cost = attention_decode_cost([self.position + 1], self.layout, _ITEMSIZE)
+        cost = kernel.attention_decode_cost([self.position + 1], self.layout, _ITEMSIZE)
         return replace(cost, written_bytes=cost.written_bytes + 2 * self.layout.q_size)
 
     def inputs(self) -> dict[str, np.ndarray]:
         """The cache before the call, and the arrays that locate it."""
         return {
-            "cached_keys": paged(self.keys, self.table).elements,
-            "cached_values": paged(self.values, self.table).elements,
+            "cached_keys": attention.paged(self.keys, self.table).elements,
+            "cached_values": attention.paged(self.values, self.table).elements,
             "page_table": self.table,
             "cos_sin": self.cos_sin,
             "rows": np.zeros(1, np.int32),
@@ -90,59 +70,59 @@ class CachedTokens:
 
     def outputs(self) -> dict[str, Output]:
         """The cache with the new token."""
-        shape = paged(self.keys, self.table).elements.shape
-        return {name: Output(shape, F16, initial=f"cached_{name}") for name in ("keys", "values")}
+        shape = attention.paged(self.keys, self.table).elements.shape
+        return {name: Output(shape, attention.F16, initial=f"cached_{name}") for name in ("keys", "values")}
 
     def scratch(self) -> dict[str, Output]:
         """Memory between launches: turned queries (and keys), scores, parts of splits on any card, counters."""
         layout = self.layout
-        splits = max_splits(_MANY, layout, _ITEMSIZE, self._capacity)
+        splits = kernel.max_splits(_MANY, layout, _ITEMSIZE, self._capacity)
         return {
             "queries": Output((layout.q_size,)),
             "turned": Output((layout.q_size + layout.kv_size,)),
             "scores": Output((layout.num_attention_heads, self.position + 1)),
-            "partials": Output((layout.num_attention_heads * splits * (_HEAD_DIM + PARTIAL_EXTRA),)),
+            "partials": Output((layout.num_attention_heads * splits * (_HEAD_DIM + kernel.PARTIAL_EXTRA),)),
             "counters": Output((layout.num_attention_heads,), np.uint32, holds_zeros=True),
         }
 
-    def expected(self, qkv: Estimate) -> tuple[dict[str, Expected], Estimate]:
+    def expected(self, qkv: attention.Estimate) -> tuple[dict[str, Expected], attention.Estimate]:
         """The cache after the call, and the result of attention.
 
         Shapes: qkv [layout.width]; the result [layout.q_size]
         """
         position = np.array([self.position])
         query, key, value = (self._heads(qkv, begin, end) for begin, end in self._columns())
-        query, key = (rotate(one, self.cos_sin, position) for one in (query, key))
+        query, key = (attention.rotate(one, self.cos_sin, position) for one in (query, key))
         after: dict[str, Expected] = {}
         tokens: list[np.ndarray] = []
         errors: list[np.ndarray] = []
         for name, cache, new in (("keys", self.keys, key), ("values", self.values, value)):
-            bound = ROUNDOFF[F16] * np.abs(new.value) + new.error + FLOOR[F16]
+            bound = ROUNDOFF[attention.F16] * np.abs(new.value) + new.error + attention.FLOOR[attention.F16]
             rows, bounds = cache.values, np.zeros(cache.elements.shape)  # earlier tokens stay as they are
             rows[0, :, -1], bounds[0, :, -1] = new.value[0], bound[0]
             after[name] = Expected(self._in_pages(rows), np.nan_to_num(self._in_pages(bounds), nan=0.0))
             tokens.append(rows[0])
             errors.append(bound[0])
-        mixed = attend(
-            exact(query.value),
+        mixed = attention.attend(
+            attention.exact(query.value),
             keys=tokens[0],
             values=tokens[1],
             positions=position,
             window=None,
-            query_error=SPLIT[F16],
-            query_floor=FLOOR[F16],
-            weight_error=SPLIT[F16],
+            query_error=attention.SPLIT[attention.F16],
+            query_floor=attention.FLOOR[attention.F16],
+            weight_error=attention.SPLIT[attention.F16],
             tensor_cores=True,
         )
-        moved = carried_error(Estimate(query.value[0], query.error[0]), *tokens, *errors)
-        return after, Estimate(mixed.value[0], mixed.error[0] + moved)
+        moved = attention.carried_error(attention.Estimate(query.value[0], query.error[0]), *tokens, *errors)
+        return after, attention.Estimate(mixed.value[0], mixed.error[0] + moved)
 
     def solve(self, device: Device, arrays: Arrays) -> None:
         """The engine's kernel, from `qkv` to `mixed`."""
         layout = self.layout
-        heads = grid_heads(layout, _ITEMSIZE)
-        splits = max_splits(device.num_multiprocessors, layout, _ITEMSIZE, self._capacity)
-        parts = (1, layout.num_attention_heads, splits, _HEAD_DIM + PARTIAL_EXTRA)
+        heads = kernel.grid_heads(layout, _ITEMSIZE)
+        splits = kernel.max_splits(device.num_multiprocessors, layout, _ITEMSIZE, self._capacity)
+        parts = (1, layout.num_attention_heads, splits, _HEAD_DIM + kernel.PARTIAL_EXTRA)
         lanes = LaneInputs(
             qkv=arrays["qkv"].reshape(1, -1),
             layout=layout,
@@ -156,7 +136,7 @@ class CachedTokens:
             cache=LayerCache(arrays["keys"], arrays["values"]),
             window=None,
         )
-        attention_decode(
+        kernel.attention_decode(
             device,
             lanes,
             is_cached=False,
@@ -171,7 +151,7 @@ class CachedTokens:
 
     def _in_pages(self, rows: np.ndarray) -> np.ndarray:
         """Rows [1, num_key_value_heads, seq_len, _HEAD_DIM] as pages; NaN in places without a token."""
-        return paged(Stored(rows, None), self.table).elements
+        return attention.paged(attention.Stored(rows, None), self.table).elements
 
     def _columns(self) -> list[tuple[int, int]]:
         """Columns of queries, keys and values in a row of projections."""
@@ -180,8 +160,8 @@ class CachedTokens:
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
     @staticmethod
-    def _heads(qkv: Estimate, begin: int, end: int) -> Estimate:
-        return Estimate(*(one[begin:end].reshape(1, -1, _HEAD_DIM) for one in (qkv.value, qkv.error)))
+    def _heads(qkv: attention.Estimate, begin: int, end: int) -> attention.Estimate:
+        return attention.Estimate(*(one[begin:end].reshape(1, -1, _HEAD_DIM) for one in (qkv.value, qkv.error)))
 
 
 def make_decode_cache(num_attention_heads: int, num_key_value_heads: int, position: int) -> Problem:
@@ -199,7 +179,7 @@ def make_decode_cache(num_attention_heads: int, num_key_value_heads: int, positi
     qkv = generator.standard_normal(layout.width, np.float32)
 
     def reference() -> dict[str, Expected]:
-        after, mixed = tokens.expected(exact(qkv))
+        after, mixed = tokens.expected(attention.exact(qkv))
         return {**after, "mixed": Expected(mixed.value, mixed.error)}
 
     return Problem(
@@ -320,8 +300,8 @@ def make_decode_mlp(hidden_size: int, intermediate_size: int) -> Problem:
         silu_bound = _STEEPEST * gates.error + 8 * ROUNDING * np.abs(silu)
         gated_bound = np.abs(ups.value) * silu_bound + (np.abs(silu) + silu_bound) * ups.error
         # The engine's exponential and quotient are faster, and the smallest results become halves over GATED_SCALE.
-        gated_bound = gated_bound + 2.0**-16 * np.abs(silu * ups.value) + GATED_SCALE * FLOOR[F16]
-        return {"hidden": _added(before, _product(down, Estimate(silu * ups.value, gated_bound)))}
+        gated_bound = gated_bound + 2.0**-16 * np.abs(silu * ups.value) + GATED_SCALE * attention.FLOOR[attention.F16]
+        return {"hidden": _added(before, _product(down, attention.Estimate(silu * ups.value, gated_bound)))}
 
     def solve(device: Device, arrays: Arrays) -> None:
         """The engine's kernels; in the engine the product before rounds what gate_up takes."""
@@ -408,22 +388,22 @@ def _code_inputs(matrices: Mapping[str, StoredMatrix]) -> dict[str, np.ndarray]:
     return inputs
 
 
-def _normed(x: np.ndarray, weight: np.ndarray) -> Estimate:
+def _normed(x: np.ndarray, weight: np.ndarray) -> attention.Estimate:
     """The norm of one row. Half of the error of the sum of squares, then as rms_norm."""
     value = rms_normed(x, weight)
-    return Estimate(value, (np.sqrt(x.size) / 2 + 8) * ROUNDING * np.abs(value))
+    return attention.Estimate(value, (np.sqrt(x.size) / 2 + 8) * ROUNDING * np.abs(value))
 
 
-def _product(matrix: StoredMatrix, x: Estimate) -> Estimate:
+def _product(matrix: StoredMatrix, x: attention.Estimate) -> attention.Estimate:
     """The product with x, which itself may be off by its error."""
     weights = matrix.weights
     sizes = np.abs(weights)
     rounded = (np.sqrt(x.value.size) + 8) * ROUNDING * (sizes @ np.abs(x.value))
     of_inputs = sum_error(sizes, input_error(x.value)) + sum_error(sizes, x.error, 2)
-    return Estimate(weights @ x.value, rounded + of_inputs)
+    return attention.Estimate(weights @ x.value, rounded + of_inputs)
 
 
-def _added(before: np.ndarray, added: Estimate) -> Expected:
+def _added(before: np.ndarray, added: attention.Estimate) -> Expected:
     """The residual stream after a product."""
     wide = before.astype(np.float64)
     bound = added.error + 2 * ROUNDING * (np.abs(wide) + np.abs(added.value))

@@ -17,10 +17,7 @@ _MASK_VALUE = np.float32(-10000)  # of fastllm; its exponential is 0 next to any
 
 
 def make_row_sum(num_rows: int, num_columns: int) -> Problem:
-    """out[t] = sum_i x[t, i].
-
-    Shapes: x [num_rows, num_columns]; out [num_rows]; both float32
-    """
+    """out[t] = sum_i x[t, i]. Shapes: x [num_rows, num_columns]; out [num_rows]; both float32"""
     x = np.random.default_rng([num_rows, num_columns]).standard_normal((num_rows, num_columns), np.float32)
 
     def reference() -> dict[str, Expected]:

@@ -29,10 +29,7 @@ _USUAL_STACK_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class HostMemory:
-    """What a model takes of the host's memory.
-
-    Units: bytes
-    """
+    """What a model takes of the host's memory. Units: bytes"""
 
     weight_bytes: int
     cache_bytes: int

@@ -43,10 +43,7 @@ class HostProbes(Protocol):
 
 
 class HostRates:
-    """The rates of this machine, each measured once, on first use.
-
-    Units: `read_bytes` a second
-    """
+    """The rates of this machine, each measured once, on first use. Units: `read_bytes` a second"""
 
     def __init__(self, probes: HostProbes):
         self.read_bytes = READ_BYTES / _fastest_seconds(probes.read(READ_BYTES))
