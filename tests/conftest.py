@@ -60,6 +60,13 @@ def device(opened_device: Device) -> Iterator[Device]:
 
 
 @pytest.fixture
+def wgmma_card(device: Device) -> Device:
+    if not device.can_wgmma:
+        pytest.skip("the card has no wgmma")
+    return device
+
+
+@pytest.fixture
 def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
     """A stand-in for Nsight Compute: the only program on PATH."""
     folder = tmp_path / "ncu_bin"

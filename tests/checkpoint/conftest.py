@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import HubServer
+from plain_checkpoints import write_json
 
 
 @pytest.fixture
@@ -12,3 +13,12 @@ def tiny_hub(hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) 
     hub.add_model("org/tiny", tiny_llama)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return hub
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a config and no weights yet."""
+    made = tmp_path / "model"
+    made.mkdir()
+    write_json(made / "config.json", {"model_type": "llama"})
+    return made

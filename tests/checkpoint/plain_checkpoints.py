@@ -1,6 +1,7 @@
 """Model folders of tensors filled with one value each, and their refusals."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,11 @@ def read_values(folder: Path) -> dict[str, float]:
     return values
 
 
-def refusal(folder: Path) -> str:
+def refusal(path: Path, read: Callable[[Path], object] = open_checkpoint) -> str:
+    """The one-line refusal of a folder, or of a file that is read by something else."""
     with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(folder)
+        read(path)
     message = str(caught.value)
     assert message.isprintable()
-    assert str(folder) in message
+    assert str(path) in message
     return message

@@ -18,15 +18,6 @@ def unsupported(folder: Path) -> str:
     return refusal(folder)
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A folder with a config and no weights yet."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_json(folder / "config.json", {"model_type": "llama"})
-    return folder
-
-
 # Accepted
 
 

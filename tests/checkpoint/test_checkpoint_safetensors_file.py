@@ -3,8 +3,10 @@
 import json
 import os
 import struct
+from functools import partial
 from pathlib import Path
 
+import plain_checkpoints
 import pytest
 import safetensors
 import safetensors.torch
@@ -12,7 +14,7 @@ import torch
 
 from llmcli.checkpoint import safetensors_file
 from llmcli.checkpoint.safetensors_file import MAX_HEADER_BYTES, printable, read_header
-from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.errors import UnsupportedModelError
 
 F32_ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 EMPTY_F32_ENTRY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
@@ -25,14 +27,7 @@ def write_raw(folder: Path, header: object, data: bytes = b"12345678") -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
-    """The one-line refusal of the file."""
-    with pytest.raises(CheckpointError) as caught:
-        read_header(path)
-    message = str(caught.value)
-    assert message.isprintable()
-    assert str(path) in message
-    return message
+refusal = partial(plain_checkpoints.refusal, read=read_header)
 
 
 def test_header_agrees_with_the_official_library(tmp_path):

@@ -25,15 +25,6 @@ def write_shards(folder: Path, **changes: str | None) -> None:
     write_json(folder / INDEX_NAME, {"metadata": {"total_size": 24}, "weight_map": weight_map})
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A folder with a config and no weights yet."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_json(folder / "config.json", {"model_type": "llama"})
-    return folder
-
-
 # Accepted
 
 

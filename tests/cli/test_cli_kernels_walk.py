@@ -76,8 +76,8 @@ def test_the_group_alone_lists(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_call_has_all_figures(llmcli: Llmcli) -> None:
-    told = json.loads(llmcli("kernels", "list", "--arch", "sm_80", "--json", "--depth", 100).stdout)
-    assert (told["model"], told["arch"]) == ("Llama-3.2-1B int8", "sm_80")
+    told = json.loads(llmcli("kernels", "list", "--arch", "sm_90", "--json", "--depth", 100).stdout)
+    assert (told["model"], told["arch"]) == ("Llama-3.2-1B int8", "sm_90")
     decode, prompt = told["steps"]
     assert decode["title"] == "A step of decoding at depth 100"
     (head,) = (one for one in decode["calls"] if one["matrix"] == "embed_tokens")
@@ -86,7 +86,7 @@ def test_a_call_has_all_figures(llmcli: Llmcli) -> None:
     use = head["use"]
     assert use["threads"] == 512
     assert use["occupancy"] == use["blocks_per_multiprocessor"] * 512 / 2048
-    assert use["shared_bytes"] <= 163 * 1024
+    assert use["shared_bytes"] <= 227 * 1024
     assert all(one["use"] is not None for one in prompt["calls"])
     assert {one["kernel"] for one in told["kernels"]} == KERNELS.keys()
 

@@ -1,11 +1,10 @@
 """Ctrl-C at any line of the engine and the runner: no row and no event is lost, and a conversation continues."""
 
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
+import interrupted_lines
 import pytest
 from page_device import PageDevice
 from scripted_drafts import ScriptedSource
@@ -26,28 +25,7 @@ FILES = (
 TEXT = [*b"some words", EOS_ID]
 
 
-def strike_at(moment: int, work: Callable[[], None]) -> bool:
-    """Do the work with a Ctrl-C before its line of that number; False if it has fewer."""
-    left = moment
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(FILES):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    return left <= 0
+strike_at = partial(interrupted_lines.strike_at, FILES)
 
 
 def request(prompt: Sequence[int], samples: Sequence[int], kept: KeptRow | None = None) -> Request:

@@ -338,6 +338,9 @@ def _compiled_headers() -> TemporaryDirectory[str]:
     header = Path(folder.name, "ptx.hpp")
     header.write_text(f'#include "{HEADERS}/ptx.hpp"\n')
     _compile(str(header), "-x", "c++-header", "-o", f"{header}.gch")
+    machine = f"{folder.name}/machine.so"
+    _compile(f"{HEADERS}/machine.cpp", "-shared", "-o", machine)
+    ctypes.CDLL(machine, ctypes.RTLD_GLOBAL)  # its functions are those that kernels call
     return folder
 
 

@@ -1,6 +1,6 @@
 """attention_decode against float64: every stage in one call, its cache in pages, its splits and its batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +139,14 @@ def verify(problem: NewTokens, result: Result) -> None:
     for lane, row, _ in problem.used():
         out = problem.attention(lane, query, keys[row,], values[row,])
         assert_within(result.out[lane : lane + 1], out.value, out.error)
+
+
+def among_unused(problem: NewTokens, lanes: list[int], count: int) -> NewTokens:
+    """The problem in some of `count` lanes; the others have no row."""
+    qkv = np.full((count, problem.layout.width), np.nan, np.float32)
+    rows, positions = np.full(count, -1, np.int32), np.full(count, 2**30, np.int32)
+    qkv[lanes], rows[lanes], positions[lanes] = problem.qkv, problem.rows, problem.positions
+    return replace(problem, qkv=qkv, rows=rows, positions=positions)
 
 
 @pytest.mark.cuda

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kv_codes import in_rows
-from test_attention_decode import KINDS, LLAMA, run, verify
+from test_attention_decode import KINDS, LLAMA, among_unused, run, verify
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
@@ -38,13 +38,9 @@ def test_what_the_window_has_left_is_not_seen(device: Device, dtype: np.dtype) -
 @KINDS
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_unused_lanes_are_neither_read_nor_written(device: Device, dtype: np.dtype, is_cached: bool) -> None:
-    used = replace(new_tokens(LLAMA, dtype, [700, 0, 129], norms=True), is_cached=is_cached)
-    lanes = [1, 2, 4]
-    qkv = np.full((6, LLAMA.width), np.nan, np.float32)
-    rows, positions = np.full(6, -1, np.int32), np.full(6, 2**30, np.int32)
-    qkv[lanes], rows[lanes], positions[lanes] = used.qkv, used.rows, used.positions
+    used, lanes = replace(new_tokens(LLAMA, dtype, [700, 0, 129], norms=True), is_cached=is_cached), [1, 2, 4]
     expected = run(device, used)[0]
-    for result in run(device, replace(used, qkv=qkv, rows=rows, positions=positions), repeats=2):
+    for result in run(device, among_unused(used, lanes, 6), repeats=2):
         assert result.out[lanes].tobytes() == expected.out.tobytes()
         assert (result.out[[0, 3, 5]].view(np.uint32) == 0xFFFFFFFF).all()
         assert result.keys.tobytes() == expected.keys.tobytes()

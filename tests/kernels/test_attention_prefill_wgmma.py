@@ -26,13 +26,6 @@ EMULATED = pytest.mark.skipif(not can_emulate(), reason="no compiler that the em
 FORMS = pytest.mark.parametrize("form", LONG_FORMS, ids=["alone", "shared"])
 
 
-@pytest.fixture
-def wgmma_card(device: Device) -> Device:
-    if not device.can_wgmma:
-        pytest.skip("the card has no wgmma")
-    return device
-
-
 def force(monkeypatch: pytest.MonkeyPatch, form: WgmmaForm) -> None:
     monkeypatch.setattr(attention_prefill, "choose_form", lambda *_: form)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kv_codes import call_lane_by_lane
-from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
+from test_attention_decode import BF16, F16, F32, LLAMA, among_unused, run, verify
 from test_attention_decode_launch import Recorder, host
 
 from llmcli.kernels.attention_rows import MAX_LANES, RowsPlan, attention_rows
@@ -87,11 +87,7 @@ def test_shared_pages(device: Device, dtype: np.dtype) -> None:
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_unused_lanes_are_neither_read_nor_written(device: Device, dtype: np.dtype, is_cached: bool) -> None:
     used = replace(new_tokens(LLAMA, dtype, [700, 0, 129], norms=True), is_cached=is_cached)
-    lanes = [1, 2, 40]
-    qkv = np.full((70, LLAMA.width), np.nan, np.float32)
-    rows, positions = np.full(70, -1, np.int32), np.full(70, 2**30, np.int32)
-    qkv[lanes], rows[lanes], positions[lanes] = used.qkv, used.rows, used.positions
-    assert_same(device, replace(used, qkv=qkv, rows=rows, positions=positions), 5)
+    assert_same(device, among_unused(used, [1, 2, 40], 70), 5)
     nobody = replace(used, rows=np.full(3, -1, np.int32))
     assert (run(device, nobody, num_blocks=5)[0].out.view(np.uint32) == 0xFFFFFFFF).all()
 

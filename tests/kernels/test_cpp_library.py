@@ -42,14 +42,15 @@ def written_compiler(path: Path, text: str) -> Path:
 @needs_compiler
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_every_form_compiles_without_a_warning(instructions: str, tmp_path: Path) -> None:
-    options = [*OPTIONS, *INSTRUCTIONS[instructions], "-Wall", "-Wextra", "-Werror", "-O1"]
+    options = [*OPTIONS, *INSTRUCTIONS[instructions], "-Wall", "-Wextra", "-Werror", "-O0"]
     command = ["c++", *options, *map(str, source_folder().glob("*.cpp")), "-o", str(tmp_path / "library.so")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
 @needs_compiler
-def test_a_second_start_runs_no_compiler(home: Path) -> None:
+def test_a_second_start_runs_no_compiler(home: Path, copier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(copier))
     assert opened()
     assert calls == [(0, 1), (1, 1)]
     (kept,) = home.iterdir()
@@ -210,7 +211,8 @@ def test_without_a_compiler_there_is_no_library(
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written(home: Path) -> None:
+def test_a_cache_that_cannot_be_written(home: Path, copier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(copier))
     home.parent.mkdir()
     home.write_text("a file where the folder would be")
     assert opened()
@@ -218,7 +220,7 @@ def test_a_cache_that_cannot_be_written(home: Path) -> None:
 
 @needs_compiler
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's list of libraries")
-def test_its_threads_are_those_of_torch(tmp_path: Path) -> None:
+def test_its_threads_are_those_of_torch(copier: Path, tmp_path: Path) -> None:
     """With a second OpenMP library a program would have twice the threads, which wait for each other."""
     program = """
 import torch
@@ -227,7 +229,7 @@ assert open_library("avx2") is not None
 torch.ones(10**6).sum()
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split("/")[-1]})
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(tmp_path), "CXX": str(copier)}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert len(result.stdout.split()) == 1, result.stdout

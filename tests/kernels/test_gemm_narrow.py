@@ -52,13 +52,6 @@ from llmcli.lab.rows import image_of
 REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65536, 228 * 1024, 1024  # of a multiprocessor; and of each of its blocks
 
 
-@pytest.fixture
-def wgmma_card(device: Device) -> Device:
-    if not device.can_wgmma:
-        pytest.skip("the card has no wgmma")
-    return device
-
-
 @pytest.fixture(params=NARROW_FORMS, ids="{0.tokens} tokens, {0.tiles} tiles".format)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NarrowForm:
     """Blocks of a form, even if another is faster. For tests that multiply as many tokens as the form takes."""
@@ -132,9 +125,13 @@ def test_up_to_64_tokens_are_launched_so(num_tokens: int) -> None:
     assert notes.launches[-1].stem == "gemm_wide"
 
 
-def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
-    """In registers and in shared memory."""
-    names = {narrow_name(*one, form): (*one, form) for one in all_forms() for form in NARROW_FORMS}
+def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says(pytestconfig: pytest.Config) -> None:
+    """In registers and in shared memory. Each matrix in one form of blocks; in all of them with --all."""
+    names = {
+        narrow_name(*one, form): (*one, form)
+        for place, one in enumerate(all_forms())
+        for form in (NARROW_FORMS if pytestconfig.getoption("--all") else NARROW_FORMS[place % len(NARROW_FORMS) :][:1])
+    }
     compiled = compile_kernels(flatten("gemm_narrow"), "gemm_narrow", list(names), "sm_90a")
     for name, (layout, widening, form) in names.items():
         resources, warps = compiled.resources[name], narrow_block_size(form) // 32
@@ -163,13 +160,14 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
     return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
 
 
-def emulated_problems() -> list[Problem]:
-    """Products of each form of weights, in parts; blocks take several pieces each."""
+def emulated_problems(has_all: bool = False) -> list[Problem]:
+    """Products in parts, two forms of weights for each number of tokens or all; blocks take several pieces each."""
     problems = []
-    for form in (FORMATS[0], FORMATS[2], FORMATS[3], FORMATS[4], FORMATS[6], HALF_FORMATS[1]):
+    for place, form in enumerate((*(FORMATS[i] for i in (0, 3, 4, 2, 6, 5)), HALF_FORMATS[1])):
         stored = random_matrix(1000, num_rows=300, num_inputs=640, **form)
-        problems += [wide_case(stored, 12, "add", has_bias=True, num_parts=3), wide_case(stored, 40)]
-        problems.append(wide_case(stored, 20, num_parts=2))
+        few = wide_case(stored, 12, "add", has_bias=True, num_parts=3)
+        of_form = [few, wide_case(stored, 40), wide_case(stored, 20, num_parts=2)]
+        problems += of_form if has_all else [of_form[place % 3]]
     gated = [(FORMATS[0], 30, 300, 136, "int4"), (FORMATS[3], 9, 130, 136, "int8")]
     return [*problems, *(swiglu_case(*one) for one in gated)]
 
@@ -185,8 +183,9 @@ def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> list[str]:
     return [str(one) for one in found if one is not None]
 
 
-def test_emulated_products_are_right(emulated: EmulatedDevice, blocks: NarrowForm) -> None:
-    problems = [one for one in emulated_problems() if blocks in narrow_forms(one.sizes["num_tokens"])]
+def test_emulated_products_are_right(emulated: EmulatedDevice, blocks: NarrowForm, pytestconfig: pytest.Config) -> None:
+    problems = emulated_problems(pytestconfig.getoption("--all"))
+    problems = [one for one in problems if blocks in narrow_forms(one.sizes["num_tokens"])]
     assert problems
     emulated.num_multiprocessors = 2
     emulated.compile_for(problems)

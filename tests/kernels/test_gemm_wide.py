@@ -32,13 +32,6 @@ from llmcli.lab.notes import Notes
 from llmcli.lab.rows import image_of
 
 
-@pytest.fixture
-def wgmma_card(device: Device) -> Device:
-    if not device.can_wgmma:
-        pytest.skip("the card has no wgmma")
-    return device
-
-
 @pytest.fixture(params=WIDE_TOKENS, ids="blocks of {}".format)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of this many tokens, even if another form is faster; of 256 if an image has as many.

@@ -1,7 +1,7 @@
 """Every variant of every kernel compiles for its architectures, without spills; with -s, a table of its resources.
 
-By default sm_90 with each value of each template argument, and sm_80 with one variant of each kernel, which finds what
-only another architecture refuses. `--all` compiles all variants for all architectures.
+By default sm_90 with each value of each template argument that those before it leave open, and sm_80 with one variant
+of each kernel, which finds what only another architecture refuses. `--all` compiles all variants for all architectures.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ Builds = dict[tuple[str, str, str], "Future[dict[str, KernelResources]]"]
 
 
 def variants_of(stem: str, choice: str) -> tuple[str, ...]:
-    """All variants of a source's kernels; the fewest with each value of each template argument; one of each kernel."""
+    """All variants of a source's kernels; the fewest with each value of each free template argument; one of each."""
     variants = KERNELS[stem].variants
     if choice == "all":
         return variants
@@ -41,12 +41,25 @@ def variants_of(stem: str, choice: str) -> tuple[str, ...]:
         return tuple({name.partition("<")[0]: name for name in reversed(variants)}.values())
     chosen: dict[str, None] = {}
     seen: set[tuple[str, int, str]] = set()
-    values = {name: values_of(name) for name in variants}
+    free = free_places(variants)
+    values = {name: {one for one in values_of(name) if one[:2] in free} for name in variants}
     while missing := set().union(*values.values()) - seen:
         name = max(variants, key=lambda name: len(values[name] & missing))
         chosen[name] = None
         seen |= values[name]
     return tuple(chosen)
+
+
+def free_places(variants: tuple[str, ...]) -> set[tuple[str, int]]:
+    """The places of template arguments, by kernel, except of those that the arguments before them determine."""
+    free = set()
+    for kernel in {name.partition("<")[0] for name in variants}:
+        arguments = [name.removesuffix(">").split("<")[-1].split(", ") for name in variants if name.startswith(kernel)]
+        for place in range(len(arguments[0])):
+            before, with_it = ({tuple(one[:end]) for one in arguments} for end in (place, place + 1))
+            if len(with_it) > len(before) or place == 0:
+                free.add((kernel, place))
+    return free
 
 
 def values_of(name: str) -> set[tuple[str, int, str]]:

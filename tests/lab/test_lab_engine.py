@@ -9,13 +9,18 @@ import pytest
 from right import launches
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import is_address
 from llmcli.kernels.registry import KERNELS
+from llmcli.kernels.sources import flatten
 from llmcli.lab import verify
 from llmcli.lab.engine import CASES
 from llmcli.lab.matrices import to_storage
 from llmcli.lab.problem import ENGINE, KernelCases, Problem, find_mismatch, largest_error
+from llmcli.lab.study import kernel_parameters
 from llmcli.lab.trial import judge
 from llmcli.lab.walk import card_of
+
+NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}
 
 
 def test_every_kernel_has_cases() -> None:
@@ -25,8 +30,11 @@ def test_every_kernel_has_cases() -> None:
 
 @pytest.mark.parametrize("stem", CASES)
 def test_launches_are_of_that_kernel(stem: str) -> None:
-    """Checks need several of its variants, unless it has but one."""
-    started = set()
+    """Checks need several of its variants, unless it has but one.
+
+    Arguments are addresses where the source has pointers, and numbers of its types.
+    """
+    started, declared = set(), kernel_parameters(flatten(stem))
     for problem in (*CASES[stem].checks(), CASES[stem].typical()):
         assert problem.name == stem
         assert problem.num_bytes > 0
@@ -34,13 +42,26 @@ def test_launches_are_of_that_kernel(stem: str) -> None:
         assert found
         assert {launch.stem for launch in found} == {stem}
         started |= {launch.name for launch in found}
+        for launch in found:
+            parameters = declared[launch.name.partition("<")[0]]
+            for parameter, argument in zip(parameters, launch.arguments, strict=True):
+                assert parameter.is_pointer == (argument is None or is_address(argument)), parameter
+                if isinstance(argument, np.generic) and argument.dtype in NUMBERS:
+                    assert parameter.type in NUMBERS[argument.dtype]
     assert len(started) > 1 or len(KERNELS[stem].variants) == 1
 
 
 @pytest.mark.parametrize("stem", CASES)
-def test_references_pass_themselves_and_nothing_else(stem: str) -> None:
-    """The expected output is right once stored; an unwritten output is wrong, and so is one wrong element."""
-    for problem in CASES[stem].checks():
+def test_references_pass_themselves_and_nothing_else(stem: str, pytestconfig: pytest.Config) -> None:
+    """The expected output is right once stored; an unwritten output is wrong, and so is one wrong element.
+
+    Two of the smallest problems of each label; all of them with --all.
+    """
+    problems = sorted(CASES[stem].checks(), key=lambda problem: problem.cost.flops)
+    if not pytestconfig.getoption("--all"):
+        alike = {label: [one for one in problems if one.label == label] for label in {one.label for one in problems}}
+        problems = [problem for of_label in alike.values() for problem in of_label[:2]]
+    for problem in problems:
         right = {name: stored(one.values, problem.outputs[name].dtype) for name, one in problem.expected.items()}
         assert set(right) == set(problem.outputs)
         assert find_mismatch(problem, right) is None, problem
@@ -102,6 +123,7 @@ def test_kernels_of_another_architecture_are_left_out(arch: str, monkeypatch: py
         return cases.stem
 
     monkeypatch.setattr(verify, "verify_kernel", name)
+    monkeypatch.setattr(verify, "launched_names", lambda card, cases: set())
     card: Any = Card(arch)
     verified = set(verify.verify_kernels(card))
     assert verified == card.prepared == {stem for stem in CASES if KERNELS[stem].runs_on(arch)}

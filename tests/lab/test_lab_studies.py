@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UsageError
-from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD
-from llmcli.kernels.compiler import KernelResources, compile_kernels
+from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import check_launch
 from llmcli.kernels.phantom import Phantom
-from llmcli.kernels.sources import flatten_text
+from llmcli.kernels.sources import flatten, flatten_text
 from llmcli.lab import compare
 from llmcli.lab.catalogue import make_problem
 from llmcli.lab.compare import check
@@ -209,17 +208,17 @@ def test_a_study_keeps_to_the_rules(name: str) -> None:
 @pytest.mark.parametrize("name", study_names())
 def test_its_kernels_compile(name: str, arch: str, nvrtc: None) -> None:
     study, source = load_study(name)
-    kernels = {(source.stem, kernel) for rung in study.rungs for kernel in kernel_names(rung)}
-    found = KernelCache().get_all(kernels, arch)  # the user's: the tests of commands find them there
-    taken: list[KernelResources] = [one for kernel in found.values() for one in kernel.resources.values()]
-    spilled = sum(one.spill_store_bytes + one.spill_load_bytes for one in taken)
+    kernels = {kernel for rung in study.rungs for kernel in kernel_names(rung)}
+    taken = compile_kernels(flatten(source.stem), source.stem, sorted(kernels), arch).resources
+    spilled = sum(one.spill_store_bytes + one.spill_load_bytes for one in taken.values())
     assert (spilled > 0) == (name in SPILLING)
 
 
 @pytest.mark.parametrize("name", study_names())
-def test_its_launches_are_bound(name: str) -> None:
+def test_its_launches_are_bound(name: str, pytestconfig: pytest.Config) -> None:
+    """At the sizes that are measured last; at all with --all."""
     study, source = load_study(name)
-    for sizes in study.sizes:
+    for sizes in study.sizes if pytestconfig.getoption("--all") else study.sizes[-1:]:
         problem = make_problem(study.problem, dict(sizes))
         for rung in study.rungs:
             notes = Notes()

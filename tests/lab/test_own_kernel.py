@@ -16,21 +16,18 @@ from llmcli.errors import DeviceError, KernelCompileError, UsageError
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import is_address
 from llmcli.kernels.registry import KERNELS
-from llmcli.kernels.sources import flatten, kernels_folder
+from llmcli.kernels.sources import kernels_folder
 from llmcli.lab import own_kernel, verify
 from llmcli.lab.engine import CASES
-from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.notes import phantoms_of
 from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
-from llmcli.lab.problem import ENGINE
 from llmcli.lab.study import kernel_parameters
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict, check_own_kernel, launched_names, prepare_own_kernels, time_own_kernel
 from llmcli.runners.cuda.step.arena import free_bytes
 
 LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
-NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}
 
 
 def read(stem: str, path: Path) -> OwnKernel:
@@ -52,22 +49,6 @@ def own_parameters(text: str) -> str:
 def test_every_kernel_with_checks_is_its_own_replacement(stem: str) -> None:
     """So all of their parameters are parsed."""
     assert read(stem, kernels_folder() / f"{stem}.cu").stem == stem
-
-
-@pytest.mark.parametrize("stem", CASES)
-def test_launchers_pass_what_is_compared(stem: str) -> None:
-    """Addresses where the source has pointers, and numbers of its types."""
-    declared = kernel_parameters(flatten(stem))
-    for problem in (*CASES[stem].checks(), CASES[stem].typical()):
-        notes: Any = Notes()
-        problem.solvers[ENGINE](notes, phantoms_of(problem))
-        for launch in notes.launches:
-            parameters = declared[launch.name.partition("<")[0]]
-            assert len(parameters) == len(launch.arguments)
-            for parameter, argument in zip(parameters, launch.arguments, strict=True):
-                assert parameter.is_pointer == (argument is None or is_address(argument)), parameter
-                if isinstance(argument, np.generic) and argument.dtype in NUMBERS:
-                    assert parameter.type in NUMBERS[argument.dtype]
 
 
 def test_a_file_that_wraps_ours(tmp_path: Path) -> None:

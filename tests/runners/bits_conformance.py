@@ -36,8 +36,9 @@ class BitsConformance:
             shared_runner.close(row)
         assert shared_runner.free_pages == shared_runner.limits.num_pages
 
-    @pytest.mark.parametrize("length", [2, 3, 5, MAX_SPAN])
-    @pytest.mark.parametrize("begin", [7, 14, 63, 255])
+    @pytest.mark.parametrize(
+        ("begin", "length"), [(7, 2), (7, MAX_SPAN), (14, 3), (14, MAX_SPAN), (63, 2), (63, 5), (255, 3), (255, 5)]
+    )
     def test_a_span_has_the_bits_of_single_steps(self, runner: Runner, begin: int, length: int) -> None:
         first, second = start(runner, PROMPT[:begin], None), start(runner, PROMPT[:begin], None)
         token_ids = PROMPT[begin : begin + length]
@@ -56,7 +57,7 @@ class BitsConformance:
         assert isinstance(together, tuple)
         assert list(together) == alone
 
-    @pytest.mark.parametrize("length", [5, 16, 17, 40, 64, 70, 130, 256, 299])
+    @pytest.mark.parametrize("length", [5, 16, 17, 64, 130, 299])
     def test_a_prompt_s_bits_do_not_depend_on_its_cuts(self, runner: Runner, length: int) -> None:
         results = set()
         for most in (1, 20, 100, 10**9):

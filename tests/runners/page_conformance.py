@@ -26,7 +26,7 @@ NUM_ROWS = 3
 class PageConformance:
     """Subclasses define the fixture `runner`, with room for NUM_ROWS rows of MAX_SEQ_LEN tokens."""
 
-    @pytest.mark.parametrize(("length", "common"), [(40, 20), (100, 64), (140, 130), (299, 260), (64, 63), (30, 29)])
+    @pytest.mark.parametrize(("length", "common"), [(40, 20), (100, 64), (299, 260), (64, 63)])
     def test_prompts_that_begin_alike_share_bits_and_pages(self, runner: Runner, length: int, common: int) -> None:
         prompt = [*PROMPT[:common], *reversed(PROMPT[common:length])]
         fresh = runner.open(prompt)
@@ -52,8 +52,9 @@ class PageConformance:
         row = runner.open([*PROMPT[:200], 3, 1, *PROMPT[202:280]])
         assert runner.num_tokens(row) >= 128
 
-    @pytest.mark.parametrize("num_prompt", [5, 16, 21, 64, 100])
-    @pytest.mark.parametrize("num_said", [3, 40, 49])
+    @pytest.mark.parametrize(
+        ("num_prompt", "num_said"), [(5, 49), (16, 3), (16, 49), (21, 40), (64, 40), (100, 3), (100, 49)]
+    )
     def test_an_offered_answer_is_found_with_its_bits(self, runner: Runner, num_prompt: int, num_said: int) -> None:
         prompt, answer = PROMPT[:num_prompt], PROMPT[150:200]
         other = [*answer[:num_said], *PROMPT[200:220]]

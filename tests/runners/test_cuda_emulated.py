@@ -88,9 +88,8 @@ def test_inputs_in_an_order_and_scales_of_blocks(
     write: Any, options: dict[str, Any], card: EmulatedCard, tmp_path: Path
 ) -> None:
     """Few rows, and a prompt as an image: the logits of torch."""
-    source = write_tiny_llama(
-        tmp_path / "source", with_tokenizer=False, **{**SIZES, "hidden_size": 64, "intermediate_size": 160}
-    )
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 160}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = write(source, tmp_path / "model", **options)
     ours = load(open_model(folder), device=card, max_seq_len=32, num_rows=1, uses_graphs=False)  # type: ignore[arg-type]
     reference = load_by_torch(open_model(folder), max_seq_len=32)

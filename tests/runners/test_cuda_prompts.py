@@ -53,9 +53,17 @@ def parts_of(chunks: list[Chunk]) -> list[list[tuple[int, int]]]:
     return [[tuple(part) for part in chunk.parts] for chunk in chunks]
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float32", "int8 groups of 32", "int4 channel"])
-@pytest.mark.parametrize("options", [{}, {"kv_cache": "int8"}], ids=str)
-@pytest.mark.parametrize("is_wide", [True, False])
+# Each pair of a kind of weights, a type of the cache and a form of products, though not all three of them.
+KINDS = ["bfloat16", "float32", "int8 groups of 32", "int4 channel"]
+CASES = [
+    pytest.param(name, options, is_wide, marks=[] if place % 2 == (is_wide == bool(options)) else [pytest.mark.long])
+    for place, name in enumerate(KINDS)
+    for options in ({}, {"kv_cache": "int8"})
+    for is_wide in (True, False)
+]
+
+
+@pytest.mark.parametrize(("name", "options", "is_wide"), CASES)
 def test_each_has_the_bits_that_it_has_alone(
     name: str, options: dict[str, Any], is_wide: bool, device: SimulatedDevice, tmp_path: Path
 ) -> None:

@@ -96,8 +96,19 @@ def check_replays(host_memory: None) -> Callable[..., None]:
     return check
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_family(name: str, check_replays: Any, tmp_path: Path) -> None:
+OPTIONS: list[dict[str, Any]] = [{}, {"dtype": "float16"}, {"dtype": "float32"}, {"kv_cache": "int8"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=[] if (number - place) % len(OPTIONS) == 0 else [pytest.mark.long])
+        for number, name in enumerate(VARIANTS)
+        for place, options in enumerate(OPTIONS)
+    ],
+)
+def test_every_family(name: str, options: dict[str, Any], check_replays: Any, tmp_path: Path) -> None:
+    """In one of the types of weights and cache; in all with --all."""
     traits = dict(VARIANTS[name])
     if not {"layer_types", "no_rope_layers"} & traits.keys():
         traits["num_hidden_layers"] = 5
@@ -105,12 +116,13 @@ def test_every_family(name: str, check_replays: Any, tmp_path: Path) -> None:
     config = open_model(folder).config
     alike = [None, *zip(config.traits.uses_rope, config.traits.sliding_windows, strict=True), None]
     kinds = set(zip(alike, alike[1:], alike[2:], strict=False))
-    for options in ({}, {"dtype": "float16"}, {"dtype": "float32"}, {"kv_cache": "int8"}):
-        check_replays(folder, len(kinds), **options)
+    check_replays(folder, len(kinds), **options)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("skip", [(), ("k_proj",), ("layers.1.",)])
+SKIPS: list[tuple[str, ...]] = [(), ("k_proj",), ("layers.1.",)]
+
+
+@pytest.mark.parametrize(("name", "skip"), [(name, SKIPS[place % 3]) for place, name in enumerate(SCHEMES)])
 def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_replays: Any, tmp_path: Path) -> None:
     """A layer that stays as it was is a kind of its own."""
     sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 5}

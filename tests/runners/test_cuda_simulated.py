@@ -145,12 +145,11 @@ FOREIGN: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("slot_bytes", [5000, 2**25])
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(("name", "slot_bytes"), [(name, (5000, 2**25)[n % 2]) for n, name in enumerate(FOREIGN)])
 def test_foreign_models_are_computed_as_by_torch(
     name: str, slot_bytes: int, device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole tensors and small pieces; more layers than are kept at a time."""
+    """Whole tensors or small pieces; more layers than are kept at a time."""
     monkeypatch.setattr("llmcli.runners.cuda.plan.staging.SLOT_BYTES", slot_bytes)
     write, options = FOREIGN[name]
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, attention_bias=True, **SIZES)

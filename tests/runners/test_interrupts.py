@@ -2,12 +2,12 @@
 
 import random
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted_lines import strike_at
 from page_device import PageDevice
 from row_steps import GREEDY, PROMPT, WARM, go_on, start
 from tiny_models import write_tiny_llama
@@ -169,31 +169,8 @@ def test_a_row_changes_whole_or_not_at_all(verb: str) -> None:
             "change_prompt": lambda runner=runner, row=row: runner.change_prompt(row, [0, 1, 2, 9], GREEDY),
             "reserve": lambda runner=runner, row=row: runner.reserve(row, 90),
         }
-        _strike_after(moment, verbs[verb])
+        strike_at(("stepping.py", "pages.py"), moment + 1, verbs[verb])
         for open_row in list(runner._rows):
             runner.close(open_row)
         assert runner.free_pages == runner.limits.num_pages
         assert sorted(runner._free_slots) == [0, 1]
-
-
-def _strike_after(num_lines: int, work: Any) -> None:
-    """Do the work with a Ctrl-C before its line of that number, in stepping.py or pages.py."""
-    left = num_lines
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(("stepping.py", "pages.py")):
-            return None
-        if event == "line":
-            if left == 0:
-                strike()
-            left -= 1
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)

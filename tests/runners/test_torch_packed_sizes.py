@@ -28,14 +28,22 @@ def run_in_child(command: list[str], **environment: str) -> subprocess.Completed
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guards memory with Linux's mprotect")
-@pytest.mark.parametrize(("inputs", "outputs"), [("8-300", "1,16,50"), ("16,24,64,256", "8-300")])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ("8-140", "1,16,50"),
+        ("16,24,64,256", "8-80"),
+        pytest.param("8-300", "1,16,50", marks=pytest.mark.long),
+        pytest.param("16,24,64,256", "8-300", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_size(inputs: str, outputs: str, capability: str) -> None:
-    """`packed_sizes.py` has the whole sweep."""
+    """`packed_sizes.py` has the whole sweep; here inputs of every remainder of 128 and outputs of 64."""
     sweep = ROOT / "tests" / "runners" / "packed_sizes.py"
     result = run_in_child([str(sweep), inputs, outputs], **CAPABILITIES[capability])
     assert result.returncode == 0, result.stdout + result.stderr
-    assert int(result.stdout.split()[0]) > 900  # matrices that one of torch's operators took
+    assert int(result.stdout.split()[0]) > 300  # matrices that one of torch's operators took
 
 
 def test_a_quantized_model_of_odd_sizes_generates(stories260k: Path, tmp_path: Path) -> None:

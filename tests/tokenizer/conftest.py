@@ -107,12 +107,17 @@ def byte_level_library():
     return tokenizer
 
 
+def saved(folder, library, **config):
+    """The folder, with a library's tokenizer.json and, if it is not empty, a tokenizer_config.json."""
+    library.save(str(folder / "tokenizer.json"))
+    if config:
+        write_json(folder / "tokenizer_config.json", config)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def byte_level_folder(tmp_path_factory, byte_level_library):
-    folder = tmp_path_factory.mktemp("byte_level")
-    byte_level_library.save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"bos_token": "<|bos|>", "eos_token": "<|eos|>"})
-    return folder
+    return saved(tmp_path_factory.mktemp("byte_level"), byte_level_library, bos_token="<|bos|>", eos_token="<|eos|>")
 
 
 @pytest.fixture(scope="session")
@@ -135,10 +140,7 @@ def byte_fallback_library():
 
 @pytest.fixture(scope="session")
 def byte_fallback_folder(tmp_path_factory, byte_fallback_library):
-    folder = tmp_path_factory.mktemp("byte_fallback")
-    byte_fallback_library.save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>"})
-    return folder
+    return saved(tmp_path_factory.mktemp("byte_fallback"), byte_fallback_library, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="session")
@@ -153,9 +155,7 @@ def metaspace_library():
 
 @pytest.fixture(scope="session")
 def metaspace_folder(tmp_path_factory, metaspace_library):
-    folder = tmp_path_factory.mktemp("metaspace")
-    metaspace_library.save(str(folder / "tokenizer.json"))
-    return folder
+    return saved(tmp_path_factory.mktemp("metaspace"), metaspace_library)
 
 
 def train_sentencepiece(**options):
