@@ -22,7 +22,7 @@ from llmcli.kernels.device import Device, device_errors
 from llmcli.runners.base import MAX_SPAN, Chosen
 from llmcli.runners.cuda.plan.workspace import Workspace, num_lanes
 from llmcli.runners.cuda.step.arena import Mailbox, copy
-from llmcli.runners.cuda.step.batch import Lanes
+from llmcli.runners.cuda.step.batch import Batch
 from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.cuda.step.sampling import DeviceSampler, WorkMasks
 from llmcli.runners.interrupts import interrupts_held_back
@@ -126,7 +126,7 @@ class DecodeLanes:
     def _launch(self, count: int) -> None:
         workspace = self._workspace
         rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
-        self._forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.run(Batch(workspace.slot_token_ids, rows, positions, workspace.page_table, count, by_row=True))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
 
@@ -197,8 +197,7 @@ class DraftLanes:
     def _launch(self, shape: tuple[int, int]) -> None:
         count, num_rows = shape
         token_ids, rows, positions = (self._workspace.drafted[place, :count] for place in range(3))
-        page_table = self._workspace.page_table
-        self._forward.run(Lanes(token_ids, None, rows, positions, page_table, num_spans=num_rows))
+        self._forward.run(Batch(token_ids, rows, positions, self._workspace.page_table, num_rows))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
 
     def _choose(self, first: int, work: Work, masks: WorkMasks) -> None:
