@@ -30,7 +30,6 @@ from llmcli.runners.cuda.predict.dry_run import DryModel, Started
 from llmcli.runners.cuda.step.arena import on_card
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward
-from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftLanes
 from llmcli.runners.step_device import SINGLE, Work
 
 Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
@@ -103,15 +102,13 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         forward = Forward(device, plan, weights, on_card(plan.cache), workspace)
         mailbox: Any = SimpleNamespace(send=lambda target, source: None)
         sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
-        lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
         limits = Limits(plan.num_rows, plan.max_seq_len, plan.num_pages, works_ahead=True)
         card = CudaDevice(
             forward,
-            lanes,
-            DraftLanes(forward, sampler, workspace, mailbox, uses_graphs=False),
             sampler,
             workspace,
             mailbox,
+            uses_graphs=False,
             limits=limits,
             cache_type="",
             description="",
