@@ -167,7 +167,12 @@ def test_launches_of_quantized_models(name: str, count_launches: Any, tmp_path: 
 def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
     """More than a pass, than attention takes at a time, and than the sampler does; some lanes are unused."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    check_launches(plan_of(folder, num_rows=131), count_launches, row_counts=(9, 40, 70, 131))
+    plan = plan_of(folder, num_rows=131)
+    check_launches(plan, count_launches, row_counts=(9, 40, 70, 131))
+    model = DryModel(plan, TYPICAL_CARD)
+    for num_rows, kernel in ((31, "attention_rows"), (24, "attention_decode")):  # 31 rows have 32 lanes
+        stems = {one.launch.stem for one in model.step(num_rows, 20)}
+        assert {stem for stem in stems if stem.startswith("attention")} == {kernel}
 
 
 @pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])

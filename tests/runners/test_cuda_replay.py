@@ -70,6 +70,7 @@ class CardWithoutReplays(NotingCard):
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing needs a card."""
     monkeypatch.setattr("llmcli.runners.cuda.step.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.step.forward.copy", lambda *_: None)
 
 
 @pytest.fixture
@@ -87,8 +88,10 @@ def check_replays(host_memory: None) -> Callable[..., None]:
         for card in cards:
             forward = Forward(card, plan, weights, cache, workspace)
             for parts in 2 * CHUNKS:
-                for method in (SHORT, LONG):
-                    forward.run(prompts(workspace, method, parts))
+                forward.run(prompts(workspace, SHORT, parts))
+                batch = prompts(workspace, LONG, parts)
+                for needed in (None, [len(batch.rows) - 1], []):  # the last layer then runs for these alone
+                    forward.run(batch, needed)
             for count in 2 * (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run(Batch(workspace.slot_token_ids, rows, positions, workspace.page_table, count, by_row=True))
@@ -96,9 +99,9 @@ def check_replays(host_memory: None) -> Callable[..., None]:
                 forward.run(Batch(*workspace.of_spans(count, num_rows), num_rows))
         replaying, straight = cards
         assert replaying.started == straight.started
-        num_passes = 2 * len(CHUNKS) + 7
+        num_passes, num_alone = 2 * len(CHUNKS) + 7, 2 * len(CHUNKS) - 1  # a lone token is all of its chunk
         num_kinds = len({layer.kind for layer in forward._layers})
-        assert replaying.num_recordings == num_passes * (num_kinds + 1)  # also what comes first
+        assert replaying.num_recordings == num_passes * (num_kinds + 1) + num_alone  # also what comes first
         assert num_kinds <= most_kinds
 
     return check
