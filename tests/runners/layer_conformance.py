@@ -33,13 +33,14 @@ class LayerConformance:
         assert same(single_steps(runner, looked, PROMPT[161:163]), single_steps(runner, expected, PROMPT[161:163]))
         assert list(runner.token_ids(looked)) == list(runner.token_ids(expected))
 
-    def test_layers_take_what_they_are_given(self, runner: Runner) -> None:
+    @pytest.mark.parametrize("num_prompt_tokens", [5, 40])
+    def test_layers_take_what_they_are_given(self, runner: Runner, num_prompt_tokens: int) -> None:
         """Given its own states a runner repeats them; given others from the second layer on, only that changes."""
-        rows = [runner.open(PROMPT[:40]) for _ in range(4)]
+        rows = [runner.open(PROMPT[:num_prompt_tokens]) for _ in range(4)]
         spans = []
         for row in rows:
             runner.keep(row, 0)
-            spans.append(Span(row, tuple(PROMPT[: runner.span_end(row, 40)]), "none"))
+            spans.append(Span(row, tuple(PROMPT[: runner.span_end(row, num_prompt_tokens)]), "none"))
         own = runner.hidden_states(spans[0])
         assert same(runner.hidden_states(spans[1], own), own)
         inputs = own.copy()

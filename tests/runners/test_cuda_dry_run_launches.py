@@ -30,7 +30,6 @@ from llmcli.runners.cuda.predict.dry_run import DryModel, Started
 from llmcli.runners.cuda.step.arena import on_card
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward
-from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftLanes
 from llmcli.runners.step_device import SINGLE, Work
 
 Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
@@ -103,15 +102,13 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         forward = Forward(device, plan, weights, on_card(plan.cache), workspace)
         mailbox: Any = SimpleNamespace(send=lambda target, source: None)
         sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
-        lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
         limits = Limits(plan.num_rows, plan.max_seq_len, plan.num_pages, works_ahead=True)
         card = CudaDevice(
             forward,
-            lanes,
-            DraftLanes(forward, sampler, workspace, mailbox, uses_graphs=False),
             sampler,
             workspace,
             mailbox,
+            uses_graphs=False,
             limits=limits,
             cache_type="",
             description="",
@@ -170,7 +167,12 @@ def test_launches_of_quantized_models(name: str, count_launches: Any, tmp_path: 
 def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
     """More than a pass, than attention takes at a time, and than the sampler does; some lanes are unused."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    check_launches(plan_of(folder, num_rows=131), count_launches, row_counts=(9, 40, 70, 131))
+    plan = plan_of(folder, num_rows=131)
+    check_launches(plan, count_launches, row_counts=(9, 40, 70, 131))
+    model = DryModel(plan, TYPICAL_CARD)
+    for num_rows, kernel in ((31, "attention_rows"), (24, "attention_decode")):  # 31 rows have 32 lanes
+        stems = {one.launch.stem for one in model.step(num_rows, 20)}
+        assert {stem for stem in stems if stem.startswith("attention")} == {kernel}
 
 
 @pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])

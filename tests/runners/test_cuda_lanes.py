@@ -45,7 +45,9 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
         send=lambda target, source: None,
     )
     arrays: Any = SimpleNamespace(
-        **dict.fromkeys(("lane_logits", "lane_rows", "lane_positions", "free_rows", "held_rows"), np.zeros(8)),
+        **dict.fromkeys(
+            ("lane_logits", "score_logits", "lane_rows", "lane_positions", "free_rows", "held_rows"), np.zeros(8)
+        ),
         slot_token_ids=None,
         page_table=None,
         history=None,

@@ -191,10 +191,10 @@ def test_the_workspace_grows_with_the_card() -> None:
 
 def test_a_prompts_length_decides_how_it_is_multiplied() -> None:
     nothing: Any = None
-    forward: Any = SimpleNamespace(chunk_tokens=2048, config=SimpleNamespace(vocab_size=256))
-    workspace: Any = SimpleNamespace(page_table=SimpleNamespace(shape=(1, 256)))
+    forward: Any = SimpleNamespace(chunk_tokens=2048, config=SimpleNamespace(vocab_size=256), device=None)
+    workspace: Any = SimpleNamespace(page_table=SimpleNamespace(shape=(1, 256)), lane_logits=[], score_logits=[])
     device = CudaDevice(
-        forward, nothing, nothing, nothing, workspace, nothing,
+        forward, nothing, workspace, nothing, uses_graphs=False,
         limits=Limits(1, 4096, 256, works_ahead=True), cache_type="float16", description="",
         arithmetic=Arithmetic("auto", "auto", None, ()),
     )  # fmt: skip

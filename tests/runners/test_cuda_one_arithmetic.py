@@ -31,7 +31,7 @@ from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.plan.weight_layout import Weights, with_widening
 from llmcli.runners.cuda.plan.workspace import num_lanes
-from llmcli.runners.cuda.step.batch import Lanes
+from llmcli.runners.cuda.step.batch import Batch
 from llmcli.runners.cuda.step.forward import Forward
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
@@ -107,7 +107,7 @@ class EmulatedModel:
         unused = [-1] * (num_lanes(len(rows)) - len(rows))
         of_lanes = np.array([*rows, *unused], np.int32)
         lanes, positions = HostArray(of_lanes), HostArray(np.maximum(of_lanes, 0) % 11)
-        forward.run(Lanes(HostArray(self._token_ids), lanes, lanes, positions, self._pages))
+        forward.run(Batch(HostArray(self._token_ids), lanes, positions, self._pages, len(lanes), by_row=True))
         logits = self._workspace.lane_logits[: len(lanes)]
         forward.project_logits(forward.hidden[: len(lanes)], logits)
         return logits.values[: len(rows)].view(np.uint32).copy()

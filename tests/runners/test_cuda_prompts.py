@@ -18,7 +18,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.load.model import load
-from llmcli.runners.cuda.step.batch import Chunk, Lanes
+from llmcli.runners.cuda.step.batch import Batch
 from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.torch.load import load as load_by_torch
 
@@ -31,15 +31,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 
 
 @pytest.fixture
-def chunks(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Gets every chunk that runs, without those of dry runs."""
-    noted: list[Chunk] = []
+    noted: list[Batch] = []
     run = Forward.run
 
-    def note(forward: Forward, work: Lanes | Chunk, needed: Any = None) -> None:
-        if isinstance(work, Chunk) and isinstance(forward.device, SimulatedDevice):
-            noted.append(work)
-        run(forward, work, needed)
+    def note(forward: Forward, batch: Batch, needed: Any = None) -> None:
+        if batch.slices is not None and isinstance(forward.device, SimulatedDevice):
+            noted.append(batch)
+        run(forward, batch, needed)
 
     monkeypatch.setattr(Forward, "run", note)
     return noted
@@ -49,8 +49,8 @@ def load_simulated(folder: Path, device: Any, **options: Any) -> Runner:
     return load(open_model(folder), device=device, **{"max_seq_len": 256, "uses_graphs": False, **options})
 
 
-def parts_of(chunks: list[Chunk]) -> list[list[tuple[int, int]]]:
-    return [[tuple(part) for part in chunk.parts] for chunk in chunks]
+def parts_of(chunks: list[Batch]) -> list[list[tuple[int, int]]]:
+    return [[(part.num_tokens, part.start) for part in chunk.slices or ()] for chunk in chunks]
 
 
 # Each pair of a kind of weights, a type of the cache and a form of products, though not all three of them.
@@ -109,7 +109,7 @@ def queue_all(runner: Runner, lengths: list[int]) -> tuple[Any, list[list[int]]]
     return runner.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(rows, prompts, strict=True)]), prompts
 
 
-def test_which_run_in_one_pass(device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]) -> None:
+def test_which_run_in_one_pass(device: SimulatedDevice, tmp_path: Path, chunks: list[Batch]) -> None:
     """Short prompts, more in all than a single one may have; long ones, in a chunk; 8 tokens need no chunk."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     queue_all(load_simulated(folder, device, num_rows=8, prefill_chunk=160), [60, 20, 70, 8, 64, 30, 16, 90])
@@ -117,10 +117,10 @@ def test_which_run_in_one_pass(device: SimulatedDevice, tmp_path: Path, chunks: 
     assert [chunk.in_chunks for chunk in chunks] == [True, True, False]
     chunks.clear()
     queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [50] * 20)
-    assert [len(chunk.parts) for chunk in chunks] == [5, 5, 5, 5]  # 256 tokens at a time
+    assert [chunk.num_rows for chunk in chunks] == [5, 5, 5, 5]  # 256 tokens at a time
     chunks.clear()
     queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [65] * 20)
-    assert [len(chunk.parts) for chunk in chunks] == [16, 4]
+    assert [chunk.num_rows for chunk in chunks] == [16, 4]
 
 
 @pytest.mark.parametrize("shares_order", [True, False])
@@ -134,7 +134,7 @@ def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: Simu
         assert relative_error(logits_of(runner, prompt), logits_of(reference, prompt)) < 1e-3
 
 
-def test_prompts_of_32_bits_share_passes_too(device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]) -> None:
+def test_prompts_of_32_bits_share_passes_too(device: SimulatedDevice, tmp_path: Path, chunks: list[Batch]) -> None:
     folder = write_tiny_llama(tmp_path / "plain", with_tokenizer=False, dtype=torch.float32)
     queue_all(load_simulated(folder, device, num_rows=4), [70, 20, 90, 30])
     assert sorted(parts_of(chunks)) == [[(20, 0), (30, 0)], [(70, 0), (90, 0)]]

@@ -1,6 +1,8 @@
 """Replayed layers against layers that launch directly: the same kernels, sizes, constants and addresses."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,25 @@ from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.step.arena import on_card
-from llmcli.runners.cuda.step.batch import Chunk, Lanes, PromptSlice
+from llmcli.runners.cuda.step.batch import LONG, SHORT, Batch, Slice, prompt_batch
 from llmcli.runners.cuda.step.forward import Forward
 
-# Each runs twice: the second time none of its layers is recorded.
+# The tokens and the position of each prompt. Each chunk runs twice: the second time none of its layers is recorded.
 CHUNKS = [
-    *((PromptSlice(count, 20),) for count in (1, 2, 9, 64, 65, 200)),
-    (PromptSlice(65, 21),),
-    (PromptSlice(35, 20), PromptSlice(30, 0)),
-    (PromptSlice(30, 20), PromptSlice(35, 0)),
+    *([(count, 20)] for count in (1, 2, 9, 64, 65, 200)),
+    [(65, 21)],
+    [(35, 20), (30, 0)],
+    [(30, 20), (35, 0)],
 ]
+
+
+def prompts(workspace: Any, method: int, parts: Sequence[tuple[int, int]]) -> Batch:
+    """A batch of prompts, whose tokens and pages lie at the same places for equal numbers."""
+    ends = list(accumulate(count for count, _ in parts))
+    slices = [
+        Slice(row, end - count, count, start) for row, (end, (count, start)) in enumerate(zip(ends, parts, strict=True))
+    ]
+    return prompt_batch(method, workspace.of_spans(ends[-1], len(parts)), slices)
 
 
 class NotingCard(DriverlessCard):
@@ -59,6 +70,7 @@ class CardWithoutReplays(NotingCard):
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing needs a card."""
     monkeypatch.setattr("llmcli.runners.cuda.step.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.step.forward.copy", lambda *_: None)
 
 
 @pytest.fixture
@@ -76,21 +88,20 @@ def check_replays(host_memory: None) -> Callable[..., None]:
         for card in cards:
             forward = Forward(card, plan, weights, cache, workspace)
             for parts in 2 * CHUNKS:
-                count = sum(part.num_tokens for part in parts)
-                for in_chunks in (True, False):
-                    token_ids, rows, positions, pages = workspace.of_spans(count, len(parts))
-                    forward.run(Chunk(token_ids, rows, positions, pages, parts, in_chunks))
+                forward.run(prompts(workspace, SHORT, parts))
+                batch = prompts(workspace, LONG, parts)
+                for needed in (None, [len(batch.rows) - 1], []):  # the last layer then runs for these alone
+                    forward.run(batch, needed)
             for count in 2 * (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
-                forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
-            for count, num_spans in 2 * ((2, 1), (8, 1), (8, 2)):
-                token_ids, rows, positions, pages = workspace.of_spans(count, num_spans)
-                forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
+                forward.run(Batch(workspace.slot_token_ids, rows, positions, workspace.page_table, count, by_row=True))
+            for count, num_rows in 2 * ((2, 1), (8, 1), (8, 2)):
+                forward.run(Batch(*workspace.of_spans(count, num_rows), num_rows))
         replaying, straight = cards
         assert replaying.started == straight.started
-        num_passes = 2 * len(CHUNKS) + 7
+        num_passes, num_alone = 2 * len(CHUNKS) + 7, 2 * len(CHUNKS) - 1  # a lone token is all of its chunk
         num_kinds = len({layer.kind for layer in forward._layers})
-        assert replaying.num_recordings == num_passes * (num_kinds + 2)  # also what comes first and last
+        assert replaying.num_recordings == num_passes * (num_kinds + 1) + num_alone  # also what comes first
         assert num_kinds <= most_kinds
 
     return check
@@ -142,12 +153,11 @@ def test_which_launches_of_chunks_are_kept(host_memory: None, tmp_path: Path) ->
 
     def num_recorded(count: int, first_row: int = 0) -> int:
         before = card.num_recordings
-        token_ids, rows, positions, _ = workspace.of_spans(count, 1)
-        pages = workspace.page_table[first_row : first_row + 1]
-        forward.run(Chunk(token_ids, rows, positions, pages, (PromptSlice(count, 0),), False))
+        batch = prompts(workspace, LONG, [(count, 0)])
+        forward.run(replace(batch, page_table=workspace.page_table[first_row : first_row + 1]))
         return card.num_recordings - before
 
-    each = 5  # the first layer, one between, the last, and what comes before and after them
+    each = 4  # the first layer, one between, the last, and what comes before them
     assert [num_recorded(100) for _ in range(3)] == [each, 0, 0]
     assert [num_recorded(100, 1) for _ in range(2)] == [each, 0]
     card.uses_own = True

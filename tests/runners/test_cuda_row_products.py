@@ -44,14 +44,16 @@ def launches(
     plan = plan_memory(stored, max_seq_len=300, num_rows=300, card=card)
     weights, workspace = phantoms(plan.weights, 1), phantoms(plan.workspace, 2)
     notes: Any = Notes(card)
-    products = Products(notes, Activations(workspace, num_rows, qkv_layout(config).width), 1e-5, **how)
+    products = Products(
+        notes, Activations(workspace, workspace.hidden[:num_rows], qkv_layout(config).width), 1e-5, **how
+    )
     layer, found = weights.layers[0], {}
-    products.qkv(layer, products.left_by(layer), is_led=products.leads(layer.down, layer.qkv))
+    products.qkv(layer, layer)
     found["qkv"] = [one.launch for one in notes.take()]
     products.rest(layer, layer)
     found["rest"] = [one.launch for one in notes.take()]
-    few = Products(notes, Activations(workspace, min(num_rows, 64), qkv_layout(config).width), 1e-5)
     hidden = workspace.hidden[: min(num_rows, 64)]
+    few = Products(notes, Activations(workspace, hidden, qkv_layout(config).width), 1e-5)
     few.head(weights.head, weights.norm, hidden, workspace.score_logits[: len(hidden)])
     found["head"] = [one.launch for one in notes.take()]
     return found

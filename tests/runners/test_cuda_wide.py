@@ -19,7 +19,7 @@ from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.load.model import load as load_on_card
-from llmcli.runners.cuda.step import attention, forward
+from llmcli.runners.cuda.step import attention
 from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load
 
@@ -48,7 +48,7 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
 
     for stem in ("stage_wide", "gemm_wide", "gemm_wide_swiglu"):
         note(row_products, stem)
-    for module in (forward, attention, row_products):
+    for module in (attention, row_products):
         note(module, "add_parts")
     append = attention.append_tokens
 

@@ -28,7 +28,6 @@ from llmcli.runners.cuda.predict.dry_run import DryModel, kernel_names, phantoms
 from llmcli.runners.cuda.step.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.step.device import CudaDevice
 from llmcli.runners.cuda.step.forward import Forward
-from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftLanes
 from llmcli.runners.cuda.step.sampling import DeviceSampler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.timeline import Timeline
@@ -110,17 +109,14 @@ def load(
     forward = Forward(device, plan, weights, cache, workspace)
     mailbox = Mailbox(device, MAILBOX_BYTES)
     sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
-    lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
-    draft_lanes = DraftLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
     device.synchronize()
     return SteppingRunner(
         CudaDevice(
             forward,
-            lanes,
-            draft_lanes,
             sampler,
             workspace,
             mailbox,
+            uses_graphs=uses_graphs,
             limits=Limits(
                 plan.num_rows,
                 max_seq_len,

@@ -65,7 +65,8 @@ class Workspace(Generic[A]):
 
     - For chunks and spans: spans int32, flat, which `cut_spans` cuts; and their activations: hidden float32 [chunk,
       hidden_size]; outputs float32 and inputs uint8, flat; mixed [chunk, q_size]; row_scale float32 [chunk], and
-      the constants unit_scale (1) and gated_unit (GATED_SCALE), alike; score_logits float32 [LOGIT_ROWS, vocab_size]
+      the constants unit_scale (1) and gated_unit (GATED_SCALE), alike; score_logits float32 [LOGIT_ROWS, vocab_size];
+      alone_hidden float32 [MOST_ALONE, hidden_size], `hidden` of tokens for which the last layer runs alone
     - For few rows, whose products write what the next one takes: norm_sums float32 [MAX_ROWS, norm_sums(hidden_size)]
     - For products in chunks: others float32, flat, the sums of all chunks but the first; None if no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
@@ -88,6 +89,7 @@ class Workspace(Generic[A]):
     unit_scale: A
     gated_unit: A
     score_logits: A
+    alone_hidden: A
     norm_sums: A
     others: A | None
     gathered: A | None
@@ -178,6 +180,7 @@ def plan_workspace(
         unit_scale=scales,
         gated_unit=scales,
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
+        alone_hidden=Region((MOST_ALONE, config.hidden_size), FLOAT32),
         norm_sums=Region((MAX_ROWS, norm_sums(config.hidden_size)), FLOAT32),
         others=_plan_others(weights, most_rows),
         gathered=Region((gathered,), BYTE) if gathered else None,

@@ -22,7 +22,7 @@ from llmcli.runners.cuda.plan.memory import MemoryPlan
 from llmcli.runners.cuda.plan.regions import held_bytes, lay_out
 from llmcli.runners.cuda.plan.weight_layout import Weights, with_widening
 from llmcli.runners.cuda.plan.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
-from llmcli.runners.cuda.step.batch import MAX_SHORT_TOKENS, Chunk, Lanes, PromptSlice
+from llmcli.runners.cuda.step.batch import LONG, SHORT, Batch, Slice, method_of, prompt_batch
 from llmcli.runners.cuda.step.forward import Forward
 
 _NO_ROW = -1
@@ -140,7 +140,7 @@ class DryModel:
         rows = _assume(workspace.lane_rows[:lanes], np.where(used, 0, _NO_ROW))
         positions = _assume(workspace.lane_positions[:lanes], np.where(used, depth, 0))
         token_ids, logits = workspace.slot_token_ids, workspace.lane_logits[:lanes]
-        self._forward.run(Lanes(token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.run(Batch(token_ids, rows, positions, workspace.page_table, lanes, by_row=True))
         self._forward.project_logits(self._forward.hidden[:lanes], logits)
         sample_token(
             self.device,
@@ -159,11 +159,7 @@ class DryModel:
 
         Logits are read only after the last token of the last chunk.
         """
-        if num_tokens <= MAX_SPAN:
-            self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
-        else:
-            needed = [num_tokens - 1] if is_last else []
-            self._run_chunk(num_tokens, start, num_tokens <= MAX_SHORT_TOKENS, needed)
+        self._run_prompt(method_of(num_tokens), num_tokens, start, [num_tokens - 1] if is_last else [])
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -174,8 +170,8 @@ class DryModel:
     def every_form(self) -> list[Started]:
         """Launches of every form that any step may need, without the sampler's."""
         for count in range(1, MAX_SPAN + 1):
-            for num_spans in (None, 1):
-                self._run_lanes(count, 0, num_spans)
+            for num_rows in {1, count}:
+                self._forward.run(Batch(*self._of_row(count, 0), num_rows))
         started = self.take()
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
@@ -188,21 +184,16 @@ class DryModel:
         for count in NARROW_TOKENS:
             started += self.head(min(count, LOGIT_ROWS, self._longest))
         for count in (*NARROW_TOKENS, *WIDE_TOKENS):
-            self._run_chunk(min(count, self._longest), 0, in_chunks=True)
+            self._run_prompt(SHORT, min(count, self._longest), 0)
         for count in (*NARROW_TOKENS, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest):
             if count <= self._longest:
                 for needed in (None, [count - 1]):
-                    self._run_chunk(count, 0, False, needed)
+                    self._run_prompt(LONG, count, 0, needed)
         return started + self.take()
 
-    def _run_lanes(self, num_tokens: int, start: int, num_spans: int | None) -> None:
-        token_ids, rows, positions, pages = self._of_row(num_tokens, start)
-        self._forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
-
-    def _run_chunk(self, num_tokens: int, start: int, in_chunks: bool, needed: Sequence[int] | None = None) -> None:
-        token_ids, rows, positions, pages = self._of_row(num_tokens, start)
-        parts = (PromptSlice(num_tokens, start),)
-        self._forward.run(Chunk(token_ids, rows, positions, pages, parts, in_chunks), needed)
+    def _run_prompt(self, method: int, num_tokens: int, start: int, needed: Sequence[int] | None = None) -> None:
+        slices = [Slice(0, 0, num_tokens, start)]
+        self._forward.run(prompt_batch(method, self._of_row(num_tokens, start), slices), needed)
 
     def _of_row(self, num_tokens: int, start: int) -> tuple[Phantom, Phantom, Phantom, Phantom]:
         """Tokens of one row: their ids, rows and positions, and the row's pages."""

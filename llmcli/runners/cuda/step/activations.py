@@ -13,18 +13,18 @@ from llmcli.runners.cuda.plan.workspace import Workspace
 
 
 class Activations:
-    """The arrays that the layers read and write for `count` tokens of one chunk or of lanes.
+    """The arrays that the layers read and write for `count` tokens, those of `hidden`.
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
             [count, q_size], in the type that attention writes; row_scale and the constants
             unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them
     """
 
-    def __init__(self, workspace: Workspace[Any], count: int, qkv_width: int):
-        self.count = count
+    def __init__(self, workspace: Workspace[Any], hidden: Any, qkv_width: int):
+        self.count = count = len(hidden)
         self._workspace = workspace
         self._views: dict[Hashable, Any] = {}
-        self.hidden = workspace.hidden[:count]
+        self.hidden = hidden
         self.qkv = self.outputs(qkv_width)
         self.mixed = workspace.mixed[:count]
         self.row_scale = workspace.row_scale[:count]

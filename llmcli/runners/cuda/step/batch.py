@@ -1,8 +1,10 @@
-"""What one pass computes: lanes, or a chunk of prompts. How prompts share passes, and how tokens are sent."""
+"""What one pass computes: a `Batch`. How prompts share passes, and how their tokens are sent."""
+
+from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -14,47 +16,47 @@ from llmcli.runners.cuda.step.arena import Mailbox
 from llmcli.runners.step_device import SINGLE, Work
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """Tokens of one pass, each with the bits of a step of its own. All arrays lie on the card.
+class Slice(NamedTuple):
+    """Consecutive tokens of one prompt: its row in the page table, the first token in the batch, and its position."""
 
-    `num_spans`, if given, is the number of rows: the lanes of a row are adjacent and hold consecutive tokens. Without
-    it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without it by
-    lane.
-    Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
-            token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
-    """
-
-    token_ids: Any
-    token_rows: Any
-    rows: Any
-    positions: Any
-    page_table: Any
-    num_spans: int | None = None
-
-
-class PromptSlice(NamedTuple):
-    """Consecutive tokens of one row's prompt, from position `start` on."""
-
+    row: int
+    first: int
     num_tokens: int
     start: int
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Tokens of prompts: `parts` of different rows, one after the other.
+class Batch:
+    """All tokens of a pass, whoever they belong to. The arrays lie on the card.
 
-    With `in_chunks` they are multiplied as the rows of decoding are; else all inputs are in one chunk.
-    Shapes: token_ids, rows, positions int32 [num_tokens], rows of the page table; page_table int32 [num_parts,
-            pages_per_row]
+    The tokens of a row are adjacent and consecutive. They differ in attention, and only long prompts in their products:
+
+    - Without `slices` each token is a lane, with the bits of a step of its own. Only the card knows rows and positions,
+      so the same launches serve every step. Row -1 is an unused lane. With fewer rows than lanes some have several.
+    - With `slices` they are tokens of prompts, each slice of another row.
+
+    With `by_row` token_ids is indexed by row, else by token. `in_chunks=False`: products have all inputs in one chunk.
+    Shapes: rows, positions int32 [num_tokens]; page_table int32 [at least num_rows, pages_per_row]; token_ids int32
+            [num_tokens], or [rows of page_table] with `by_row`
     """
 
     token_ids: Any
     rows: Any
     positions: Any
     page_table: Any
-    parts: tuple[PromptSlice, ...]
-    in_chunks: bool
+    num_rows: int
+    slices: tuple[Slice, ...] | None = None
+    by_row: bool = False
+    in_chunks: bool = True
+
+    def only(self, places: Sequence[int]) -> Batch:
+        """The batch with slices of these tokens only, named by index; the others only get keys and values."""
+        some = []
+        for row, first, num_tokens, start in self.slices or ():
+            inside = [place for place in places if first <= place < first + num_tokens]
+            if inside:  # adjacent
+                some.append(Slice(row, inside[0], len(inside), start + inside[0] - first))
+        return replace(self, slices=tuple(some))
 
 
 # The most tokens of a prompt that is multiplied as rows are. Alone, one of up to some 200 would be faster so. Many
@@ -70,6 +72,13 @@ def method_of(num_tokens: int) -> int:
     if num_tokens <= MAX_SPAN:
         return SINGLE
     return SHORT if num_tokens <= MAX_SHORT_TOKENS else LONG
+
+
+def prompt_batch(method: int, arrays: Sequence[Any], slices: Sequence[Slice]) -> Batch:
+    """Slices of different rows, computed by one method. `arrays`: as `cut_spans` cuts them."""
+    token_ids, rows, positions, page_table = arrays
+    of_prompts = None if method == SINGLE else tuple(slices)
+    return Batch(token_ids, rows, positions, page_table, len(slices), of_prompts, in_chunks=method != LONG)
 
 
 def prompt_passes(works: Sequence[Work], places: Iterable[int], chunk_tokens: int) -> list[list[int]]:
@@ -115,21 +124,19 @@ class SpanSender:
 
         self._views_of = views_of
 
-    def send(self, works: Sequence[Work]) -> Lanes | Chunk:
-        """Send what these works need; returns the lanes or the chunk to run."""
-        parts = tuple(PromptSlice(work.num_tokens, work.position) for work in works)
-        count, method = sum(part.num_tokens for part in parts), works[0].method
+    def send(self, works: Sequence[Work]) -> Batch:
+        """Send what these works need; returns the batch to run."""
+        count, slices = sum(work.num_tokens for work in works), []
         sent = np.zeros(spans_size(count, len(works), self._pages_per_row), np.int32)
         token_ids, rows, positions, pages = cut_spans(sent, count, len(works), self._pages_per_row)
         begin = 0
-        for row, (part, work) in enumerate(zip(parts, works, strict=True)):
-            end = begin + part.num_tokens
+        for row, work in enumerate(works):
+            end = begin + work.num_tokens
             token_ids[begin:end], rows[begin:end] = work.token_ids, row
-            positions[begin:end] = np.arange(part.start, part.start + part.num_tokens)
+            positions[begin:end] = np.arange(work.position, work.position + work.num_tokens)
             pages[row, : len(work.pages)] = work.pages
+            slices.append(Slice(row, begin, work.num_tokens, work.position))
             begin = end
-        on_card, token_ids, rows, positions, page_table = self._views_of(count, len(works))
+        on_card, *arrays = self._views_of(count, len(works))
         self._mailbox.send(on_card, sent)
-        if method == SINGLE:
-            return Lanes(token_ids, None, rows, positions, page_table, 1 if count > 1 else None)
-        return Chunk(token_ids, rows, positions, page_table, parts, in_chunks=method == SHORT)
+        return prompt_batch(works[0].method, arrays, slices)

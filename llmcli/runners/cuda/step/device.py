@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -17,7 +18,7 @@ from llmcli.runners.cuda.plan.workspace import Workspace
 from llmcli.runners.cuda.step.arena import Mailbox, fetch, send
 from llmcli.runners.cuda.step.batch import SpanSender, method_of, prompt_passes
 from llmcli.runners.cuda.step.forward import Forward
-from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftChoices, DraftLanes, with_drafts
+from llmcli.runners.cuda.step.lanes import DecodeLanes, DraftChoices, with_drafts
 from llmcli.runners.cuda.step.sampling import DeviceSampler, SamplerRun, WorkMasks
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
@@ -35,12 +36,11 @@ class CudaDevice:
     def __init__(
         self,
         forward: Forward,
-        lanes: DecodeLanes,
-        draft_lanes: DraftLanes,
         sampler: DeviceSampler,
         workspace: Workspace[Any],
         mailbox: Mailbox,
         *,
+        uses_graphs: bool,
         limits: Limits,
         cache_type: str,
         description: str,
@@ -53,8 +53,7 @@ class CudaDevice:
         self.limits = limits
         self.num_steps = 0  # that have been queued
         self._forward = forward
-        self._lanes = lanes
-        self._draft_lanes = draft_lanes
+        self._lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
@@ -136,16 +135,16 @@ class CudaDevice:
         for places in passes:
             drafted |= self._run_drafts({place: works[place] for place in places}, masks)
         spans = [place for place in others if works[place].logits is None and not works[place].drafts]
-        if not spans:  # timing takes the host some microseconds, and decoding is not timed
-            return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], (), None, self.num_steps)
-        begin = self._forward.device.now()
-        beside: list[int] = []
-        for beside in prompt_passes(works, spans, self._forward.chunk_tokens):
-            found = self._run_spans([works[place] for place in beside], [masks[place] for place in beside])
-            for place, of_work in zip(beside, found, strict=True):
-                runs[place] = of_work
-        timed = begin, self._forward.device.now()
-        return CudaStep(self, works, runs, drafted, masks, lanes, (), beside, timed, self.num_steps)
+        last, timed = passes[-1] if passes else [], None
+        if spans:  # timing takes the host some microseconds, and decoding is not timed
+            begin = self._forward.device.now()
+            for last in prompt_passes(works, spans, self._forward.chunk_tokens):
+                found = self._run_spans([works[place] for place in last], [masks[place] for place in last])
+                for place, of_work in zip(last, found, strict=True):
+                    runs[place] = of_work
+            timed = begin, self._forward.device.now()
+        read = self._read_span if spans else self._read_drafted
+        return CudaStep(self, works, runs, drafted, masks, lanes, last, read, timed, self.num_steps)
 
     def _run_lanes(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
         slots = [self._prepare_slot(work) for work in works]
@@ -163,7 +162,7 @@ class CudaDevice:
         for place, work in works.items():
             slot = self._prepare_slot(work)
             drafted[place] = self._drafted[slot] = DraftChoices(self._sampler, work)
-        self._draft_lanes.queue(list(works.values()), [masks[place] for place in works])
+        self._lanes.queue_drafts(list(works.values()), [masks[place] for place in works])
         return drafted
 
     def _prepare_slot(self, work: Work) -> int:
@@ -262,6 +261,14 @@ class CudaDevice:
     def _chunk_begin(self, position: int) -> int:
         return position // self._forward.chunk_tokens * self._forward.chunk_tokens
 
+    def _read_drafted(self, first: int, count: int) -> AllLogits:
+        """The logits of lanes of the latest pass with drafts. Shapes: result [count, vocab_size]"""
+        return fetch(self._forward.device, self._lanes.draft_logits[first : first + count])
+
+    def _read_span(self, first: int, count: int) -> AllLogits:
+        """The logits after each of `count` tokens of the latest pass of spans. Shapes: result [count, vocab_size]"""
+        return self._forward.logits_of_span(first, first + count)
+
     # Called by CudaStep to read results
 
     def read_choices(self, runs: Sequence[Sequence[SamplerRun]]) -> list[Chosen]:
@@ -282,82 +289,56 @@ class CudaDevice:
         """The logits of a lane of the latest step. Shapes: result [1, vocab_size]"""
         return fetch(self._forward.device, self._lanes.logits[lane : lane + 1])
 
-    def read_drafted(self, first: int, count: int) -> AllLogits:
-        """The logits of lanes of the latest pass with drafts. Shapes: result [count, vocab_size]"""
-        return fetch(self._forward.device, self._draft_lanes.logits[first : first + count])
 
-    def read_span(self, first: int, count: int) -> AllLogits:
-        """The logits after each of `count` tokens of the latest pass of spans. Shapes: result [count, vocab_size]"""
-        return self._forward.logits_of_span(first, first + count)
-
-
+@dataclass(eq=False)
 class CudaStep:
-    """A step that has been queued."""
+    """A step that has been queued.
 
-    def __init__(
-        self,
-        device: CudaDevice,
-        works: Sequence[Work],
-        runs: Sequence[Sequence[SamplerRun]],
-        drafted: Mapping[int, DraftChoices],
-        masks: Sequence[WorkMasks],
-        lanes: Sequence[int],
-        last_pass: Sequence[Sequence[int]],
-        last_spans: Sequence[int],
-        timed: tuple[Moment, Moment] | None,
-        number: int,
-    ):
-        """What was queued.
+    Attributes: runs: each work's sampler runs; drafted: the choices of those with drafts, by index; lanes: indices of
+    the works that are lanes; last: those of the last pass of others; read_last: reads some of its logits; timed: the
+    moments before and after the passes of spans, None if there are none
+    """
 
-        `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by index. `lanes`: indices of the
-        works that are lanes; `last_pass`: those of the last pass with drafts, if nothing has run after it;
-        `last_spans`: those of the last pass of other spans. `timed`: the moments before and after these spans;
-        None if there are none.
-        """
-        self._device = device
-        self._works = works
-        self._runs = runs
-        self._drafted = drafted
-        self._masks = masks
-        self._lanes = list(lanes)
-        self._last_pass = [place for places in last_pass for place in places]
-        self._last_spans = list(last_spans)
-        self._timed = timed
-        self._number = number
-        self._chosen: list[Chosen] | None = None  # once they are read
+    device: CudaDevice
+    works: Sequence[Work]
+    runs: Sequence[Sequence[SamplerRun]]
+    drafted: Mapping[int, DraftChoices]
+    masks: Sequence[WorkMasks]
+    lanes: list[int]
+    last: list[int]
+    read_last: Callable[[int, int], AllLogits]
+    timed: tuple[Moment, Moment] | None
+    number: int
+    _chosen: list[Chosen] | None = None  # once they are read
 
     def choices(self) -> list[Chosen]:
         """See `Step.choices`. Waits even for a step that chooses nothing."""
-        if not any(self._runs) and not self._drafted:
-            self._device.wait()
+        if not any(self.runs) and not self.drafted:
+            self.device.wait()
         if self._chosen is None:
-            chosen = self._device.read_choices(self._runs)
-            for place, drafted in self._drafted.items():
+            chosen = self.device.read_choices(self.runs)
+            for place, drafted in self.drafted.items():
                 chosen[place] = drafted.read()
-            self._chosen = [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
+            self._chosen = [made.error or found for made, found in zip(self.masks, chosen, strict=True)]
         return self._chosen
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`. Raises: ValueError if they have been overwritten"""
-        work = self._works[span]
+        work = self.works[span]
         if work.logits is not None:
             return work.logits.reshape(1, -1)
-        is_there = span in (*self._lanes, *self._last_pass, *self._last_spans)
-        if self._number != self._device.num_steps or not is_there:
+        if self.number != self.device.num_steps or span not in (*self.lanes, *self.last):
             raise ValueError("the logits of this span have been overwritten")
-        if span in self._lanes:
-            return self._device.read_lane(self._lanes.index(span))
-        beside, read = self._last_spans, self._device.read_span
-        if span in self._last_pass:
-            beside, read = self._last_pass, self._device.read_drafted
-        before = sum(self._works[place].num_tokens for place in beside[: beside.index(span)])
-        return read(before + first, work.num_tokens - first)
+        if span in self.lanes:
+            return self.device.read_lane(self.lanes.index(span))
+        before = sum(self.works[place].num_tokens for place in self.last[: self.last.index(span)])
+        return self.read_last(before + first, work.num_tokens - first)
 
     def prompt_seconds(self) -> float:
         """See `Step.prompt_seconds`."""
-        if self._timed is None:
+        if self.timed is None:
             return 0.0
-        begin, end = self._timed
+        begin, end = self.timed
         return begin.seconds_until(end)
 
 

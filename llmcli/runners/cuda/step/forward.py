@@ -1,4 +1,4 @@
-"""The forward pass on the card: a chunk of prompts, or one token in each of many lanes.
+"""The forward pass on the card: a batch of tokens through all layers.
 
 Everything is queued on the device's stream, and nothing is allocated. Rows of any number are multiplied with the same
 bits (products.py). Long prompts use one chunk of the inputs.
@@ -12,7 +12,7 @@ import numpy as np
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, embedding
+from llmcli.kernels.elementwise import embedding
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
 from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.plan.memory import MemoryPlan
@@ -21,19 +21,18 @@ from llmcli.runners.cuda.plan.workspace import LOGIT_ROWS, MOST_ALONE, Cache, Wo
 from llmcli.runners.cuda.step.activations import Activations
 from llmcli.runners.cuda.step.arena import copy, fetch
 from llmcli.runners.cuda.step.attention import Attention, CachedLayer, KvCache
-from llmcli.runners.cuda.step.batch import Chunk, Lanes
+from llmcli.runners.cuda.step.batch import Batch
 from llmcli.runners.cuda.step.products import Products
 
 # Passes whose launches are kept: all lengths of short prompts. Each takes 20 KB of host memory, 70 with 16 parts.
 _MOST_KEPT_PASSES = 256
-# What runs before all layers, and after them; and a last layer for some tokens.
-_BEGINNING, _END, _LAST = "beginning", "end", "last"
 
 
 class Forward:
     """The model's computation over one KV cache and one workspace, for one caller at a time.
 
-    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the latest tokens, or of some of them
+    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the latest tokens; `outputs_of` has those of
+    a long prompt
     """
 
     def __init__(
@@ -51,127 +50,96 @@ class Forward:
         self._weights = weights
         self._cache = KvCache(cache)
         self._workspace = workspace
-        self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_PASSES)
         self._alone: tuple[int, ...] | None = None  # the tokens whose outputs `hidden` has, if not all
         # Keep the views: cutting them takes the host a tenth of a millisecond. The function must not refer to `self`,
         # or a dropped runner would keep its memory until Python's collector runs.
-        qkv_width = self._qkv.width
+        qkv_width = qkv_layout(self.config).width
         self._activations = functools.lru_cache(_MOST_KEPT_PASSES)(
-            lambda count: Activations(workspace, count, qkv_width)
+            lambda count, is_alone=False: Activations(
+                workspace, (workspace.alone_hidden if is_alone else workspace.hidden)[:count], qkv_width
+            )
         )
 
-    def run(self, work: Lanes | Chunk, needed: Sequence[int] | None = None) -> None:
-        """Run one token a lane, or tokens of prompts; leave the last layer's outputs in `hidden`.
+    def run(self, batch: Batch, needed: Sequence[int] | None = None) -> None:
+        """Run a batch; leave the last layer's outputs in `hidden`.
 
-        `needed`: the indices, in order, of a chunk's tokens whose outputs will be read; those of a row are adjacent.
-        None for all.
+        `needed`: the indices, in order, of a prompt's tokens whose outputs will be read; those of a row are adjacent.
+        None for all. The last layer of a long prompt runs for these alone where that changes no bits.
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
         self._alone = None
-        if isinstance(work, Chunk):
-            if needed is not None and self._may_run_alone(work, len(needed)):
-                self._alone = tuple(needed)
-            layers = self._chunk(work, leaves=True, alone=self._alone)
-        else:
-            layers = self._lanes(work, leaves=True)
-        for _ in layers:
+        if needed is not None and not batch.in_chunks and len(needed) <= min(MOST_ALONE, len(batch.rows) - 1):
+            self._alone = tuple(needed)
+        for _ in self._pass(batch, self._alone):
             pass
 
-    def by_layer(self, work: Lanes | Chunk) -> Iterator[Any]:
+    def by_layer(self, batch: Batch) -> Iterator[Any]:
         """Do what `run` does. Yield `hidden` of all tokens as the embedding leaves it, then as each layer does.
 
         Shapes: float32 [num_tokens, hidden_size]
         """
         self._alone = None
-        return self._lanes(work, leaves=False) if isinstance(work, Lanes) else self._chunk(work, leaves=False)
+        return self._pass(batch, None, leaves=False)
 
-    def _lanes(self, lanes: Lanes, *, leaves: bool) -> Iterator[Any]:
-        activations = self._activations(len(lanes.rows))
-        products = self._products_of(activations)
+    def _pass(self, batch: Batch, alone: tuple[int, ...] | None, *, leaves: bool = True) -> Iterator[Any]:
+        """Run all layers; yield `hidden` before the first one and after each. `leaves`: see `_layer`.
 
-        def run(layer: CachedLayer) -> None:
-            rest = self._qkv_of(products, layer, leaves)
-            o = layer.weights.o
-            as_image = products.takes_wide(o) and self._attention.lanes_write_images(lanes, o)
-            self._attention.of_lanes(layer, lanes, activations, rest, as_image=as_image)
-            products.rest(layer.weights, layer.following, is_image=as_image)
-            if not leaves:
-                self._finish(products.left_by(layer.weights), activations)
-
-        arrays = lanes.token_ids, lanes.token_rows, lanes.rows, lanes.positions, lanes.page_table
-        replays = self._replays_of(arrays, len(lanes.rows), lanes.num_spans, leaves)
-        self._record(replays, _BEGINNING, lambda: self._begin(lanes.token_ids, activations, lanes.token_rows))
-        yield from self._each_layer(self._layers, run, activations.hidden, replays)
-        if leaves:
-            self._record(replays, _END, lambda: self._finish(products.left_by(self._layers[-1].weights), activations))
-
-    def _chunk(self, chunk: Chunk, *, leaves: bool, alone: tuple[int, ...] | None = None) -> Iterator[Any]:
-        """With `leaves` a layer may leave partial sums to the next one. `alone`: see `_last_layer`."""
-        activations = self._activations(len(chunk.token_ids))
-        products = self._products_of(activations, in_chunks=chunk.in_chunks)
-
-        def run(layer: CachedLayer) -> None:
-            rest = self._qkv_of(products, layer, leaves)
-            as_image = self._attention.writes_images and products.takes_wide(layer.weights.o)
-            self._attention.of_chunk(layer, chunk, activations, rest, as_image=as_image)
-            products.rest(layer.weights, layer.following, is_image=as_image)
-            if not leaves:
-                self._finish(products.left_by(layer.weights), activations)
-
-        arrays = chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table
-        replays = self._replays_of(arrays, chunk.in_chunks, chunk.parts, leaves)
-        self._record(replays, _BEGINNING, lambda: self._begin(chunk.token_ids, activations))
-        layers = self._layers if alone is None else self._layers[:-1]
-        yield from self._each_layer(layers, run, activations.hidden, replays)
-        if alone is not None:
-            self._last_layer(chunk, activations, alone, replays)
-        if leaves:
-            self._record(replays, _END, lambda: self._finish(products.left_by(self._layers[-1].weights), activations))
-
-    def _products_of(self, activations: Activations, *, in_chunks: bool = True) -> Products:
-        return Products(self.device, activations, self.config.rms_norm_eps, in_chunks)
-
-    def _qkv_of(self, products: Products, layer: CachedLayer, leaves: bool) -> Any | None:
-        """Compute `qkv` from what the layer before has left."""
-        if layer.index == 0:
-            return products.qkv(layer.weights)
-        before = self._layers[layer.index - 1].weights
-        left = products.left_by(before) if leaves else None
-        return products.qkv(layer.weights, left, is_led=products.leads(before.down, layer.weights.qkv))
-
-    def _may_run_alone(self, chunk: Chunk, num_tokens: int) -> bool:
-        """Whether the last layer may run for `num_tokens` of a chunk's tokens: if their number changes no bits."""
-        return num_tokens <= MOST_ALONE and num_tokens < len(chunk.token_ids) and not chunk.in_chunks
-
-    def _last_layer(
-        self, chunk: Chunk, activations: Activations, alone: tuple[int, ...], replays: dict[Hashable, Replay]
-    ) -> None:
-        """Run the last layer for some of a chunk's tokens; their outputs become the first rows of `hidden`.
-
-        The others only give it keys and values, which later tokens see. Their outputs are not needed.
+        With `alone` the last layer runs for these tokens only. The others give it keys and values, which later tokens
+        see; their outputs are not needed.
         """
-        layer = self._layers[-1]
+        own = to = self._activations(len(batch.rows))
+        arrays = batch.token_ids, batch.rows, batch.positions, batch.page_table
+        others = len(batch.rows), batch.num_rows, batch.slices, batch.in_chunks, leaves
+        replays = self._replays.of((self.device.uses_own, *base_addresses(arrays), *others))
+        self._start(replays, None, lambda: self._embed(batch, own.hidden))
+        yield own.hidden
+        for layer in self._layers:
+            key: Hashable = layer.kind
+            if alone is not None and layer.following is None:
+                key, batch, to = (layer.kind, alone), batch.only(alone), self._activations(len(alone), is_alone=True)
+                for row, place in zip(to.hidden, alone, strict=True):
+                    copy(self.device, row, own.hidden[place])
+            run = functools.partial(self._layer, layer, batch, own, to, leaves)
+            self._start(replays, key, run, layer.arrays, layer.addresses)
+            yield own.hidden
 
-        def begin() -> None:
-            self._products_of(activations, in_chunks=False).qkv(layer.weights)
-            self._attention.append_chunk(layer, chunk, activations)
+    def _layer(self, layer: CachedLayer, batch: Batch, own: Activations, to: Activations, leaves: bool) -> None:
+        """Run a layer. After keys and values, which all tokens get, only the tokens of `to` go on.
 
-        def end() -> None:
-            few = self._activations(len(alone))
-            products = self._products_of(few, in_chunks=False)
-            as_image = self._attention.writes_images and products.takes_wide(layer.weights.o)
-            self._attention.of_tokens(layer, chunk, alone, activations, few, as_image=as_image)
-            products.rest(layer.weights, is_image=as_image)
+        With `leaves` some sums, and rows for the next product, are left to the following layer.
+        """
+        weights = layer.weights
+        before, following = (layer.before, layer.following) if leaves else (None, None)
+        products = self._products_of(own, batch.in_chunks)
+        left = products.qkv(weights, before)
+        is_image = self._attention.attend(layer, batch, own, to, left, takes_image=products.takes_wide(weights.o))
+        if to.count > 0:
+            self._products_of(to, batch.in_chunks).rest(weights, following, is_image=is_image)
 
-        self._record(replays, _LAST, begin, layer.arrays, layer.addresses)
-        if alone:
-            for row, place in enumerate(alone):  # in order, so that no row is written before it is read
-                if row != place:
-                    copy(self.device, self.hidden[row], self.hidden[place])
-            self._record(replays, (_LAST, alone), end, layer.arrays, layer.addresses)
+    def _embed(self, batch: Batch, hidden: Any) -> None:
+        rows = batch.rows if batch.by_row else None
+        embedding(self.device, table=self._weights.embed_tokens, token_ids=batch.token_ids, rows=rows, out=hidden)
+
+    def _start(
+        self,
+        replays: dict[Hashable, Replay],
+        key: Hashable,
+        launch: Callable[[], None],
+        arrays: Sequence[Any] = (),
+        addresses: Sequence[int] = (),
+    ) -> None:
+        """Replay the launches under this key with these addresses; or launch them, and keep them to be replayed."""
+        replay = replays.get(key)
+        if replay is None:
+            replays[key] = self.device.record(launch, arrays)
+        else:
+            replay.start(addresses)
+
+    def _products_of(self, activations: Activations, in_chunks: bool = True) -> Products:
+        return Products(self.device, activations, self.config.rms_norm_eps, in_chunks)
 
     def forget_passes(self) -> None:
         """Forget the kept launches. In a dry run their costs also depend on the values assumed of arrays."""
@@ -183,17 +151,18 @@ class Forward:
         products.head(self._weights.head, self._weights.norm, hidden, logits)
 
     def outputs_of(self, places: Sequence[int]) -> Any:
-        """The outputs of these tokens of the latest run: rows of `hidden`, or copies if they are not adjacent.
+        """The outputs of these tokens of the latest run: adjacent rows, or copies.
 
         Shapes: result float32 [len(places), hidden_size]
         """
+        hidden = self.hidden
         if self._alone is not None:
-            places = [self._alone.index(place) for place in places]
+            hidden, places = self._workspace.alone_hidden, [self._alone.index(place) for place in places]
         if places[-1] - places[0] == len(places) - 1:
-            return self.hidden[places[0] : places[-1] + 1]
+            return hidden[places[0] : places[-1] + 1]
         rows = self._workspace.outputs[: len(places) * self.config.hidden_size].reshape(len(places), -1)
         for row, place in zip(rows, places, strict=True):
-            copy(self.device, row, self.hidden[place])
+            copy(self.device, row, hidden[place])
         return rows
 
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
@@ -209,43 +178,6 @@ class Forward:
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
         self._cache.copy_page(self.device, source, target)
-
-    def _each_layer(
-        self,
-        layers: Sequence[CachedLayer],
-        run: Callable[[CachedLayer], None],
-        hidden: Any,
-        replays: dict[Hashable, Replay],
-    ) -> Iterator[Any]:
-        """Run layers, replaying kinds that `replays` has. Yield `hidden` between them."""
-        yield hidden
-        for layer in layers:
-            self._record(replays, layer.kind, functools.partial(run, layer), layer.arrays, layer.addresses)
-            yield hidden
-
-    def _replays_of(self, arrays: Sequence[Any], *others: Hashable) -> dict[Hashable, Replay]:
-        """The kept replays of a pass; these arrays and others decide its launches."""
-        return self._replays.of((self.device.uses_own, *base_addresses(arrays), *others))
-
-    def _record(
-        self,
-        replays: dict[Hashable, Replay],
-        key: Hashable,
-        launch: Callable[[], None],
-        arrays: Sequence[Any] = (),
-        addresses: Sequence[int] = (),
-    ) -> None:
-        """Replay the launches under this key with these addresses; or launch them, and keep them to be replayed."""
-        replay = replays.get(key)
-        if replay is None:
-            replays[key] = self.device.record(launch, arrays)
-        else:
-            replay.start(addresses)
-
-    def _finish(self, left: Any | None, activations: Activations) -> None:
-        """Add the partial sums of a layer's last product, if any. Shapes: left float32 [parts, n, hidden_size]"""
-        if left is not None:
-            add_parts(self.device, parts=left, out=activations.hidden)
 
     def _find_layers(self) -> list[CachedLayer]:
         traits = self.config.traits
@@ -264,14 +196,10 @@ class Forward:
 
         layers: list[CachedLayer] = []
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
+            before = self._weights.layers[index - 1] if index else None
             following = self._weights.layers[index + 1] if index + 1 < len(self._weights.layers) else None
             arrays = (*weights.arrays, *cache.arrays, *(() if following is None else (following.input_layernorm,)))
             # A layer's neighbours decide what it finds, and what it leaves.
             kind = kinds.setdefault(tuple(map(launched, (index - 1, index, index + 1))), len(kinds))
-            layers.append(CachedLayer(index, weights, following, cache, kind, arrays, base_addresses(arrays)))
+            layers.append(CachedLayer(index, weights, before, following, cache, kind, arrays, base_addresses(arrays)))
         return layers
-
-    def _begin(self, token_ids: Any, activations: Activations, token_rows: Any = None) -> None:
-        """Look up the tokens' embeddings."""
-        table = self._weights.embed_tokens
-        embedding(self.device, table=table, token_ids=token_ids, rows=token_rows, out=activations.hidden)

@@ -1,4 +1,4 @@
-"""Steps in lanes: `StepGraphs`, `DecodeLanes` for one token a row, `DraftLanes` for rows with drafts.
+"""Steps in lanes: `DecodeLanes` queues them, one token a row or rows with drafts; `StepGraphs` starts them.
 
 Each number of lanes is captured once, as a graph. A lane works for a slot. The card keeps each lane's slot and
 position, and advances the position itself. The host sends them again only when the lanes change; the card need not
@@ -22,7 +22,7 @@ from llmcli.kernels.device import Device, device_errors
 from llmcli.runners.base import MAX_SPAN, Chosen
 from llmcli.runners.cuda.plan.workspace import Workspace, num_lanes
 from llmcli.runners.cuda.step.arena import Mailbox, copy
-from llmcli.runners.cuda.step.batch import Lanes
+from llmcli.runners.cuda.step.batch import Batch
 from llmcli.runners.cuda.step.forward import Forward
 from llmcli.runners.cuda.step.sampling import DeviceSampler, WorkMasks
 from llmcli.runners.interrupts import interrupts_held_back
@@ -71,7 +71,7 @@ class StepGraphs(Generic[S]):
 class DecodeLanes:
     """Queues steps. `uses_graphs=False` launches the same kernels one by one.
 
-    Attributes: logits float32 [lanes, vocab_size], from the latest step
+    Attributes: logits float32 [lanes, vocab_size], from the latest step; draft_logits, from the latest one with drafts
     """
 
     def __init__(
@@ -83,13 +83,14 @@ class DecodeLanes:
         *,
         uses_graphs: bool = True,
     ):
-        self.logits = workspace.lane_logits
+        self.logits, self.draft_logits = workspace.lane_logits, workspace.score_logits[:MAX_SPAN]
         self._forward = forward
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
         self._graphs: StepGraphs[int] = StepGraphs(forward.device, uses_graphs=uses_graphs)
         self._held_graphs: StepGraphs[int] = StepGraphs(forward.device, uses_graphs=uses_graphs)
+        self._draft_graphs: StepGraphs[tuple[int, int]] = StepGraphs(forward.device, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []
@@ -126,7 +127,7 @@ class DecodeLanes:
     def _launch(self, count: int) -> None:
         workspace = self._workspace
         rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
-        self._forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.run(Batch(workspace.slot_token_ids, rows, positions, workspace.page_table, count, by_row=True))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
 
@@ -143,30 +144,7 @@ class DecodeLanes:
             history=workspace.history,
         )
 
-
-class DraftLanes:
-    """Queues such steps. `uses_graphs=False` launches the same kernels one by one.
-
-    Attributes: logits float32 [lanes, vocab_size], from the latest step
-    """
-
-    def __init__(
-        self,
-        forward: Forward,
-        sampler: DeviceSampler,
-        workspace: Workspace[Any],
-        mailbox: Mailbox,
-        *,
-        uses_graphs: bool = True,
-    ):
-        self.logits = workspace.score_logits[:MAX_SPAN]
-        self._forward = forward
-        self._sampler = sampler
-        self._workspace = workspace
-        self._mailbox = mailbox
-        self._graphs: StepGraphs[tuple[int, int]] = StepGraphs(forward.device, uses_graphs=uses_graphs)
-
-    def queue(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
+    def queue_drafts(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
 
         The slots already hold the page tables, and first tokens that `latest` does not name. Masks are made while the
@@ -190,18 +168,17 @@ class DraftLanes:
             if work.latest is None:  # the host has not read it, but the card has it
                 of_lane, of_slot = self._workspace.drafted[0, first : first + 1], slice(slots[first], slots[first] + 1)
                 copy(self._forward.device, of_lane, self._workspace.slot_token_ids[of_slot])
-        self._graphs.start((count, len(works)), self._launch)
+        self._draft_graphs.start((count, len(works)), self._launch_drafts)
         for first, work, made in zip(firsts, works, masks, strict=True):
-            self._choose(first, work, made)
+            self._choose_drafts(first, work, made)
 
-    def _launch(self, shape: tuple[int, int]) -> None:
+    def _launch_drafts(self, shape: tuple[int, int]) -> None:
         count, num_rows = shape
         token_ids, rows, positions = (self._workspace.drafted[place, :count] for place in range(3))
-        page_table = self._workspace.page_table
-        self._forward.run(Lanes(token_ids, None, rows, positions, page_table, num_spans=num_rows))
-        self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
+        self._forward.run(Batch(token_ids, rows, positions, self._workspace.page_table, num_rows))
+        self._forward.project_logits(self._forward.hidden[:count], self.draft_logits[:count])
 
-    def _choose(self, first: int, work: Work, masks: WorkMasks) -> None:
+    def _choose_drafts(self, first: int, work: Work, masks: WorkMasks) -> None:
         assert work.slot is not None
         workspace, num_drafts = self._workspace, len(work.drafts)
         token_ids, rows, positions = (workspace.drafted[place] for place in range(3))
@@ -210,7 +187,7 @@ class DraftLanes:
             has_draft = lane < first + num_drafts
             self._sampler.allow(work.slot, masks.mask(lane - first))
             self._sampler.enqueue(
-                logits=self.logits[this],
+                logits=self.draft_logits[this],
                 rows=rows[this],
                 positions=positions[this],
                 token_ids=workspace.slot_token_ids,

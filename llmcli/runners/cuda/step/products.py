@@ -5,7 +5,7 @@ gemm_mma; weights of 32 bits always by gemv_float. All give a row the same bits:
 its inputs are cut, and how weights are rounded; the row, how it is rounded. Long prompts have their inputs in one
 chunk, since the sums of chunks would have to be written and added.
 
-A product of few rows that adds to `hidden` also writes what the next product takes (`leads`): that saves a launch.
+A product of few rows that adds to `hidden` also writes what the next product takes (`_leads`): that saves a launch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Products:
         """Whether these matrices are multiplied with an image."""
         return is_wide(parts) and (self.activations.count > MAX_ROWS or not self.in_chunks)
 
-    def leads(self, product: Projection[Any], following: Sequence[Projection[Any]]) -> bool:
+    def _leads(self, product: Projection[Any], following: Sequence[Projection[Any]]) -> bool:
         """Whether `product`, which adds to `hidden`, also writes what `following` take."""
         return (
             self.activations.count <= MAX_ROWS
@@ -64,18 +64,22 @@ class Products:
             and not any(self.takes_wide(one) for one in following)
         )
 
-    def qkv(self, layer: LayerWeights[Any], left: Any | None = None, *, is_led: bool = False) -> Any | None:
+    def qkv(self, layer: LayerWeights[Any], before: LayerWeights[Any] | None = None) -> Any | None:
         """Compute `qkv`; return the partial sums still to be added to it, or None.
 
-        `left` are the partial sums that the layer before has left (`left_by`). `is_led`: its last product leads.
-        Shapes: left float32 [parts, num_tokens, hidden_size]; result float32 [parts, num_tokens, width of qkv]
+        `before`: the layer whose `rest` has run with this one as the `following`, if there is one.
+        Shapes: result float32 [parts, num_tokens, width of qkv]
         """
+        left, is_led = None, False
+        if before is not None:
+            left = self._others(before.down) if self.takes_wide(before.gate_up, before.down) else None
+            is_led = self._leads(before.down, layer.qkv)
         normed = Rows(self.activations.hidden, layer.input_layernorm, is_led=is_led)
         if len(layer.qkv) == 1:
             return self._multiply(layer.qkv[0], normed, self.activations.qkv, left=left)
         self._finish(left, normed.x)
         for part in layer.qkv:
-            multiply = self.few if self.in_chunks else self._multiply  # partial sums of columns have no place
+            multiply = self._few if self.in_chunks else self._multiply  # partial sums of columns have no place
             multiply(part, normed, self.activations.qkv_of(part), "store")
         return None
 
@@ -84,14 +88,14 @@ class Products:
     ) -> None:
         """Run the part of the layer after attention. Its input is `mixed`, or with `is_image` its image.
 
-        `left_by` returns the partial sums that this layer leaves to the following one, if there is one.
+        With a `following` layer some sums may be left to it (`qkv`); else all are added to `hidden`.
         """
         hidden, own = self.activations.hidden, self.activations
-        is_led = self.leads(layer.o, (layer.gate_up,))
+        is_led = self._leads(layer.o, (layer.gate_up,))
         if is_image:
             left = self._wide(layer.o, own.image, own.unit_scale, hidden, "add")
         elif is_led:
-            self.few(layer.o, Rows(own.mixed), hidden, "add", layer.post_attention_layernorm)
+            self._few(layer.o, Rows(own.mixed), hidden, "add", layer.post_attention_layernorm)
             left = None
         else:
             left = self._multiply(layer.o, Rows(own.mixed), hidden, "add")
@@ -107,21 +111,16 @@ class Products:
                 down=layer.down.layout,
                 out=own.gated_image,
             )
-            self._wide(layer.down, own.gated_image, own.gated_unit, hidden, "add")
+            left = self._wide(layer.down, own.gated_image, own.gated_unit, hidden, "add")
+            if following is None:
+                self._finish(left, hidden)
             return
         self._finish(left, hidden)
         gated = own.gated(layer.gate_up.is_float, layer.down.layout.num_inputs)
-        self.few(layer.gate_up, normed, gated, "swiglu")
+        self._few(layer.gate_up, normed, gated, "swiglu")
         rows = Rows(gated, scales=None if gated.dtype == np.float32 else own.gated_unit)
-        leads = following is not None and self.leads(layer.down, following.qkv)
-        self.few(layer.down, rows, hidden, "add", following.input_layernorm if following and leads else None)
-
-    def left_by(self, layer: LayerWeights[Any]) -> Any | None:
-        """The partial sums of a layer's last product still to be added to `hidden`, or None.
-
-        Shapes: result float32 [parts, num_tokens, hidden_size]
-        """
-        return self._others(layer.down) if self.takes_wide(layer.gate_up, layer.down) else None
+        leads = following is not None and self._leads(layer.down, following.qkv)
+        self._few(layer.down, rows, hidden, "add", following.input_layernorm if following and leads else None)
 
     def head(self, head: Projection[Any], norm: Any, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]"""
@@ -141,10 +140,10 @@ class Products:
             self._stage_image(part, rows, left)
             return self._wide(part, self.activations.image, self.activations.row_scale, out, epilogue)
         self._finish(left, rows.x)
-        self.few(part, rows, out, epilogue)
+        self._few(part, rows, out, epilogue)
         return None
 
-    def few(
+    def _few(
         self, part: Projection[Any], rows: Rows, out: Any, epilogue: Epilogue, next_norm: Any | None = None
     ) -> None:
         """Multiply by gemv, eight rows at a time. With `next_norm`, a norm's weights, the product leads."""
