@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from llmcli.engine.roads import Road, Roads, RoadToken, find_forks
     from llmcli.engine.scheduler import Generation, Scheduler
     from llmcli.kernels.device import Device, find_problem
-    from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import Finding, Measured, compare_rungs, find_claims, inspect_rungs
+    from llmcli.lab.engine import KERNELS
     from llmcli.lab.nsight import Counters, Limit, find_limit, find_ncu
     from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call

@@ -320,7 +320,7 @@ class EmulatedDevice:
             for index, name in enumerate(names)
         )
         text = f'#include "ptx.hpp"\n{translated}\n{calls}'
-        source = self._folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
+        source = self._folder / f"{stem.replace(chr(47), chr(45))}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
         source.write_text(text)
         library = source.with_suffix(".so")
         _compile(str(source), "-I", _compiled_headers().name, "-shared", "-o", str(library))

@@ -19,11 +19,11 @@ from llmcli.kernels.attention_rows import attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns, rotary, swiglu
+from llmcli.kernels.elementwise import add_parts, gather_columns, rotary
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import NextRows, RowNorm, gemv, gemv_float, norm_sums
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.norms import head_norm, rms_norm
+from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.stage_wide import image_bytes, stage_wide
@@ -170,14 +170,8 @@ def lanes(give: Give, has_q_norm: bool = True) -> LaneInputs:
 
 
 LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
-    "rms_norm": lambda card, give: rms_norm(
-        card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
-    ),
     "gather_columns": lambda card, give: gather_columns(
         card, x=give(5, 64, dtype=F16), order=give(64, dtype=I32), out=give(5, 64, dtype=F16)
-    ),
-    "swiglu": lambda card, give: swiglu(
-        card, gate_up=give(5, 128), row_scale=give(5), out=give(5, 64, dtype=F16), out_scale=give(5)
     ),
     "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
     "rotary": lambda card, give: rotary(

@@ -9,9 +9,8 @@ import pytest
 from right import launches
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.registry import KERNELS
 from llmcli.lab import verify
-from llmcli.lab.engine import CASES
+from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.matrices import to_storage
 from llmcli.lab.problem import ENGINE, KernelCases, Problem, find_mismatch, largest_error
 from llmcli.lab.trial import judge

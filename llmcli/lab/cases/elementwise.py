@@ -15,8 +15,6 @@ from llmcli.kernels.elementwise import (
     gather_columns,
     gather_columns_cost,
     gather_image,
-    swiglu,
-    swiglu_cost,
 )
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.lab.matrices import STORAGE, StoredMatrix, matrix_of, storage_name, tiles_of, to_storage
@@ -32,6 +30,7 @@ from llmcli.lab.problem import (
     stored_values,
 )
 from llmcli.lab.problems.activations import interleave
+from llmcli.lab.row_kernels import SWIGLU_SPEC, swiglu, swiglu_cost
 from llmcli.lab.rows import COLUMNS, image_of, make_rows, powers_of_two, rounded_rows, widened
 
 
@@ -84,7 +83,7 @@ def swiglu_case(num_rows: int, num_columns: int, extra: int, dtype: Any) -> Prob
         return {"out": out, "out_scale": out_scale}
 
     return Problem(
-        "swiglu",
+        SWIGLU_SPEC.stem,
         {"num_rows": num_rows, "num_columns": num_columns, "extra": extra},
         inputs={"gate_up": widened(interleave(gate, up, np.nan), extra), "row_scale": scale},
         outputs={"out": Output(up.shape, dtype), "out_scale": Output((num_rows,))},
@@ -102,7 +101,7 @@ def swiglu_of(gate: np.ndarray, up: np.ndarray | float) -> np.ndarray:
 
 
 SWIGLU = KernelCases(
-    "swiglu",
+    SWIGLU_SPEC.stem,
     lambda: (
         swiglu_case(num_rows, num_columns, extra, dtype)
         for num_columns in COLUMNS
