@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driverless_card import DriverlessCard, MatrixLibrary
+from driverless_card import DriverlessCard
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.append_tokens import append_tokens
@@ -264,19 +264,15 @@ def test_launchers_give_addresses_as_arrays(name: str) -> None:
 
 
 def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    products: list[list[int]] = []
-    layouts: list[list[int]] = []
+    called: list[tuple[str, Any]] = []
 
-    class NotingLibrary(MatrixLibrary):
-        def cublasLtMatmul(self, *arguments: Any) -> int:  # noqa: N802
-            products.append([arguments[index].value for index in (3, 5, 8, 10)])
-            return 0
+    class NotingLibrary:
+        """Every function succeeds."""
 
-        def cublasLtMatrixLayoutCreate(self, layout: Any, kind: int, *sizes: Any) -> int:  # noqa: N802
-            layouts.append([kind, *(size.value for size in sizes)])
-            return 0
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: called.append((name, arguments)) or 0
 
-    monkeypatch.setattr("llmcli.kernels.cublas._load", NotingLibrary)
+    monkeypatch.setattr(Cublas, "functions", NotingLibrary())
     card = DriverlessCard()
     library = Cublas(card)
 
@@ -286,11 +282,14 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
     x, weight, out = arrays(4096)
     replay = card.record(lambda: library.matmul(x=x, weight=weight, out=out), (x, weight))
     replay.start(base_addresses(arrays(1 << 20)[:2]))
-    for ptr in (4096, 1 << 20):
-        assert products.pop(0) == [2 * ptr, ptr, 4 * 4096, 4 * 4096]
-    asked, made = layouts[:3], layouts[3:]
-    assert made == [[2, 64, 32, 64], [2, 64, 5, 64], [0, 32, 5, 32]]
-    assert asked == [[2, 64, 32, 64], [2, 64, 5, 64], [0, 32, 5, 32]]
+    assert [name for name, _ in called[:2]] == ["cublasCreate_v2", "cublasSetStream_v2"]
+    for name, (_, *operations), ptr in zip(*zip(*called[2:], strict=True), (4096, 1 << 20), strict=True):
+        values = [getattr(one, "value", one) for one in operations]
+        assert name == "cublasGemmEx"
+        assert values[:5] == [1, 0, 32, 5, 64]
+        assert values[6:12] == [2 * ptr, 2, 64, ptr, 2, 64]
+        assert values[13:] == [4 * 4096, 0, 32, 68, -1]
+        assert [operations[place]._obj.value for place in (5, 12)] == [1, 0]
     assert card.trace == []
     with pytest.raises(ValueError, match=r"out is \[4, 32\], expected \[5, 32\]"):
         library.matmul(x=x, weight=weight, out=out[:4])

@@ -229,25 +229,6 @@ def test_pages_that_change_in_every_step(
     check_changing_pages(load_on_card(int8_model, num_rows=3, **options), 100)
 
 
-def test_no_kernel_is_loaded_while_rows_wait(
-    load_on_card: Callable[..., Any], int8_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every product of whole blocks has run once, and those of a prompt's last tokens run the same kernels."""
-    from llmcli.kernels.cublas import Cublas
-
-    runner = load_on_card(int8_model, num_rows=2, prefill_chunk=512)
-    asked, propose = [], Cublas.propose
-
-    def count(self: Cublas, sizes: Any, operands: Any) -> Any:
-        asked.append(sizes)
-        return propose(self, sizes, operands)
-
-    monkeypatch.setattr(Cublas, "propose", count)
-    for num_tokens in (128, 256, 384, 70, 200, 300):
-        runner.close(start(runner, PROMPT[:num_tokens]))
-    assert asked == []
-
-
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"])
 def test_infinite_weights_are_refused_by_name(name: str, load_on_card: Callable[..., Any], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
