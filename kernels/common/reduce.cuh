@@ -48,17 +48,10 @@ struct Max {
         asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
         return larger;
     }
-    static __device__ __forceinline__ double combine(double a, double b) {
-        if (a == b) return a == 0.0 ? a + b : a;  // +0 from zeros of both signs, whichever comes first
-        return a != a || a > b ? a : b;
-    }
-    static __device__ __forceinline__ int combine(int a, int b) { return a > b ? a : b; }
     static __device__ __forceinline__ float2 combine(float2 a, float2 b) {
         return make_float2(combine(a.x, b.x), combine(a.y, b.y));
     }
     static __device__ __forceinline__ void set_identity(float& v) { v = minus_infinity(); }
-    static __device__ __forceinline__ void set_identity(double& v) { v = minus_infinity(); }
-    static __device__ __forceinline__ void set_identity(int& v) { v = -2147483647 - 1; }
     static __device__ __forceinline__ void set_identity(float2& v) {
         v = make_float2(minus_infinity(), minus_infinity());
     }
