@@ -16,17 +16,26 @@ import numpy as np
 from benchmark_attention import copy_gbps, microseconds
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import embedding, embedding_cost, swiglu, swiglu_cost
-from llmcli.kernels.norms import (
-    head_norm,
-    head_norm_cost,
-    rms_norm,
-    rms_norm_cost,
-)
-from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, row_reduce_cost, softmax, softmax_cost
-from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, RowForm
+from llmcli.kernels.elementwise import embedding, embedding_cost
+from llmcli.kernels.norms import head_norm, head_norm_cost
+from llmcli.kernels.rows import RowForm
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import tile_layout
+from llmcli.lab.row_kernels import (
+    MAX_SPLITS,
+    PACKED_FORMS,
+    RMS_NORM_SPEC,
+    ROW_REDUCE_SPEC,
+    SCALAR_FORMS,
+    rms_norm,
+    rms_norm_cost,
+    row_reduce,
+    row_reduce_cost,
+    softmax,
+    softmax_cost,
+    swiglu,
+    swiglu_cost,
+)
 
 HIDDEN_SIZE, QKV_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE, HEAD_DIM = 4096, 12288, 11008, 32000, 128
 HALF_BYTES = 2
@@ -130,7 +139,7 @@ def reduce_case(device: Device, form: RowForm, num_rows: int, num_columns: int) 
         x, out = normal(num_rows, num_columns), empty(num_rows)
         sizes = (np.int32(num_rows), np.int32(num_columns), np.int32(num_columns))
         return lambda: device.launch(
-            "row_reduce",
+            ROW_REDUCE_SPEC.stem,
             f"row_reduce<RowSum, {form.threads}, {form.vector}>",
             grid=form.grid(num_rows),
             block=form.block,
@@ -160,7 +169,7 @@ def norm_case(device: Device, form: RowForm, n: int) -> Case:
         out = empty(n, HIDDEN_SIZE, dtype=np.float16)
         sizes = (np.int32(n), np.int32(HIDDEN_SIZE), np.float32(1e-5))
         return lambda: device.launch(
-            "rms_norm",
+            RMS_NORM_SPEC.stem,
             f"rms_norm<__half, {form.parameters}>",
             grid=form.grid(n),
             block=form.block,

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.kernels.registry import KERNELS
+from llmcli.lab.engine import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "kernels.md"
@@ -18,8 +18,9 @@ INTRODUCTION = """\
 # Kernels
 
 Written by `python -m scripts.kernels_doc` from the first comment of each source. Kernel NAME is `kernels/NAME.cu`, its
-test `tests/kernels/test_NAME.py`; `grep -r '"NAME"' llmcli/kernels` shows its launcher. Traffic is what one launch
-moves. Shapes, requirements, and why it is made this way and not another, stand in the source.
+test `tests/kernels/test_NAME.py`; `grep -r '"NAME"' llmcli/kernels` shows its launcher. No model launches those of
+`studies/rows`: studies compare with them. Traffic is what one launch moves. Shapes, requirements, and why it is made
+this way and not another, stand in the source.
 
 | kernel | what it does |
 |---|---|
@@ -63,7 +64,7 @@ def read_header(path: Path) -> Header:
 def page() -> str:
     """docs/kernels.md as it should be."""
     stems = sorted(KERNELS)
-    rows = [f"| [{stem}](#{stem}) | {KERNELS[stem].op} |\n" for stem in stems]
+    rows = [f"| [{stem}](#{stem.replace('/', '')}) | {KERNELS[stem].op} |\n" for stem in stems]
     return INTRODUCTION + "".join(rows) + "".join(map(_section, stems))
 
 

@@ -66,10 +66,6 @@ __device__ __forceinline__ void barrier_arrive_there(unsigned there) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 #endif
 }
-// The same at block `rank`'s copy of this barrier.
-__device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
-    barrier_arrive_there(address_in_block(shared_address(barrier), rank));
-}
 
 // The current phase also waits until this many bytes have been stored by store_async, or copied by copy_bulk.
 __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int num_bytes) {

@@ -1,24 +1,12 @@
-// reduce: the only reductions over the lanes of a warp and the threads of a block: sum, max, argmax, online softmax.
+// reduce: the only reductions over the lanes of a warp and the threads of a block: sums, maxima.
 //
 // Every thread gets the result, with the same bits, from a fixed tree of shuffles: no atomics, so two runs agree.
 //   warp_*<WIDTH>(v)      over aligned groups of WIDTH lanes (2..32, a power of two); all 32 lanes must call it
 //   block_*<BLOCK_SIZE>(v)  over a one-dimensional block of BLOCK_SIZE threads (a multiple of 32); all must call it;
 //                         ends with a barrier, so it may be called twice or in a loop
 //   reduce::over_row<Op, ROW_THREADS>(v)  the warp form for ROW_THREADS <= 32, else the block form
-// Values: float, double, int, float2 (two sums or maxima at once), Indexed (argmax), MaxSum (online softmax), SumMax.
+// Values: float, double, int, float2 (two sums or maxima at once), SumMax.
 #pragma once
-
-// A value and where it stood. Ties go to the lowest index; NaN counts as larger than every number, as in torch.argmax.
-struct Indexed {
-    float value;
-    int index;
-};
-
-// The state of a row of exponentials: its maximum, and the sum of exp(x - maximum).
-struct MaxSum {
-    float maximum;
-    float sum;
-};
 
 // A sum and a maximum found in the same pass.
 struct SumMax {
@@ -36,12 +24,6 @@ __device__ __forceinline__ V shuffle_xor(V value, int mask) {
 }
 __device__ __forceinline__ float2 shuffle_xor(float2 value, int mask) {
     return make_float2(shuffle_xor(value.x, mask), shuffle_xor(value.y, mask));
-}
-__device__ __forceinline__ Indexed shuffle_xor(Indexed value, int mask) {
-    return Indexed{shuffle_xor(value.value, mask), shuffle_xor(value.index, mask)};
-}
-__device__ __forceinline__ MaxSum shuffle_xor(MaxSum value, int mask) {
-    return MaxSum{shuffle_xor(value.maximum, mask), shuffle_xor(value.sum, mask)};
 }
 __device__ __forceinline__ SumMax shuffle_xor(SumMax value, int mask) {
     return SumMax{shuffle_xor(value.sum, mask), shuffle_xor(value.maximum, mask)};
@@ -66,59 +48,14 @@ struct Max {
         asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
         return larger;
     }
-    static __device__ __forceinline__ double combine(double a, double b) {
-        if (a == b) return a == 0.0 ? a + b : a;  // +0 from zeros of both signs, whichever comes first
-        return a != a || a > b ? a : b;
-    }
-    static __device__ __forceinline__ int combine(int a, int b) { return a > b ? a : b; }
     static __device__ __forceinline__ float2 combine(float2 a, float2 b) {
         return make_float2(combine(a.x, b.x), combine(a.y, b.y));
     }
     static __device__ __forceinline__ void set_identity(float& v) { v = minus_infinity(); }
-    static __device__ __forceinline__ void set_identity(double& v) { v = minus_infinity(); }
-    static __device__ __forceinline__ void set_identity(int& v) { v = -2147483647 - 1; }
     static __device__ __forceinline__ void set_identity(float2& v) {
         v = make_float2(minus_infinity(), minus_infinity());
     }
 };
-
-struct Argmax {
-    static __device__ __forceinline__ Indexed combine(Indexed a, Indexed b) {
-        const bool a_nan = a.value != a.value;
-        const bool b_nan = b.value != b.value;
-        const bool tie = a.value == b.value || (a_nan && b_nan);
-        const bool a_larger = (a_nan && !b_nan) || a.value > b.value;
-        return a_larger || (tie && a.index < b.index) ? a : b;
-    }
-    static __device__ __forceinline__ void set_identity(Indexed& v) { v = Indexed{minus_infinity(), 2147483647}; }
-};
-
-struct Online {
-    static __device__ __forceinline__ MaxSum combine(MaxSum a, MaxSum b) {
-        const bool a_larger = a.maximum >= b.maximum;
-        const MaxSum larger = a_larger ? a : b;
-        const MaxSum smaller = a_larger ? b : a;
-        // Equal maxima need no exponential; two empty parts (-inf) would have NaN for a difference.
-        const float factor = smaller.maximum == larger.maximum ? 1.0f : expf(smaller.maximum - larger.maximum);
-        return MaxSum{Max::combine(a.maximum, b.maximum), fmaf(smaller.sum, factor, larger.sum)};
-    }
-    static __device__ __forceinline__ void set_identity(MaxSum& v) { v = MaxSum{minus_infinity(), 0.0f}; }
-};
-
-// Add numbers to a thread's state. Numbers of -inf add nothing, also before any other number.
-template <int COUNT>
-__device__ __forceinline__ void include_online(MaxSum& known, const float (&values)[COUNT]) {
-    float maximum = values[0];
-#pragma unroll
-    for (int i = 1; i < COUNT; ++i) maximum = fmaxf(maximum, values[i]);
-    if (maximum > known.maximum) {
-        known.sum *= expf(known.maximum - maximum);
-        known.maximum = maximum;
-    }
-    const float base = known.maximum == minus_infinity() ? 0.0f : known.maximum;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) known.sum += expf(values[i] - base);
-}
 
 struct SumAndMax {
     static __device__ __forceinline__ SumMax combine(SumMax a, SumMax b) {
@@ -181,14 +118,6 @@ template <int WIDTH = 32, typename V>
 __device__ __forceinline__ V warp_max(V value) {
     return reduce::over_lanes<reduce::Max, WIDTH>(value);
 }
-template <int WIDTH = 32>
-__device__ __forceinline__ Indexed warp_argmax(Indexed value) {
-    return reduce::over_lanes<reduce::Argmax, WIDTH>(value);
-}
-template <int WIDTH = 32>
-__device__ __forceinline__ MaxSum warp_online(MaxSum value) {
-    return reduce::over_lanes<reduce::Online, WIDTH>(value);
-}
 
 template <int BLOCK_SIZE, typename V>
 __device__ __forceinline__ V block_sum(V value) {
@@ -197,12 +126,4 @@ __device__ __forceinline__ V block_sum(V value) {
 template <int BLOCK_SIZE, typename V>
 __device__ __forceinline__ V block_max(V value) {
     return reduce::over_block<reduce::Max, BLOCK_SIZE>(value);
-}
-template <int BLOCK_SIZE>
-__device__ __forceinline__ Indexed block_argmax(Indexed value) {
-    return reduce::over_block<reduce::Argmax, BLOCK_SIZE>(value);
-}
-template <int BLOCK_SIZE>
-__device__ __forceinline__ MaxSum block_online(MaxSum value) {
-    return reduce::over_block<reduce::Online, BLOCK_SIZE>(value);
 }

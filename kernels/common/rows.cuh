@@ -8,15 +8,6 @@
 // A block of the warp form holds 4 rows, one of the block form holds one.
 __host__ __device__ constexpr int row_block_size(int row_threads) { return row_threads <= 32 ? 128 : row_threads; }
 
-// Up to 4 steps: 1024 resident threads a multiprocessor (64 registers each); fewer threads have too few loads in
-// flight. More steps: 512 threads (128 registers each) have enough loads in flight, and 64 registers would spill.
-__host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
-    const int blocks = (steps > 4 ? 512 : 1024) / row_block_size(row_threads);
-    return blocks > 1 ? blocks : 1;
-}
-#define ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS) \
-    __launch_bounds__(row_block_size(ROW_THREADS), row_min_blocks(ROW_THREADS, STEPS))
-
 // The row of this thread. Idle warps of the last block get num_rows or more; such a warp returns as a whole.
 template <int ROW_THREADS>
 __device__ __forceinline__ int row_of_thread() {
@@ -83,22 +74,6 @@ __device__ __forceinline__ void store_columns(__half* address, const float (&val
         *address = from_float<__half>(values[0]);
     }
 }
-template <int VECTOR>
-__device__ __forceinline__ void store_columns(__nv_bfloat16* address, const float (&values)[VECTOR]) {
-    if constexpr (VECTOR == 4) {
-        const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(values[0], values[1]),
-                                         __floats2bfloat162_rn(values[2], values[3])};
-        *reinterpret_cast<uint2*>(address) = *reinterpret_cast<const uint2*>(pairs);
-    } else {
-        *address = from_float<__nv_bfloat16>(values[0]);
-    }
-}
-
-// Only __half has too few exponents for activations; the other types need no row scale.
-template <typename T>
-constexpr bool NEEDS_ROW_SCALE = false;
-template <>
-constexpr bool NEEDS_ROW_SCALE<__half> = true;
 
 // A row's scale and its inverse, both powers of two, so that multiplying and undoing it changes no bit of the mantissa.
 struct RowScale {
@@ -107,12 +82,3 @@ struct RowScale {
 };
 
 constexpr float LARGEST_UNSCALED = 32768.0f;
-
-// The scale is 1 unless the row's largest magnitude exceeds 2^15; then magnitude / scale is in [2^14, 2^15). NaN gives
-// 1.
-template <typename T>
-__device__ __forceinline__ RowScale row_scale_for(float largest) {
-    if (!NEEDS_ROW_SCALE<T> || !(largest > LARGEST_UNSCALED)) return RowScale{1.0f, 1.0f};
-    const int exponent = __float_as_int(largest) >> 23;  // biased: 142 to 255
-    return RowScale{__int_as_float((exponent - 14) << 23), __int_as_float((268 - exponent) << 23)};
-}

@@ -1,4 +1,4 @@
-// tile: the layout of weights on the card, and how one lane turns its bytes into operands of the tensor cores.
+// tile: the layout of weights on the card, and how its codes become numbers.
 //
 // Tiles of 16 rows are cut along the inputs into units of 1 KiB: 64 bytes of each row. A unit is [v = 0, 1]
 // [lane 4g + t][16 bytes]; these are bytes 16t .. 16t+15 of the unit's 64 of row g + 8v, as the checkpoint has them. So
@@ -25,43 +25,36 @@ struct Fp8 {};
 // Which four bits of a word of int4 have an input.
 __device__ __forceinline__ constexpr int nibble_of(int input) { return input / 2 + input % 2 * 4; }
 
-// ActivationT: the type in which activations are multiplied. OFFSET: the code of zero, 0 for floats. HAS_SCALES: they
-// have scales.
+// OFFSET: the code of zero, 0 for floats. HAS_SCALES: they have scales.
 template <typename WeightT>
 struct TileFormat;
 template <>
 struct TileFormat<Int8> {
-    using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 64, OFFSET = 128;
     static constexpr bool HAS_SCALES = true;
 };
 template <>
 struct TileFormat<Int4> {
-    using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 128, OFFSET = 8;
     static constexpr bool HAS_SCALES = true;
 };
 template <>
 struct TileFormat<Fp8> {
-    using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 64, OFFSET = 0;
     static constexpr bool HAS_SCALES = true;
 };
 template <>
 struct TileFormat<__half> {
-    using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
     static constexpr bool HAS_SCALES = false;
 };
 template <>
 struct TileFormat<__nv_bfloat16> {
-    using ActivationT = __nv_bfloat16;
     static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
     static constexpr bool HAS_SCALES = false;
 };
 template <>
 struct TileFormat<float> {
-    using ActivationT = float;
     static constexpr int UNIT_INPUTS = 16, OFFSET = 0;
     static constexpr bool HAS_SCALES = false;
 };
@@ -90,38 +83,10 @@ template <>
 constexpr int SPAN_UNITS<float> = 1;
 
 template <typename WeightT>
-constexpr int SPAN_INPUTS_OF = SPAN_UNITS<WeightT> * TileFormat<WeightT>::UNIT_INPUTS;
-
-template <typename WeightT>
-__device__ __forceinline__ int spans_of(int num_inputs) {
-    return (num_inputs + SPAN_INPUTS_OF<WeightT> - 1) / SPAN_INPUTS_OF<WeightT>;
-}
-template <typename WeightT>
 __device__ __forceinline__ int units_of(int num_inputs) {
-    return spans_of<WeightT>(num_inputs) * SPAN_UNITS<WeightT>;
+    constexpr int SPAN_INPUTS = SPAN_UNITS<WeightT> * TileFormat<WeightT>::UNIT_INPUTS;
+    return (num_inputs + SPAN_INPUTS - 1) / SPAN_INPUTS * SPAN_UNITS<WeightT>;
 }
-
-// How groups lie in units. GROUP_SIZE is in inputs, a power of two; 0 is one scale a row.
-template <typename WeightT, int GROUP_SIZE>
-struct Groups {
-    static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
-    static constexpr bool IS_GROUPED = GROUP_SIZE != 0;
-    static constexpr int PER_UNIT = IS_GROUPED && GROUP_SIZE < UNIT_INPUTS ? UNIT_INPUTS / GROUP_SIZE : 1;
-    static constexpr int UNITS = IS_GROUPED && GROUP_SIZE > UNIT_INPUTS ? GROUP_SIZE / UNIT_INPUTS : 1;
-    static constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>;
-    static constexpr int PER_SPAN = IS_GROUPED && GROUP_SIZE < SPAN_INPUTS ? SPAN_INPUTS / GROUP_SIZE : 1;
-    // Groups next to each other in the four lanes t of a row, and groups one after another within a lane.
-    static constexpr int ACROSS_LANES = PER_UNIT < 4 ? PER_UNIT : 4;
-    static constexpr int WITHIN_LANE = PER_UNIT / ACROSS_LANES;
-    static_assert(!IS_GROUPED || (GROUP_SIZE & (GROUP_SIZE - 1)) == 0, "a group size is a power of two");
-    static_assert(PER_UNIT <= 8, "a group is at least an eighth of a unit");
-
-    // Groups of a tile as stored: whole units of them, so that a unit's groups always exist.
-    __device__ __forceinline__ static int count(int num_units) {
-        return IS_GROUPED ? (num_units + UNITS - 1) / UNITS * PER_UNIT : 1;
-    }
-    __device__ __forceinline__ static int first(int unit) { return IS_GROUPED ? unit / UNITS * PER_UNIT : 0; }
-};
 
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
@@ -142,49 +107,18 @@ __device__ __forceinline__ void widen_fp8(unsigned word, unsigned& first, unsign
 #endif
 }
 
-// The number to subtract from a row's codes, which unpack_part gives as 1024 + code (high nibbles: 64 + code, after a
-// division by 16). Integers up to 2047 are exact in fp16, so every difference is exact.
+// The number to subtract from a row's codes, which nibbles_of_1024 gives as 1024 + code (high nibbles: 64 + code, after
+// a division by 16). Integers up to 2047 are exact in fp16, so every difference is exact.
 struct CodeZero {
     __half2 low, high;
     __device__ __forceinline__ explicit CodeZero(int zero_point)
         : low(__half2half2(__int2half_rn(1024 + zero_point))), high(__half2half2(__int2half_rn(-64 - zero_point))) {}
 };
 
-// One part (8 inputs of one row) as 4 registers of 2 values: [0], [1] of the first k-step, [2], [3] of the second.
-template <typename WeightT>
-__device__ __forceinline__ void unpack_part(const uint4& bytes, int part, const CodeZero& zero, unsigned (&values)[4]) {
-    values[0] = bytes.x;
-    values[1] = bytes.y;
-    values[2] = bytes.z;
-    values[3] = bytes.w;
-}
-template <>
-__device__ __forceinline__ void unpack_part<Int8>(const uint4& bytes, int part, const CodeZero& zero,
-                                                  unsigned (&values)[4]) {
-    const unsigned words[2] = {part == 0 ? bytes.x : bytes.z, part == 0 ? bytes.y : bytes.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        // Two code bytes, each below a byte 0x64: the fp16 numbers 1024 + code.
-        const unsigned pair = __byte_perm(words[i / 2], 0x64646464u, i % 2 == 0 ? 0x4140 : 0x4342);
-        values[i] = as_bits(__hsub2(as_half2(pair), zero.low));
-    }
-}
 // (word & MASK) | 0x64006400 in one instruction, which the compiler does not find.
 template <unsigned MASK>
 __device__ __forceinline__ unsigned nibbles_of_1024(unsigned word) {
     unsigned result;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "n"(MASK), "r"(0x64006400u));
     return result;
-}
-template <>
-__device__ __forceinline__ void unpack_part<Int4>(const uint4& bytes, int part, const CodeZero& zero,
-                                                  unsigned (&values)[4]) {
-    const unsigned word = part == 0 ? bytes.x : part == 1 ? bytes.y : part == 2 ? bytes.z : bytes.w;
-    const __half2 sixteenth = __half2half2(__float2half_rn(0.0625f));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const unsigned pairs = word >> (8 * i);
-        values[2 * i] = as_bits(__hsub2(as_half2(nibbles_of_1024<0x000f000fu>(pairs)), zero.low));
-        values[2 * i + 1] = as_bits(__hfma2(as_half2(nibbles_of_1024<0x00f000f0u>(pairs)), sixteenth, zero.high));
-    }
 }

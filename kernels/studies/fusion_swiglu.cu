@@ -57,5 +57,5 @@ __global__ void by_four(const float* gate_up, float* out, int num_columns) {
     }
 }
 
-// rung llmcli: the engine's kernel, which also knows the scales of rows that a product in half needs.
+// rung llmcli: llmcli's own kernel, which also knows the scales of rows that a product in half needs.
 // launch: llmcli

@@ -202,7 +202,7 @@ __global__ void by_warp(const half* weight, const float* x, float* out, int num_
 // rung two_rows: a warp takes two rows side by side, four packs of each. What it reads of x serves both.
 // launch: by_warp<2, 4><<<(num_rows + 7) / 8, 128>>>
 
-// rung cublas: cuBLASLt, with x in halves. It is a product of matrices, of which one has one row.
+// rung cublas: cuBLAS, with x in halves. It is a product of matrices, of which one has one row.
 // launch: cublas
 
 // rung llmcli: the engine's kernel over its tiles. Copies fill a ring in shared memory while the kernel in front ends;

@@ -167,6 +167,6 @@ __global__ void row_by_warp_packed(const float* x, float* out, int num_rows, int
     if (lane == 0) out[row] = sum;
 }
 
-// rung llmcli: the engine's kernel. It gives a row to a warp up to 1024 columns, to a block beyond, and shares a few
+// rung llmcli: llmcli's own kernel. It gives a row to a warp up to 1024 columns, to a block beyond, and shares a few
 //   long rows out to many blocks, of which the last to finish adds up the parts.
 // launch: llmcli

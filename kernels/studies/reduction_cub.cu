@@ -78,5 +78,5 @@ __global__ void row_by_cub_warp(const float* x, float* out, int num_rows, int nu
     if (lane == 0) out[row] = sum;
 }
 
-// rung llmcli: the engine's kernel.
+// rung llmcli: llmcli's own kernel.
 // launch: llmcli

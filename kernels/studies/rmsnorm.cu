@@ -80,6 +80,6 @@ __global__ void by_four(const float* x, const float* weight, float* out, int num
     for (int i = 4 * num_packs + threadIdx.x; i < num_columns; i += blockDim.x) out[i] = weight[i] * x[i] * inverse;
 }
 
-// rung llmcli: the engine's kernel. All loads stand before the arithmetic, so that they are under way together; it also
+// rung llmcli: llmcli's own kernel. All loads stand before the arithmetic, so that they are under way together; it also
 //   finds the largest value of the row, which a 16-bit product needs.
 // launch: llmcli

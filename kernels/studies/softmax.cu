@@ -249,6 +249,6 @@ __global__ void __launch_bounds__(THREADS) softmax_in_registers(const float* x, 
     for (int i = rest; i < num_columns; i += THREADS) out[i] = expf(x[i] - maximum) * factor;
 }
 
-// rung llmcli: the engine's kernel, online and in registers: a warp, or a block of up to 1024 threads, as the row's
+// rung llmcli: llmcli's own kernel, online and in registers: a warp, or a block of up to 1024 threads, as the row's
 //   width asks. Its stores stream through L2, as nobody reads all probabilities at once.
 // launch: llmcli

@@ -81,6 +81,6 @@ __global__ void swiglu_of_packs(const float* gate_up, float* out, int num_column
     }
 }
 
-// rung llmcli: the engine's kernel. It reads eight gates and eight ups in turn, as its matrix product leaves them, and
+// rung llmcli: llmcli's own kernel. It reads eight gates and eight ups in turn, as its matrix product leaves them, and
 //   keeps a row in the registers of a warp or a block: for 16-bit outputs it needs the row's largest value first.
 // launch: llmcli

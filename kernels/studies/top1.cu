@@ -121,6 +121,6 @@ __global__ void top1_of_parts(const float* part_values, const int* part_indices,
     if (threadIdx.x == 0) value[blockIdx.x] = best.value, index[blockIdx.x] = best.index;
 }
 
-// rung llmcli: the engine's row_reduce, once for the column and once more for the value. A few long rows are shared out
+// rung llmcli: llmcli's row_reduce, once for the column and once more for the value. A few long rows are shared out
 //   to many blocks in the same launch: the last block to finish takes the best of the parts.
 // launch: llmcli

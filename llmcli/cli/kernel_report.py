@@ -29,7 +29,7 @@ _LEAST_SHOWN = 0.1  # below it for all rungs, a rate says nothing about the stud
 
 LIBRARY = "cublas"
 _LIBRARY_OP = "tokens times a matrix, by CUDA's matrix library"
-_NAME_WIDTH = 19  # of the longest kernel's name, and two spaces
+_NAME_WIDTH = 25  # of the longest kernel's name, and two spaces
 _MILLION = 1e6
 
 

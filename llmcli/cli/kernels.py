@@ -57,11 +57,11 @@ def list_kernels(
     walks = lazy.walk.walk_model(subject.model, lengths, card, arch, say_compiling)
     if json_:
         terminal.write_json(
-            kernel_report.list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.registry.KERNELS)
+            kernel_report.list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.lab_engine.KERNELS)
         )
         return
     title = f"{subject.full_name} on {place}, {card.num_multiprocessors} multiprocessors"
-    terminal.write(kernel_report.list_text(title, walks, lazy.registry.KERNELS), is_drawn=True)
+    terminal.write(kernel_report.list_text(title, walks, lazy.lab_engine.KERNELS), is_drawn=True)
 
 
 def compare(

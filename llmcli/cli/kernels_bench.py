@@ -65,7 +65,7 @@ class LaunchOptions:
 def require_kernels(names: Iterable[str]) -> None:
     """Refuse what is not the name of a kernel or of the matrix library. Raises: UsageError"""
     for name in names:
-        if name not in (*lazy.registry.KERNELS, kernel_report.LIBRARY):
+        if name not in (*lazy.lab_engine.KERNELS, kernel_report.LIBRARY):
             raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")
 
 
@@ -417,7 +417,7 @@ def profile_kernel(
             )
         one = _profile_rung(name)
     else:
-        if name not in lazy.registry.KERNELS and name.replace("-", "_") in lazy.study.study_names():
+        if name not in lazy.lab_engine.KERNELS and name.replace("-", "_") in lazy.study.study_names():
             study, _ = lazy.study.load_study(name.replace("-", "_"))
             rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
             raise UsageError(f"{name} is a study; choose a rung: {rungs}")

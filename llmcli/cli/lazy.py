@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from llmcli.config import fields, llama, presets
     from llmcli.engine import chat, draft_sources, drafts, request, roads, scheduler
     from llmcli.engine.remote import worker
-    from llmcli.kernels import device, registry
+    from llmcli.kernels import device
     from llmcli.lab import compare, nsight, own_kernel, profile, roofline, study, walk
+    from llmcli.lab import engine as lab_engine
     from llmcli.lab import verify as kernel_checks
     from llmcli.measure import bench, doctor, energy, evaluate, info, plan, subject, verify
     from llmcli.quantization import rounding

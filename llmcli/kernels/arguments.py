@@ -3,6 +3,7 @@
 CUDA sees bare pointers: a wrong type, shape, stride or alignment is caught here or nowhere.
 """
 
+import ctypes
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,14 @@ C_TYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.float16): "__half",
     np.dtype(np.uint16): "__nv_bfloat16",
 }
+
+
+def struct_fields(integers: str, floats: str = "") -> list[tuple[str, Any]]:
+    """The fields of a struct that a kernel takes: their names, those of int32 first, then those of float."""
+    return [
+        *((name, ctypes.c_int32) for name in integers.split()),
+        *((name, ctypes.c_float) for name in floats.split()),
+    ]
 
 
 class Array(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, check
+from llmcli.kernels.arguments import C_TYPES, Array, check, struct_fields
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
@@ -71,17 +71,8 @@ _ALONE, _SHARED = WgmmaForm(1, 3, 128), WgmmaForm(2, 3, 128)
 class PrefillShape(ctypes.Structure):
     """The struct of the same name in the kernel."""
 
-    _fields_ = (
-        ("q_stride", ctypes.c_int32),
-        ("num_key_value_heads", ctypes.c_int32),
-        ("group_size", ctypes.c_int32),
-        ("num_tokens", ctypes.c_int32),
-        ("num_tiles", ctypes.c_int32),
-        ("start", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("first_token", ctypes.c_int32),
-        ("out_is_float", ctypes.c_int32),
-        ("scale", ctypes.c_float),
+    _fields_ = struct_fields(
+        "q_stride num_key_value_heads group_size num_tokens num_tiles start window first_token out_is_float", "scale"
     )
 
 

@@ -1,16 +1,16 @@
-"""Launchers of kernels that look up, move, rotate, gate or add elements."""
+"""Launchers of kernels that look up, move, rotate or add elements."""
 
 from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
+from llmcli.kernels.arguments import C_TYPES, Array, check
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import HEAD_DIM_STEP
-from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form, row_stride
+from llmcli.kernels.rows import VECTOR, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, UNIT_INPUTS, check_image, num_steps
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix
+from llmcli.kernels.tiles import WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix
 
 _BLOCK, _STEPS = 256, 4  # threads of a block, and columns of a thread of gather_columns
 _ROTARY_BLOCK = 128
@@ -157,46 +157,6 @@ def rotary_cost(num_tokens: int, width: int) -> KernelCost:
     """What one call moves and computes; `width` columns of all heads."""
     elements = num_tokens * width
     return KernelCost(4 * elements, 4 * elements, 3 * elements)
-
-
-SWIGLU_SPEC = KernelSpec(
-    "swiglu",
-    "silu(gate) * up of rows, rounded to the type of the matrix product",
-    tuple(f"swiglu<{c}, {form.parameters}>" for c in C_TYPES.values() for form in PACKED_FORMS + SCALAR_FORMS),
-)
-
-
-def swiglu(device: Launcher, *, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> None:
-    """Write silu(gate) * up / out_scale to `out`, where gate and up are those columns of `gate_up` times `row_scale`.
-
-    Shapes: gate_up [num_rows, 16 * ceil(intermediate_size / 8) or more] float32, 8 columns of gate and 8 of up in
-    turn; row_scale, out_scale [num_rows] float32; out [num_rows, intermediate_size], any storage type
-    Raises: ValueError for arrays that do not fit
-    """
-    check("swiglu", "out", out, dtype=tuple(C_TYPES), shape=(None, None))
-    num_rows, num_columns = out.shape
-    check("swiglu", "gate_up", gate_up, dtype=np.float32, shape=(num_rows, None), row_stride=True)
-    needed = TILE_ROWS * -(-num_columns // HALF_ROWS)
-    if gate_up.shape[1] < needed:
-        raise ValueError(f"swiglu: gate_up has {gate_up.shape[1]} columns, {num_columns} outputs need {needed}")
-    for name, scale in (("row_scale", row_scale), ("out_scale", out_scale)):
-        check("swiglu", name, scale, dtype=np.float32, shape=(num_rows,), aligned=4)
-    stride = row_stride(gate_up)
-    form = row_form(num_columns, num_columns % VECTOR == 0 and stride % VECTOR == 0)
-    device.launch(
-        "swiglu",
-        f"swiglu<{c_type(out)}, {form.parameters}>",
-        grid=form.grid(num_rows),
-        block=form.block,
-        arguments=(gate_up, row_scale, out, out_scale, np.int32(num_rows), np.int32(num_columns), np.int32(stride)),
-        cost=lambda: swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
-    )
-
-
-def swiglu_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
-    """Cost of one call; `itemsize` is that of the output. An exponential and a division count as one operation each."""
-    count = num_rows * num_columns
-    return KernelCost(8 * count + 4 * num_rows, itemsize * count + 4 * num_rows, 7 * count)
 
 
 ADD_PARTS_SPEC = KernelSpec("add_parts", "out += each part of a product, in order", ("add_parts<4>", "add_parts<1>"))

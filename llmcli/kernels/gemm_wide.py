@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llmcli.kernels.arguments import check
+from llmcli.kernels.arguments import check, struct_fields
 from llmcli.kernels.chunks import SPAN_INPUTS, num_spans
 from llmcli.kernels.gemm_mma import BLOCK_SIZE as MMA_BLOCK_SIZE
 from llmcli.kernels.gemm_mma import MmaPlan, mma_name, plan_mma
@@ -56,17 +56,9 @@ _LEAST_RING_BYTES = 6240  # of a warp's weights: three slots of int8
 class WideShape(ctypes.Structure):
     """The struct of the same name in the kernel."""
 
-    _fields_ = (
-        ("num_tokens", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("num_groups", ctypes.c_int32),
-        ("group_shift", ctypes.c_int32),
-        ("out_stride", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
-        ("down_unit_inputs", ctypes.c_int32),
-        ("num_parts", ctypes.c_int32),
-        ("power", ctypes.c_float),
+    _fields_ = struct_fields(
+        "num_tokens num_inputs num_outputs num_groups group_shift out_stride epilogue down_unit_inputs num_parts",
+        "power",
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
-from llmcli.kernels.arguments import c_type, check
+from llmcli.kernels.arguments import c_type, check, struct_fields
 from llmcli.kernels.chunks import num_chunks, num_spans
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
@@ -42,38 +42,17 @@ _HALF_SHARED = 118 * 1024
 class GemvShape(ctypes.Structure):
     """The struct of the same name in the kernel."""
 
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("num_groups", ctypes.c_int32),
-        ("group_shift", ctypes.c_int32),
-        ("x_stride", ctypes.c_int32),
-        ("out_stride", ctypes.c_int32),
-        ("adds", ctypes.c_int32),
-        ("chunk_shift", ctypes.c_int32),
-        ("num_buffers", ctypes.c_int32),
-        ("next_stride", ctypes.c_int32),
-        ("block_tiles", ctypes.c_int32),
-        ("longer_blocks", ctypes.c_int32),
-        ("eps", ctypes.c_float),
-        ("inverse_inputs", ctypes.c_float),
-        ("power", ctypes.c_float),
+    _fields_ = struct_fields(
+        "num_rows num_inputs num_outputs num_groups group_shift x_stride out_stride adds chunk_shift "
+        "num_buffers next_stride block_tiles longer_blocks",
+        "eps inverse_inputs power",
     )
 
 
 class GemvFloatShape(ctypes.Structure):
     """The struct of the same name in gemv_float.cu."""
 
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("x_stride", ctypes.c_int32),
-        ("out_stride", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
-        ("eps", ctypes.c_float),
-    )
+    _fields_ = struct_fields("num_rows num_inputs num_outputs x_stride out_stride epilogue", "eps")
 
 
 @dataclass(frozen=True)

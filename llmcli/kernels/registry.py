@@ -1,4 +1,4 @@
-"""Every kernel by its stem, in alphabetical order: what the tests compile and the documentation lists."""
+"""Every kernel of the engine by its stem, in alphabetical order: what the tests compile and the documentation lists."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import check
+from llmcli.kernels.arguments import check, struct_fields
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
@@ -77,29 +77,17 @@ class Segment:
 class SourceShape(ctypes.Structure):
     """The struct of the same name in the kernel."""
 
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_units", ctypes.c_int32),
-        ("num_halves", ctypes.c_int32),
-        ("first_half", ctypes.c_int32),
-        ("half_step", ctypes.c_int32),
+    _fields_ = [
+        *struct_fields("num_rows num_inputs num_units num_halves first_half half_step"),
         ("row_bytes", ctypes.c_uint64),
-    )
+    ]
 
 
 class GroupShape(ctypes.Structure):
     """The struct of the same name in the kernel."""
 
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("source_groups", ctypes.c_int32),
-        ("source_group_size", ctypes.c_int32),
-        ("num_groups", ctypes.c_int32),
-        ("group_size", ctypes.c_int32),
-        ("num_halves", ctypes.c_int32),
-        ("first_half", ctypes.c_int32),
-        ("half_step", ctypes.c_int32),
+    _fields_ = struct_fields(
+        "num_rows source_groups source_group_size num_groups group_size num_halves first_half half_step"
     )
 
 

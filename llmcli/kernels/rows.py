@@ -1,6 +1,5 @@
 """How row kernels share a row out among threads: the host's side of kernels/common/rows.cuh."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmcli.kernels.arguments import Array
@@ -36,23 +35,6 @@ class RowForm:
     def grid(self, num_rows: int) -> tuple[int]:
         """Blocks for `num_rows` rows."""
         return (-(-num_rows * self.threads // self.block),)
-
-
-# By rising size; a row longer than the last form holds is partly read twice.
-PACKED_FORMS = (
-    RowForm(32, 2, VECTOR),
-    RowForm(32, 8, VECTOR),
-    RowForm(256, 4, VECTOR),
-    RowForm(512, 4, VECTOR),
-    RowForm(512, 8, VECTOR),
-)
-SCALAR_FORMS = (RowForm(32, 8, 1), RowForm(1024, 8, 1))
-
-
-def row_form(num_columns: int, is_packed: bool, packed_forms: Sequence[RowForm] = PACKED_FORMS) -> RowForm:
-    """The smallest form that holds a row, else the largest; `is_packed` if all rows are 16-byte aligned."""
-    forms = packed_forms if is_packed else SCALAR_FORMS
-    return next((form for form in forms if num_columns <= form.num_columns), forms[-1])
 
 
 def row_stride(array: Array) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class KernelSpec:
     """One `.cu` file: `stem` names it, `op` says in a few words what it does.
 
-    `variants` are the name expressions, such as `rms_norm<float, 256>`, that must compile for every architecture, or
+    `variants` are the name expressions, such as `embedding<float, 4>`, that must compile for every architecture, or
     for the `only_arch` that the kernel is for.
     """
 

@@ -4,7 +4,6 @@ kernels/common/tile.cuh describes the layout. Nothing here needs a card.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -281,14 +280,6 @@ def tile_layout(
 def _has_row_scale(is_symmetric: bool, scale_type: str | None) -> bool:
     """Whether a row of one group can be scaled after the product: not with zero points, or where rows share a scale."""
     return is_symmetric and scale_type != BLOCK_SCALE
-
-
-def segment_offsets(segment_rows: Iterable[int]) -> list[int]:
-    """Where the rows of each segment of a fused matrix begin, and where the last one ends: each fills whole tiles."""
-    offsets = [0]
-    for rows in segment_rows:
-        offsets.append(offsets[-1] + -(-rows // TILE_ROWS) * TILE_ROWS)
-    return offsets
 
 
 def aligned(num_bytes: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.cublas import Cublas, DryCublas
+from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.phantom import Phantom
@@ -47,7 +47,7 @@ def phantoms_of(problem: Problem) -> dict[str, Phantom]:
 
 
 def matmul(device: Device, *, x: Any, weight: Any, out: Any) -> None:
-    """out = x @ weight.T by the library, called as the engine does: no algorithm that splits sums, no workspace.
+    """out = x @ weight.T by the library.
 
     Shapes: x [num_tokens, num_inputs], weight [num_rows, num_inputs], alike; out float32 [num_tokens, num_rows]
     Raises: ValueError; DeviceError
@@ -55,6 +55,4 @@ def matmul(device: Device, *, x: Any, weight: Any, out: Any) -> None:
     _library(device).matmul(x=x, weight=weight, out=out)
 
 
-@lru_cache(maxsize=2)
-def _library(device: Device) -> Cublas:
-    return DryCublas(device) if isinstance(device, Notes) else Cublas(device)
+_library = lru_cache(maxsize=2)(Cublas)

@@ -10,13 +10,12 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from llmcli.errors import UsageError
-from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten
-from llmcli.lab.engine import CASES
+from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.study import Parameter, Source, kernel_parameters, own_sources
 from llmcli.reading import CUDA_SOURCE
 
-_EXAMPLE = "such as rms_norm=mine.cu"
+_EXAMPLE = "such as head_norm=mine.cu"
 
 
 @dataclass(frozen=True)

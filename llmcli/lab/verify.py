@@ -11,8 +11,7 @@ from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
-from llmcli.kernels.registry import KERNELS
-from llmcli.lab.engine import CASES
+from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.own_kernel import OwnKernel
 from llmcli.lab.problem import ENGINE, Arrays, KernelCases, Problem

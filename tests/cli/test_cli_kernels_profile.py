@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused(llmcli: Llmcli, arguments: tuple[str, ...], n
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("softmax", "-m", "storyteller"), "does not launch softmax"),
+        (("quantize_rows", "-m", "storyteller"), "does not launch quantize_rows"),
         (("gemv", "-m", "storyteller", "--matrix", "nothing"), "down_proj"),
         (("fusion/two",), "launches 2 kernels"),
     ],

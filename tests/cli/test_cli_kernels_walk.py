@@ -26,8 +26,8 @@ from llmcli.cli.kernel_report import (
 )
 from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch
-from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.spec import KernelCost
+from llmcli.lab.engine import KERNELS
 from llmcli.lab.roofline import Ceilings, Gap, TimedStep, find_gap, place_calls
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import Call, Walk
@@ -60,7 +60,7 @@ def test_all_kernels_are_listed_with_what_they_do(llmcli: Llmcli) -> None:
     result = llmcli("kernels", "list", "--arch", "sm_86")
     assert result.exit_code == 0, result.stderr
     for spec in KERNELS.values():
-        assert f"{spec.stem:<19}{spec.op}" in result.stdout
+        assert f"{spec.stem:<25}{spec.op}" in result.stdout
     launched, _, others = result.stdout.partition("Not launched in these steps:")
     assert "row_reduce" in others
     assert "gemv<Int8" in launched
@@ -149,7 +149,7 @@ def test_bench_as_a_user_runs_it(llmcli: Llmcli) -> None:
     told = json.loads(llmcli("kernels", "bench", "--json").stdout)
     assert told["device"] == "A Card"
     check_docs_schema("kernels-bench", told)
-    llmcli("kernels", "bench", "gemv", "softmax").expect_error(2, "does not launch softmax", "embedding")
+    llmcli("kernels", "bench", "gemv", "rotary").expect_error(2, "does not launch rotary", "embedding")
 
 
 @pytest.mark.usefixtures("card")
@@ -203,7 +203,7 @@ def test_variants_of_a_kernel_are_told_apart() -> None:
         ["gemv", "2", "y"],
         ["gemv", "1", "z"],
     ]
-    assert [line for line in lines if "<" in line] == [f"{'gemv 1':<19}gemv<a>", f"{'gemv 2':<19}gemv<b>"]
+    assert [line for line in lines if "<" in line] == [f"{'gemv 1':<25}gemv<a>", f"{'gemv 2':<25}gemv<b>"]
 
 
 def test_a_bench_of_some_kernels_shows_those() -> None:

@@ -46,7 +46,6 @@ _INSTRUCTIONS = (
     ("cp.async.mbarrier.arrive.noinc", "arrive_behind_copies({})"),
     ("mapa.shared::cluster.u32 %0", "address_in_block({})"),
     ("mbarrier.arrive.relaxed.cluster", "arrive_there({})"),
-    ("ld.shared::cluster.v4", "load_there({})"),
     ("mbarrier.try_wait", "is_over({})"),
     ("mbarrier.test_wait", "is_over({})"),
     ("mbarrier.expect_tx", "expect({})"),
@@ -96,10 +95,7 @@ _INSTRUCTIONS = (
 )
 # The products of wgmma.cuh have a text for each width, made by macros; these replace all of them.
 _NO_PRODUCT = "#define LLMCLI_WGMMA(...) static_cast<void>(0)\n"
-_PRODUCTS = (
-    "#define LLMCLI_WGMMA(TYPE, ...) ptx::wgmma_bytes(TYPE[0] == 's', d, a, b, adds)\n",
-    "#define LLMCLI_WGMMA(TYPE, IS_T, ...) ptx::wgmma_halves(TYPE[0] == 'f', IS_T[0] == '1', d, a, b, adds)\n",
-)
+_PRODUCT = "#define LLMCLI_WGMMA(TYPE, IS_T, ...) ptx::wgmma_halves(TYPE[0] == 'f', IS_T[0] == '1', d, a, b, adds)\n"
 
 
 def can_emulate() -> bool:
@@ -118,9 +114,7 @@ def translate(text: str, arch: int = HOPPER) -> str:
     Raises: ValueError for an instruction that it does not know
     """
     text = re.sub(r"^\s*#\s*include\s+<.*$", "", text, flags=re.MULTILINE)
-    for product in _PRODUCTS:
-        head, place, tail = text.partition(_NO_PRODUCT)
-        text = head + (product if place else "") + tail
+    text = text.replace(_NO_PRODUCT, _PRODUCT)
     command = [COMPILER, *_PREPROCESS, f"-D__CUDA_ARCH__={arch}", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     text = done.stdout
@@ -320,7 +314,7 @@ class EmulatedDevice:
             for index, name in enumerate(names)
         )
         text = f'#include "ptx.hpp"\n{translated}\n{calls}'
-        source = self._folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
+        source = self._folder / f"{stem.replace(chr(47), chr(45))}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
         source.write_text(text)
         library = source.with_suffix(".so")
         _compile(str(source), "-I", _compiled_headers().name, "-shared", "-o", str(library))

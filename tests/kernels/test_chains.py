@@ -36,6 +36,12 @@ __global__ void by_mma(const unsigned* a, const unsigned* b, float* out, int num
     place[64 * gridDim.x] = d[2], place[64 * gridDim.x + 1] = d[3];
 }
 
+// Where columns of 16-byte pieces lie: 8 columns of one piece are adjacent (128 bytes), `piece_bytes` from one piece of
+// a column to its next one. No swizzle.
+__device__ unsigned long long columns_at(unsigned address, unsigned piece_bytes) {
+    return (address & 0x3ffff) >> 4 | static_cast<unsigned long long>(piece_bytes >> 4) << 16 | (128ull >> 4) << 32;
+}
+
 // The same of one block with COLUMNS columns.
 template <int COLUMNS>
 __global__ void by_wgmma(const unsigned* a, const unsigned* b, float* out, int num_inputs) {

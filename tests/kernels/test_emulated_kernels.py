@@ -81,7 +81,7 @@ def test_gemv_of_cards_without_clusters(tmp_path: Path) -> None:
     [
         ("attention_rows", "if (turn >= 2) barrier_wait(&shared.merged", "if (false) barrier_wait(&shared.merged"),
         ("attention_rows", "fmaf(weight1, value1,", "fmaf(weight0, value1,"),  # of a row of two splits
-        ("softmax", "__syncthreads();", ""),  # partial results that are missing yet
+        ("studies/rows/softmax", "__syncthreads();", ""),  # partial results that are missing yet
         ("stage_wide", "quad * 4 + 2, num_steps", "quad * 4 + 1, num_steps"),  # inputs of another lane
         ("stage_wide", "if (!exists(step)) continue;", ""),  # sums past the last input
         ("gemm_wide", "barrier_wait(filled, parity);", ""),  # a stage that has not arrived

@@ -16,8 +16,8 @@ import pytest
 
 from llmcli.kernels import compiler, environment, gemm_wide, gemv
 from llmcli.kernels.compiler import KernelResources
-from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten
+from llmcli.lab.engine import KERNELS
 
 # Unchanged sources are not compiled again; git ignores the folder.
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "kernels"

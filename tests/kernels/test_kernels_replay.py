@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driverless_card import DriverlessCard, MatrixLibrary
+from driverless_card import DriverlessCard
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.append_tokens import append_tokens
@@ -19,11 +19,11 @@ from llmcli.kernels.attention_rows import attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns, rotary, swiglu
+from llmcli.kernels.elementwise import add_parts, gather_columns, rotary
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import NextRows, RowNorm, gemv, gemv_float, norm_sums
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.norms import head_norm, rms_norm
+from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.stage_wide import image_bytes, stage_wide
@@ -170,14 +170,8 @@ def lanes(give: Give, has_q_norm: bool = True) -> LaneInputs:
 
 
 LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
-    "rms_norm": lambda card, give: rms_norm(
-        card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
-    ),
     "gather_columns": lambda card, give: gather_columns(
         card, x=give(5, 64, dtype=F16), order=give(64, dtype=I32), out=give(5, 64, dtype=F16)
-    ),
-    "swiglu": lambda card, give: swiglu(
-        card, gate_up=give(5, 128), row_scale=give(5), out=give(5, 64, dtype=F16), out_scale=give(5)
     ),
     "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
     "rotary": lambda card, give: rotary(
@@ -270,19 +264,15 @@ def test_launchers_give_addresses_as_arrays(name: str) -> None:
 
 
 def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    products: list[list[int]] = []
-    layouts: list[list[int]] = []
+    called: list[tuple[str, Any]] = []
 
-    class NotingLibrary(MatrixLibrary):
-        def cublasLtMatmul(self, *arguments: Any) -> int:  # noqa: N802
-            products.append([arguments[index].value for index in (3, 5, 8, 10)])
-            return 0
+    class NotingLibrary:
+        """Every function succeeds."""
 
-        def cublasLtMatrixLayoutCreate(self, layout: Any, kind: int, *sizes: Any) -> int:  # noqa: N802
-            layouts.append([kind, *(size.value for size in sizes)])
-            return 0
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: called.append((name, arguments)) or 0
 
-    monkeypatch.setattr("llmcli.kernels.cublas._load", NotingLibrary)
+    monkeypatch.setattr(Cublas, "functions", NotingLibrary())
     card = DriverlessCard()
     library = Cublas(card)
 
@@ -292,11 +282,14 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
     x, weight, out = arrays(4096)
     replay = card.record(lambda: library.matmul(x=x, weight=weight, out=out), (x, weight))
     replay.start(base_addresses(arrays(1 << 20)[:2]))
-    for ptr in (4096, 1 << 20):
-        assert products.pop(0) == [2 * ptr, ptr, 4 * 4096, 4 * 4096]
-    asked, made = layouts[:3], layouts[3:]
-    assert made == [[2, 64, 32, 64], [2, 64, 5, 64], [0, 32, 5, 32]]
-    assert asked == [[2, 64, 32, 64], [2, 64, 5, 64], [0, 32, 5, 32]]
+    assert [name for name, _ in called[:2]] == ["cublasCreate_v2", "cublasSetStream_v2"]
+    for name, (_, *operations), ptr in zip(*zip(*called[2:], strict=True), (4096, 1 << 20), strict=True):
+        values = [getattr(one, "value", one) for one in operations]
+        assert name == "cublasGemmEx"
+        assert values[:5] == [1, 0, 32, 5, 64]
+        assert values[6:12] == [2 * ptr, 2, 64, ptr, 2, 64]
+        assert values[13:] == [4 * 4096, 0, 32, 68, -1]
+        assert [operations[place]._obj.value for place in (5, 12)] == [1, 0]
     assert card.trace == []
     with pytest.raises(ValueError, match=r"out is \[4, 32\], expected \[5, 32\]"):
         library.matmul(x=x, weight=weight, out=out[:4])

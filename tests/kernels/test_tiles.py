@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llmcli.kernels.tiles import segment_offsets, stored_group_size, tile_layout
+from llmcli.kernels.tiles import stored_group_size, tile_layout
 from llmcli.lab.matrices import aligned_zeros, random_matrix, tiles_of
 from llmcli.quantization.rounding import E4M3_VALUES
 
@@ -163,10 +163,6 @@ def test_groups_too_small_are_refused() -> None:
 def test_impossible_matrices_are_refused(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tile_layout(*arguments)  # type: ignore[arg-type]
-
-
-def test_segments_begin_at_whole_tiles() -> None:
-    assert segment_offsets([100, 16, 1]) == [0, 112, 128, 144]
 
 
 def test_a_matrix_lies_in_its_arena() -> None:

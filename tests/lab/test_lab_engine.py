@@ -10,10 +10,9 @@ from right import launches
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import is_address
-from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import flatten
 from llmcli.lab import verify
-from llmcli.lab.engine import CASES
+from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.matrices import to_storage
 from llmcli.lab.problem import ENGINE, KernelCases, Problem, find_mismatch, largest_error
 from llmcli.lab.study import kernel_parameters

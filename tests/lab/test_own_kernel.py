@@ -16,10 +16,9 @@ from llmcli.errors import DeviceError, KernelCompileError, UsageError
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import kernels_folder
 from llmcli.lab import own_kernel, verify
-from llmcli.lab.engine import CASES
+from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.notes import phantoms_of
 from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
 from llmcli.lab.study import kernel_parameters
@@ -52,10 +51,10 @@ def test_every_kernel_with_checks_is_its_own_replacement(stem: str) -> None:
 
 
 def test_a_file_that_wraps_ours(tmp_path: Path) -> None:
-    found = read("rms_norm", write(tmp_path, '#include "rms_norm.cu"\n'))
-    assert '#line 1 "kernels/rms_norm.cu"' in found.text
-    assert str(found) == f"rms_norm from {tmp_path / 'mine.cu'}"
-    assert found.num_cases == len(list(CASES["rms_norm"].checks())) > 20
+    found = read("head_norm", write(tmp_path, '#include "head_norm.cu"\n'))
+    assert '#line 1 "kernels/head_norm.cu"' in found.text
+    assert str(found) == f"head_norm from {tmp_path / 'mine.cu'}"
+    assert found.num_cases == len(list(CASES["head_norm"].checks())) > 20
 
 
 def test_a_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,13 +66,13 @@ def test_a_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("rms_norm", "--kernel is 'rms_norm', expected NAME=FILE, such as rms_norm=mine.cu"),
-        ("rms_norm=", "expected NAME=FILE"),
+        ("head_norm", "--kernel is 'head_norm', expected NAME=FILE, such as head_norm=mine.cu"),
+        ("head_norm=", "expected NAME=FILE"),
         ("=mine.cu", "there is no kernel ''"),
-        ("rmsnorm=mine.cu", "there is no kernel 'rmsnorm'; did you mean rms_norm?"),
+        ("headnorm=mine.cu", "there is no kernel 'headnorm'; did you mean head_norm?"),
         ("zzz=mine.cu", "there is no kernel 'zzz'; there are add_parts, append_tokens, "),
-        ("rms_norm=none.cu", "none.cu cannot be read: No such file"),
-        ("rms_norm=.", "is not a regular file"),
+        ("head_norm=none.cu", "none.cu cannot be read: No such file"),
+        ("head_norm=.", "is not a regular file"),
     ],
 )
 def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +83,9 @@ def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, m
 
 
 def test_a_kernel_without_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(own_kernel, "CASES", {"rms_norm": CASES["rms_norm"]})
+    monkeypatch.setattr(own_kernel, "CASES", {"head_norm": CASES["head_norm"]})
     with pytest.raises(
-        UsageError, match="--kernel add_parts: llmcli has no reference checks of this kernel, .* of rms"
+        UsageError, match="--kernel add_parts: llmcli has no reference checks of this kernel, .* of head"
     ):
         read(NAME, write_example(tmp_path))
 
@@ -190,11 +189,12 @@ def test_what_checks_and_model_launch_is_compiled(tmp_path: Path, monkeypatch: p
 
 
 def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
-    kernel = read("softmax", kernels_folder() / "softmax.cu")
+    kernel = read("quantize_rows", kernels_folder() / "quantize_rows.cu")
     model = shape_model("Llama-3.2-1B", "int8")
     device: Any = SimpleNamespace(facts=TYPICAL_CARD)
     with pytest.raises(
-        UsageError, match="--kernel softmax: the model does not launch it; it launches add_parts, append_tokens, att"
+        UsageError,
+        match="--kernel quantize_rows: the model does not launch it; it launches add_parts, append_tokens, att",
     ):
         prepare_own_kernels(device, [kernel], model, **LAUNCHED)
 
@@ -298,7 +298,7 @@ def test_a_write_beside_the_output_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.whole_card
-@pytest.mark.parametrize("stem", ["embedding", "gemv", "rms_norm"])
+@pytest.mark.parametrize("stem", ["embedding", "gemv", "head_norm"])
 def test_ours_passes_as_a_users(stem: str) -> None:
     """And may be timed alone, on its typical problem."""
     kernel = read(stem, kernels_folder() / f"{stem}.cu")

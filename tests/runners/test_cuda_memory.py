@@ -52,6 +52,15 @@ def test_bytes_of_a_well_known_model() -> None:
     assert plan.total_bytes > plan.weight_bytes + plan.cache_bytes + RESERVED_BYTES
 
 
+def test_a_tied_head_takes_no_memory_of_its_own() -> None:
+    tied, untied = (
+        StoredModel.of_config(config(**LLAMA2_7B, tie_word_embeddings=tied), stored_dtype="bfloat16")
+        for tied in (True, False)
+    )
+    with_head, without = (plan_memory(one, max_seq_len=4096, num_rows=2).weight_bytes for one in (untied, tied))
+    assert with_head - without == 2 * 32000 * 4096
+
+
 def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(4, 64)))

@@ -28,7 +28,7 @@ from llmcli.runners.cuda.plan import staging as staging_module
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.regions import held_bytes
 from llmcli.runners.cuda.plan.stored import StoredModel
-from llmcli.runners.cuda.plan.weight_layout import Weights, plan_weights
+from llmcli.runners.cuda.plan.weight_layout import Weights, plan_weights, with_widening
 from llmcli.runners.cuda.step.arena import card_memory, on_card
 from llmcli.runners.torch.load import load as load_torch
 
@@ -56,7 +56,7 @@ def place(folder: Path, device: Any, **options: Any) -> Weights[Any]:
             piece.read(reader, on_its_way)
             send(device, arrived, on_its_way)
             piece.take(arrived)
-    return weights
+    return with_widening(weights, lambda part: ("floats", 0))
 
 
 def padded(values: np.ndarray, step: int) -> np.ndarray:
@@ -97,6 +97,7 @@ def check(weights: Weights[Any], folder: Path, scheme: WeightScheme | None = Non
     head = "lm_head" if any(name.startswith("lm_head.") for name in tensors) else "model.embed_tokens"
     assert np.array_equal(weights_of(weights.embed_tokens)[:vocab_size], tensors["model.embed_tokens.weight"])
     compare(weights.head, [head], one_after_the_other, tensors, scheme)
+    assert (weights.head.matrix is weights.embed_tokens) == (head == "model.embed_tokens")
     assert np.array_equal(on_host(weights.norm), tensors["model.norm.weight"])
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}"

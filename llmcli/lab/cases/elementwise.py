@@ -22,6 +22,7 @@ from llmcli.lab.problem import (
     stored_values,
 )
 from llmcli.lab.problems.activations import interleave
+from llmcli.lab.row_kernels import SWIGLU_SPEC, swiglu, swiglu_cost
 from llmcli.lab.rows import COLUMNS, image_of, make_rows, powers_of_two, rounded_rows, widened
 
 
@@ -74,13 +75,13 @@ def swiglu_case(num_rows: int, num_columns: int, extra: int, dtype: Any) -> Prob
         return {"out": out, "out_scale": out_scale}
 
     return Problem(
-        "swiglu",
+        SWIGLU_SPEC.stem,
         {"num_rows": num_rows, "num_columns": num_columns, "extra": extra},
         inputs={"gate_up": widened(interleave(gate, up, np.nan), extra), "row_scale": scale},
         outputs={"out": Output(up.shape, dtype), "out_scale": Output((num_rows,))},
         reference=reference,
-        cost=elementwise.swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=np.dtype(dtype).itemsize),
-        solvers=by_engine(elementwise.swiglu, "gate_up", "row_scale", "out", "out_scale"),
+        cost=swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=np.dtype(dtype).itemsize),
+        solvers=by_engine(swiglu, "gate_up", "row_scale", "out", "out_scale"),
         label=storage_name(dtype),
     )
 
@@ -92,7 +93,7 @@ def swiglu_of(gate: np.ndarray, up: np.ndarray | float) -> np.ndarray:
 
 
 SWIGLU = KernelCases(
-    "swiglu",
+    SWIGLU_SPEC.stem,
     lambda: (
         swiglu_case(num_rows, num_columns, extra, dtype)
         for num_columns in COLUMNS

@@ -9,11 +9,23 @@ import numpy as np
 from llmcli.kernels import read_bandwidth as kernel
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.norms import head_norm, head_norm_cost, rms_norm, rms_norm_cost
-from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce, row_reduce_cost, softmax, softmax_cost
+from llmcli.kernels.norms import head_norm, head_norm_cost
 from llmcli.lab.matrices import STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, by_engine
 from llmcli.lab.problems.rows import EPS, rms_normed
+from llmcli.lab.row_kernels import (
+    MAX_SPLITS,
+    RMS_NORM_SPEC,
+    ROW_REDUCE_SPEC,
+    SOFTMAX_SPEC,
+    RowOp,
+    rms_norm,
+    rms_norm_cost,
+    row_reduce,
+    row_reduce_cost,
+    softmax,
+    softmax_cost,
+)
 from llmcli.lab.rows import COLUMNS, make_rows, rounded_rows, sum_bound, widened
 
 OPS: tuple[RowOp, ...] = ("sum", "max", "argmax", "log_sum_exp")
@@ -55,7 +67,7 @@ def _row_reduce(op: RowOp, x: np.ndarray, extra: int, split: bool) -> Problem:
         row_reduce(device, op=op, x=arrays["x"][:, :num_columns], out=arrays["out"], **workspace)
 
     return Problem(
-        "row_reduce",
+        ROW_REDUCE_SPEC.stem,
         {"num_rows": num_rows, "num_columns": num_columns, "extra": extra},
         inputs={"x": widened(x, extra)},
         outputs=outputs,
@@ -117,7 +129,9 @@ def _row_reduce_checks() -> Iterator[Problem]:
         yield row_reduce_masked_case(split)
 
 
-ROW_REDUCE = KernelCases("row_reduce", _row_reduce_checks, partial(row_reduce_case, "argmax", 1, 128256, 0, True))
+ROW_REDUCE = KernelCases(
+    ROW_REDUCE_SPEC.stem, _row_reduce_checks, partial(row_reduce_case, "argmax", 1, 128256, 0, True)
+)
 
 
 def softmax_case(num_rows: int, num_columns: int, extra: int, log: bool) -> Problem:
@@ -150,7 +164,7 @@ def _softmax_case_of(x: np.ndarray, extra: int, log: bool) -> Problem:
         softmax(device, x=arrays["x"][:, :num_columns], out=arrays["out"][:, :num_columns], log=log)
 
     return Problem(
-        "softmax",
+        SOFTMAX_SPEC.stem,
         {"num_rows": num_rows, "num_columns": num_columns, "extra": extra},
         inputs={"x": widened(x, extra)},
         outputs={"out": Output((num_rows, num_columns + extra))},
@@ -199,7 +213,7 @@ def _softmax_checks() -> Iterator[Problem]:
             yield softmax_masked_case(num_columns, log)
 
 
-SOFTMAX = KernelCases("softmax", _softmax_checks, partial(softmax_case, 1, 128256, 0, False))
+SOFTMAX = KernelCases(SOFTMAX_SPEC.stem, _softmax_checks, partial(softmax_case, 1, 128256, 0, False))
 
 
 def rms_norm_case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
@@ -215,7 +229,7 @@ def rms_norm_case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
         return {"out": out, "row_scale": scale}
 
     return Problem(
-        "rms_norm",
+        RMS_NORM_SPEC.stem,
         {"num_rows": num_rows, "num_columns": num_columns},
         inputs={"x": x, "weight": weight},
         outputs={"out": Output(x.shape, dtype), "row_scale": Output((num_rows,))},
@@ -227,7 +241,7 @@ def rms_norm_case(num_rows: int, num_columns: int, dtype: Any) -> Problem:
 
 
 RMS_NORM = KernelCases(
-    "rms_norm",
+    RMS_NORM_SPEC.stem,
     lambda: (rms_norm_case(6, num_columns, dtype) for num_columns in COLUMNS for dtype in STORAGE),
     partial(rms_norm_case, 1, 4096, np.float16),
 )

@@ -5,10 +5,10 @@ import math
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import swiglu
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import HALF_ROWS
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.row_kernels import swiglu
 
 _TANH_FACTOR, _CUBE = math.sqrt(2 / math.pi), 0.044715
 

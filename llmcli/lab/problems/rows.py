@@ -1,13 +1,20 @@
-"""Sums, maxima, softmax and norms of the rows of a matrix. Those of the engine have its kernel as a solver."""
+"""Sums, maxima, softmax and norms of the rows of a matrix. Those of llmcli have its kernel as a solver."""
 
 import numpy as np
 
 from llmcli.errors import UsageError
 from llmcli.kernels.device import Device
-from llmcli.kernels.norms import rms_norm, rms_norm_cost
-from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, row_reduce_cost, softmax, softmax_cost
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind, by_engine
+from llmcli.lab.row_kernels import (
+    MAX_SPLITS,
+    rms_norm,
+    rms_norm_cost,
+    row_reduce,
+    row_reduce_cost,
+    softmax,
+    softmax_cost,
+)
 
 EPS = np.float32(1e-5)  # of the norms
 _NUM_PARTS = 32  # of a row that several blocks share

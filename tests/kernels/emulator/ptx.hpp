@@ -188,14 +188,6 @@ void multiply_later(T (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long lo
     });
 }
 template <int NUM_VALUES>
-void wgmma_bytes(bool is_signed, int (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long long b, bool adds) {
-    const auto of_word = [=](unsigned word) {
-        return static_cast<double>(is_signed ? static_cast<int8_t>(word) : static_cast<int>(word & 0xff));
-    };
-    const auto of_place = [](const unsigned char* place) { return static_cast<double>(static_cast<int8_t>(*place)); };
-    multiply_later(d, a, b, adds, 32, false, of_word, of_place);
-}
-template <int NUM_VALUES>
 void wgmma_halves(bool is_half, bool rows_are_inputs, float (&d)[NUM_VALUES], const unsigned (&a)[4],
                   unsigned long long b, bool adds) {
     const auto of_word = [=](unsigned word) { return static_cast<double>(to_float(is_half, word)); };
@@ -270,10 +262,6 @@ void store_there(unsigned place, unsigned barrier, Value value, int rank) {
 }
 inline void store_there(unsigned place, unsigned barrier, float x, float y, float z, float w, int rank) {
     store_there(place, barrier, make_float4(x, y, z, w), rank);
-}
-inline void load_there(float& x, float& y, float& z, float& w, unsigned place, int rank) {
-    const float4 value = *reinterpret_cast<const float4*>(emulator::at(place, rank));
-    x = value.x, y = value.y, z = value.z, w = value.w;
 }
 inline void copy_bulk(unsigned destination, const void* source, int num_bytes, unsigned barrier, unsigned blocks) {
     if (destination % 16 || num_bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16) {

@@ -190,7 +190,7 @@ class WeightPieces:
     ) -> Iterator[tuple[TensorInfo, Iterator[UploadPiece]]]:
         """The tensors of one linear layer, each with its pieces."""
         if linear.module == EMBEDDING.removesuffix(WEIGHT_SUFFIX):
-            return  # a head that shares the embedding gets its rows from the embedding's pieces
+            return  # a tied head
         for part in parts_of(self._stored, projection, linear):
             info = self._infos[linear.module + part.suffix]
             if is_unpacked(self._stored, projection, linear):
@@ -282,11 +282,9 @@ class WeightPieces:
             yield UploadPiece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
     def _put_embedding(self, begin: int, end: int, source: Any) -> None:
-        """Put rows into the table, and into a shared head."""
-        weights, source_type = self._weights, self._stored.dtypes[EMBEDDING]
         segment, flags = Segment(end - begin, begin // HALF_ROWS), self._flags_of(self._infos[EMBEDDING])
-        for matrix in (weights.embed_tokens, weights.head.matrix)[: 1 + (self._stored.head == EMBEDDING)]:
-            repack(self._device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
+        source_type, matrix = self._stored.dtypes[EMBEDDING], self._weights.embed_tokens
+        repack(self._device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
 
     def _flags_of(self, info: TensorInfo) -> Any:
         """A tensor's flags; None for codes, all of which are valid."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from llmcli.checkpoint.layout import WEIGHT_SUFFIX
+from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UnsupportedModelError
 from llmcli.kernels.qkv import QkvLayout
@@ -17,7 +17,7 @@ from llmcli.kernels.wide_plan import takes as takes_wide
 from llmcli.runners.cuda.plan.regions import FLOAT32, INT32, Region, TiledRegion
 from llmcli.runners.cuda.plan.stored import MatrixFormat, StoredModel
 
-Space = Region | TiledRegion
+Space = Region | TiledRegion | None  # None: an array that does not exist, or the matrix of a tied head
 A = TypeVar("A")  # Space while it is planned, an array or a TiledMatrix on the card
 
 
@@ -101,7 +101,7 @@ class LayerWeights(Generic[A]):
 class Weights(Generic[A]):
     """The whole model.
 
-    `embed_tokens` is a matrix [vocab_size, hidden_size] in tiles. Its bytes may also be those of the head.
+    `embed_tokens` is a matrix [vocab_size, hidden_size] in tiles, and also that of a tied head: see `with_widening`.
     Shapes: norm float32 [hidden_size]; cos_sin float32 [max_seq_len, head_dim / 2, 2]
     """
 
@@ -132,7 +132,10 @@ class Weights(Generic[A]):
 
 
 def with_widening(weights: Weights[Any], choose: Callable[[Projection[Any]], tuple[Widening, int]]) -> Weights[Any]:
-    """The same weights on the card, each matrix with the widening and power that its scales have."""
+    """The same weights on the card, each matrix with the widening and power that its scales have.
+
+    A head that has no matrix of its own gets that of the embedding.
+    """
 
     def widened(part: Projection[Any]) -> Projection[Any]:
         if not part.layout.has_scales:
@@ -150,7 +153,8 @@ def with_widening(weights: Weights[Any], choose: Callable[[Projection[Any]], tup
         )
         for layer in weights.layers
     )
-    return replace(weights, layers=layers, head=widened(weights.head))
+    head = weights.head if weights.head.matrix is not None else replace(weights.head, matrix=weights.embed_tokens)
+    return replace(weights, layers=layers, head=widened(head))
 
 
 def is_wide(projections: Iterable[Projection[Any]]) -> bool:
@@ -169,11 +173,12 @@ def plan_weights(stored: StoredModel, max_seq_len: int) -> Weights[Space]:
     Raises: UnsupportedModelError for groups that no kernel reads
     """
     config = stored.config
+    head = _single(stored, stored.head.removesuffix(WEIGHT_SUFFIX), config.vocab_size, config.hidden_size)
     return Weights(
         embed_tokens=TiledRegion(tile_layout(stored.embedding_type, config.vocab_size, config.hidden_size)),
         layers=tuple(_layer(stored, f"model.layers.{index}") for index in range(config.num_hidden_layers)),
         norm=Region((config.hidden_size,), FLOAT32),
-        head=_single(stored, stored.head.removesuffix(WEIGHT_SUFFIX), config.vocab_size, config.hidden_size),
+        head=replace(head, matrix=None) if stored.head == EMBEDDING else head,
         cos_sin=Region((max_seq_len, config.head_dim // 2, 2), FLOAT32),
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcli.errors import InsufficientMemoryError
-from llmcli.kernels.cublas import Cublas, IntegerCublas
+from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
@@ -84,9 +84,7 @@ def measure_flops(device: Device, kind: str) -> float:
     for target in (x, weight):
         for part in target.reshape(-1, len(stored)):
             send(device, part, stored)
-    library = IntegerCublas(device) if is_whole else Cublas(device)
-
-    work = functools.partial(library.matmul, x=x, weight=weight, out=out)
+    work = functools.partial(Cublas(device).matmul, x=x, weight=weight, out=out)
     seconds = _median_seconds(device, work, _MATMUL_WARM_SECONDS)
     return 2 * _NUM_TOKENS * _NUM_ROWS * _NUM_INPUTS / seconds
 

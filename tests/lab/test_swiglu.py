@@ -8,10 +8,10 @@ from fenced import fenced, to_float64
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import swiglu, swiglu_cost
 from llmcli.lab.cases.elementwise import swiglu_case, swiglu_of
 from llmcli.lab.matrices import STORAGE
 from llmcli.lab.problems.activations import interleave
+from llmcli.lab.row_kernels import swiglu, swiglu_cost
 from llmcli.lab.rows import COLUMNS
 
 

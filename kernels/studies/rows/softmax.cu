@@ -10,7 +10,7 @@
 // Choice:   maximum and sum in one pass, rescaled when the maximum grows; a row that fits stays in registers. Streaming
 //           stores: of a vocabulary's probabilities a few are read, and not at once. Rejected: maximum, sum and
 //           quotient in three passes; __expf (its error grows with m - x, the results are compared with float32's).
-#include "common/rows.cuh"
+#include "studies/rows/rows.cuh"
 
 template <bool LOG>
 __device__ __forceinline__ float finish(float x, float maximum, float factor) {

@@ -4,8 +4,8 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.reductions import softmax_cost
 from llmcli.lab.cases.reductions import softmax_case, softmax_masked_case
+from llmcli.lab.row_kernels import softmax_cost
 
 # Columns, and the gap between the end of a row and the next one.
 SHAPES = [(1, 0), (7, 1), (40, 8), (64, 0), (256, 0), (1003, 5), (1024, 0), (4096, 0), (5120, 0), (9001, 0), (14336, 0)]

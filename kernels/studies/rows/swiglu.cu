@@ -15,7 +15,7 @@
 //           Rejected: exp and division in full for 16-bit outputs (arithmetic takes as long as memory then);
 //           tanh.approx (2^-11 of error itself); gate and up far apart (two streams a row, and no tile of both in the
 //           GEMV).
-#include "common/rows.cuh"
+#include "studies/rows/rows.cuh"
 
 template <typename T>
 __device__ __forceinline__ float silu(float gate) {

@@ -6,14 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.kernels.elementwise import add_parts, embedding, swiglu
-from llmcli.kernels.norms import head_norm, rms_norm
+from llmcli.kernels.elementwise import add_parts, embedding
+from llmcli.kernels.norms import head_norm
 from llmcli.kernels.phantom import Phantom
-from llmcli.kernels.reductions import MAX_SPLITS, row_reduce, softmax
-from llmcli.kernels.registry import KERNELS
-from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
+from llmcli.kernels.rows import row_stride
 from llmcli.kernels.tiles import tile_layout
+from llmcli.lab.engine import KERNELS
 from llmcli.lab.matrices import STORAGE, storage_name
+from llmcli.lab.row_kernels import (
+    MAX_SPLITS,
+    PACKED_FORMS,
+    SCALAR_FORMS,
+    rms_norm,
+    row_form,
+    row_reduce,
+    softmax,
+    swiglu,
+)
 from llmcli.lab.rows import COLUMNS
 
 

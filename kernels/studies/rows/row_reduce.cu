@@ -15,7 +15,7 @@
 //           places, so the order of arrival changes no result. Rejected: float atomics (order of arrival), a second
 //           kernel for the parts (a launch costs more than the work), scalar loads (4 times the instructions).
 #include "common/arrival.cuh"
-#include "common/rows.cuh"
+#include "studies/rows/rows.cuh"
 
 struct RowSum {
     using Value = float;

@@ -6,9 +6,9 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.norms import rms_norm_cost
 from llmcli.lab.cases.reductions import rms_norm_case
 from llmcli.lab.matrices import STORAGE
+from llmcli.lab.row_kernels import rms_norm_cost
 from llmcli.lab.rows import COLUMNS
 
 

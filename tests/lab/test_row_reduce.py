@@ -4,9 +4,9 @@ import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.reductions import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
 from llmcli.lab.cases.reductions import OPS, row_reduce_case, row_reduce_masked_case, row_reduce_specials_case
 from llmcli.lab.problem import Problem
+from llmcli.lab.row_kernels import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
 
 # Columns, and the gap between the end of a row and the next one: padded to 16, one more, nothing.
 SHAPES = [(1, 0), (7, 1), (40, 8), (64, 0), (1003, 5), (1024, 0), (1025, 0), (4096, 0), (11008, 0), (14336, 0)]

@@ -12,7 +12,7 @@
 //           four rows a block. Rejected: y kept and a second block reduction for its maximum; a warp a row for long
 //           rows (32 threads of a block work); 8 columns a thread for 16-byte stores (loads then lie 32 bytes apart);
 //           streaming stores (the GEMM reads y next).
-#include "common/rows.cuh"
+#include "studies/rows/rows.cuh"
 
 template <typename T, int ROW_THREADS, int STEPS, int VECTOR>
 __global__ void ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS)

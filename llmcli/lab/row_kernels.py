@@ -1,15 +1,111 @@
-"""Launchers of kernels that reduce rows of numbers: to one number each, or to probabilities."""
+"""Launchers of the lab's kernels in kernels/studies/rows: RMSNorm, SwiGLU, softmax, sums. No model launches them."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from llmcli.kernels.arguments import Array, check
+from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
 from llmcli.kernels.launches import Launcher
-from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, RowForm, row_form, row_stride
+from llmcli.kernels.rows import VECTOR, RowForm, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS
 
 RowOp = Literal["sum", "max", "argmax", "log_sum_exp"]
+
+# By rising size; a row longer than the last form holds is partly read twice.
+PACKED_FORMS = (
+    RowForm(32, 2, VECTOR),
+    RowForm(32, 8, VECTOR),
+    RowForm(256, 4, VECTOR),
+    RowForm(512, 4, VECTOR),
+    RowForm(512, 8, VECTOR),
+)
+SCALAR_FORMS = (RowForm(32, 8, 1), RowForm(1024, 8, 1))
+
+
+def row_form(num_columns: int, is_packed: bool, packed_forms: Sequence[RowForm] = PACKED_FORMS) -> RowForm:
+    """The smallest form that holds a row, else the largest; `is_packed` if all rows are 16-byte aligned."""
+    forms = packed_forms if is_packed else SCALAR_FORMS
+    return next((form for form in forms if num_columns <= form.num_columns), forms[-1])
+
+
+RMS_NORM_SPEC = KernelSpec(
+    "studies/rows/rms_norm",
+    "RMSNorm of rows, rounded to the type of the matrix product",
+    tuple(f"rms_norm<{c}, {form.parameters}>" for c in C_TYPES.values() for form in PACKED_FORMS + SCALAR_FORMS),
+)
+
+
+def rms_norm(device: Launcher, *, x: Array, weight: Array, eps: float, out: Array, row_scale: Array) -> None:
+    """Write weight * x / rms(x) / row_scale to `out`, and the power of two of each row to `row_scale`.
+
+    Shapes: x [num_rows, num_columns] float32; weight [num_columns] float32; out like x, any storage type; row_scale
+    [num_rows] float32
+    Raises: ValueError for arrays that do not fit
+    """
+    check("rms_norm", "x", x, dtype=np.float32, shape=(None, None))
+    num_rows, num_columns = x.shape
+    check("rms_norm", "weight", weight, dtype=np.float32, shape=(num_columns,))
+    check("rms_norm", "out", out, dtype=tuple(C_TYPES), shape=x.shape)
+    check("rms_norm", "row_scale", row_scale, dtype=np.float32, shape=(num_rows,), aligned=4)
+    form = row_form(num_columns, num_columns % VECTOR == 0)
+    device.launch(
+        "studies/rows/rms_norm",
+        f"rms_norm<{c_type(out)}, {form.parameters}>",
+        grid=form.grid(num_rows),
+        block=form.block,
+        arguments=(x, weight, out, row_scale, np.int32(num_rows), np.int32(num_columns), np.float32(eps)),
+        cost=lambda: rms_norm_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
+    )
+
+
+def rms_norm_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
+    """Cost of one call; `itemsize` is that of the output."""
+    count = num_rows * num_columns
+    weight_bytes = 4 * num_columns
+    return KernelCost(4 * count + weight_bytes, itemsize * count + 4 * num_rows, 4 * count, weight_bytes)
+
+
+SWIGLU_SPEC = KernelSpec(
+    "studies/rows/swiglu",
+    "silu(gate) * up of rows, rounded to the type of the matrix product",
+    tuple(f"swiglu<{c}, {form.parameters}>" for c in C_TYPES.values() for form in PACKED_FORMS + SCALAR_FORMS),
+)
+
+
+def swiglu(device: Launcher, *, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> None:
+    """Write silu(gate) * up / out_scale to `out`, where gate and up are those columns of `gate_up` times `row_scale`.
+
+    Shapes: gate_up [num_rows, 16 * ceil(intermediate_size / 8) or more] float32, 8 columns of gate and 8 of up in
+    turn; row_scale, out_scale [num_rows] float32; out [num_rows, intermediate_size], any storage type
+    Raises: ValueError for arrays that do not fit
+    """
+    check("swiglu", "out", out, dtype=tuple(C_TYPES), shape=(None, None))
+    num_rows, num_columns = out.shape
+    check("swiglu", "gate_up", gate_up, dtype=np.float32, shape=(num_rows, None), row_stride=True)
+    needed = TILE_ROWS * -(-num_columns // HALF_ROWS)
+    if gate_up.shape[1] < needed:
+        raise ValueError(f"swiglu: gate_up has {gate_up.shape[1]} columns, {num_columns} outputs need {needed}")
+    for name, scale in (("row_scale", row_scale), ("out_scale", out_scale)):
+        check("swiglu", name, scale, dtype=np.float32, shape=(num_rows,), aligned=4)
+    stride = row_stride(gate_up)
+    form = row_form(num_columns, num_columns % VECTOR == 0 and stride % VECTOR == 0)
+    device.launch(
+        "studies/rows/swiglu",
+        f"swiglu<{c_type(out)}, {form.parameters}>",
+        grid=form.grid(num_rows),
+        block=form.block,
+        arguments=(gate_up, row_scale, out, out_scale, np.int32(num_rows), np.int32(num_columns), np.int32(stride)),
+        cost=lambda: swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
+    )
+
+
+def swiglu_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
+    """Cost of one call; `itemsize` is that of the output. An exponential and a division count as one operation each."""
+    count = num_rows * num_columns
+    return KernelCost(8 * count + 4 * num_rows, itemsize * count + 4 * num_rows, 7 * count)
+
 
 MAX_SPLITS = 64  # parts of a row in the split form
 
@@ -20,7 +116,7 @@ _SPLIT_MIN_COLUMNS = 8192
 _MIN_COLUMNS_PER_SPLIT = 2048  # two vectors a thread
 
 ROW_REDUCE_SPEC = KernelSpec(
-    "row_reduce",
+    "studies/rows/row_reduce",
     "sum, maximum, argmax or log-sum-exp of rows",
     tuple(
         f"{kernel}<{op}, {threads}, {vector}>"
@@ -65,7 +161,7 @@ def row_reduce(
             raise ValueError(f"row_reduce: the workspace is for fewer than {num_rows} rows")
         columns_per_split = split_columns(num_columns)
         device.launch(
-            "row_reduce",
+            "studies/rows/row_reduce",
             f"row_reduce_split<{_OPS[op]}, {_SPLIT_THREADS}, {vector}>",
             grid=(-(-num_columns // columns_per_split), num_rows),
             block=_SPLIT_THREADS,
@@ -83,7 +179,7 @@ def row_reduce(
     threads = _WARP_THREADS if num_columns <= _WARP_MAX_COLUMNS else _BLOCK_THREADS
     form = RowForm(threads, 1, vector)
     device.launch(
-        "row_reduce",
+        "studies/rows/row_reduce",
         f"row_reduce<{_OPS[op]}, {threads}, {vector}>",
         grid=form.grid(num_rows),
         block=form.block,
@@ -107,7 +203,7 @@ def row_reduce_cost(*, num_rows: int, num_columns: int) -> KernelCost:
 _SOFTMAX_FORMS = (*PACKED_FORMS, RowForm(1024, 8, VECTOR))
 
 SOFTMAX_SPEC = KernelSpec(
-    "softmax",
+    "studies/rows/softmax",
     "softmax or log-softmax of rows",
     tuple(f"softmax<{log}, {form.parameters}>" for log in ("false", "true") for form in _SOFTMAX_FORMS + SCALAR_FORMS),
 )
@@ -125,7 +221,7 @@ def softmax(device: Launcher, *, x: Array, out: Array, log: bool = False) -> Non
     strides = row_stride(x), row_stride(out)
     form = row_form(num_columns, all(stride % VECTOR == 0 for stride in strides), _SOFTMAX_FORMS)
     device.launch(
-        "softmax",
+        "studies/rows/softmax",
         f"softmax<{'true' if log else 'false'}, {form.parameters}>",
         grid=form.grid(num_rows),
         block=form.block,
