@@ -4,7 +4,7 @@
 //           counters [num_blocks] zeros, zeros again at the end. With unit_inputs out is an image for a matrix with
 //           such units (common/wide_image.cuh), without scales, in which these lanes are the tokens from first_token
 //           on. parts [num_parts, part_size] float, laid out as q, k and v are: added to these first, in order
-// Requires: what attention_decode requires; parts null with is_cached; KvT of 16 bits or a code; keys and values
+// Requires: what attention_decode requires without is_cached; KvT of 16 bits or a code; keys and values
 //           aligned to 16; num_lanes <= MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (224), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
 //           may overlap the kernel in front of it
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     attention_rows(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
                    const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
-                   KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
+                   KvT* keys, KvT* values, float* key_scales, float* value_scales, int window,
                    int num_attention_heads, int num_key_value_heads, int max_splits, float* partials,
                    unsigned* counters, void* out_data, int out_is_float, int unit_inputs, int first_token,
                    const float* parts, int num_parts, int part_size) {
@@ -220,13 +220,12 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
         if (threadIdx.x < 2 * HEAD_TILE) shared.own_scores[0][threadIdx.x] = 0.0f;
     }
     __syncthreads();
-    // Copies begin before the wait, unless the previous kernel has appended what they read.
-    if (is_cached || warp != COPIER) grid_dependency_wait();
+    if (warp != COPIER) grid_dependency_wait();  // copies of earlier tokens begin before
     if (warp != COPIER) grid_dependency_launch();
     if (shared.table.ends[num_lanes - 1] == 0) return;  // all lanes are unused
     const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
     const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
-                            values, key_scales, value_scales, window, is_cached, num_attention_heads,
+                            values, key_scales, value_scales, window, num_attention_heads,
                             num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, parts,
                             num_parts, part_size, group, tiles};
     if (warp == COPIER) {

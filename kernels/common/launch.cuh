@@ -10,11 +10,11 @@
 //    only wait for this one.
 // 2. It may overlap several kernels, back to the last one that does not overlap: gemv, stage_wide, add_parts and the
 //    second launch of gemm_narrow's SwiGLU let the next one start before they wait themselves.
-// 3. Before it waits, a thread writes no global memory, and reads only what none of these kernels writes. gemv,
-//    stage_digits, gemm_codes, stage_halves and gemm_halves read weights, also the norm's, gemm_wide and gemm_narrow
-//    their weights; gather_columns reads the order. append_tokens, attention_decode, attention_rows and attention_span
-//    read rows, positions, page_table and cos_sin, and attention_prefill_wgmma reads pages. attention_decode,
-//    attention_rows and attention_span also read earlier tokens of the cache, unless is_cached.
+// 3. Before it waits, a thread writes no global memory, and reads only what none of these kernels writes. gemv reads
+//    weights, also the norm's, gemm_wide and gemm_narrow their weights; gather_columns reads the order. append_tokens,
+//    attention_decode, attention_rows and attention_span read rows, positions, page_table and cos_sin, and
+//    attention_prefill_wgmma reads pages. The three that attend from lanes also read earlier tokens of the cache;
+//    attention_decode not with is_cached.
 // 4. embedding must not overlap. It is the first kernel of a step. In the step before, sample_token wrote positions and
 //    attention wrote the cache. Because embedding starts after their end, the reads of rule 3 find what they wrote.
 #pragma once

@@ -69,7 +69,7 @@ struct Call {
     int pages_per_row;
     KvT *keys, *values;
     float *key_scales, *value_scales;
-    int window, is_cached, num_attention_heads, num_key_value_heads, max_splits;
+    int window, num_attention_heads, num_key_value_heads, max_splits;
     float* partials;
     unsigned* counters;
     MixedRows out;
@@ -188,7 +188,7 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
                     piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin)};
         }
         if (has_own) {
-            const bool stores = !call.is_cached && first_in_group == 0;
+            const bool stores = first_in_group == 0;
             const size_t place = token_place(own_page, call.num_key_value_heads, kv_head, piece.position);
             own_key.norm_and_rotate(call.k_norm, call.eps, angles);
             round_head(own_key, call.keys + place * HEAD_DIM, call.key_scales + place, stores);

@@ -103,7 +103,6 @@ def attention_rows(
     device: Launcher,
     lanes: LaneInputs,
     *,
-    is_cached: bool,
     partials: Array,
     counters: Array,
     out: Array | ImageRows,
@@ -113,7 +112,7 @@ def attention_rows(
 
     Each row is cut into at most as many splits as `partials` has room for. If attention_decode's `partials` have the
     same room, both give a lane the same bits. With room for fewer blocks fewer are started. Outputs may go to an image.
-    First `parts` are added to `qkv`, in order; not where tokens are cached already.
+    First `parts` are added to `qkv`, in order.
     Shapes: parts float32 [num_parts, R, layout.width], any distance apart; partials float32
             `RowsPlan.partials_shape(num_splits)` and counters uint32 [RowsPlan.num_blocks], which both may be for
             another number of blocks; others as in attention_decode
@@ -135,8 +134,6 @@ def attention_rows(
         written = out, np.int32(out.dtype == np.float32), np.int32(0), np.int32(0)
     added: tuple[Any, ...] = None, np.int32(0), np.int32(0)
     if parts is not None:
-        if is_cached:
-            raise ValueError(f"{kernel}: cannot add parts to tokens that are cached already")
         check(kernel, "qkv", lanes.qkv, dtype=np.float32, shape=(lanes.num_lanes, lanes.layout.width))
         check(kernel, "parts", parts, dtype=np.float32, shape=(None, *lanes.qkv.shape), row_stride=True)
         added = parts, np.int32(parts.shape[0]), np.int32(parts.strides[0] // 4)
@@ -147,7 +144,6 @@ def attention_rows(
         block=_THREADS,
         arguments=(
             *arguments,
-            np.int32(is_cached),
             np.int32(lanes.layout.num_attention_heads),
             np.int32(lanes.layout.num_key_value_heads),
             np.int32(num_splits),

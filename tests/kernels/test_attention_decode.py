@@ -88,7 +88,7 @@ def run(
         of_row = grid_heads(layout, itemsize) if num_spans is None else heads
         counters = upload(np.zeros((num_rows, of_row), np.uint32))
     else:
-        kernel = attention_rows
+        kernel, how = attention_rows, {}
         plan = RowsPlan(device, layout, itemsize)
         partials = fenced((num_blocks, *plan.partials_shape(problem.num_splits)[1:]), F32)
         counters = upload(np.zeros(num_blocks, np.uint32))

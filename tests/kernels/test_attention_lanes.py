@@ -18,7 +18,7 @@ from llmcli.lab.attention import CODES
 
 I32 = np.dtype(np.int32)
 OWN: dict[Any, dict[str, Any]] = {
-    attention_rows: {"is_cached": False, "partials": host((264, 4, 3, 68), F32), "counters": host((264,), np.uint32)},
+    attention_rows: {"partials": host((264, 4, 3, 68), F32), "counters": host((264,), np.uint32)},
     attention_span: {"num_spans": 2, "partials": host((9, 8, 3, 68), F32), "counters": host((9, 8), np.uint32)},
 }
 CODED = {name: host((9, 2, 16, 64), CODES) for name in ("keys", "values")}

@@ -84,25 +84,11 @@ def test_shared_pages(device: Device, dtype: np.dtype) -> None:
 
 @pytest.mark.cuda
 @KINDS
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_unused_lanes_are_neither_read_nor_written(device: Device, dtype: np.dtype, is_cached: bool) -> None:
-    used = replace(new_tokens(LLAMA, dtype, [700, 0, 129], norms=True), is_cached=is_cached)
+def test_unused_lanes_are_neither_read_nor_written(device: Device, dtype: np.dtype) -> None:
+    used = new_tokens(LLAMA, dtype, [700, 0, 129], norms=True)
     assert_same(device, among_unused(used, [1, 2, 40], 70), 5)
     nobody = replace(used, rows=np.full(3, -1, np.int32))
     assert (run(device, nobody, num_blocks=5)[0].out.view(np.uint32) == 0xFFFFFFFF).all()
-
-
-@pytest.mark.cuda
-@KINDS
-@pytest.mark.parametrize("window", [None, 20])
-def test_lanes_of_one_row(device: Device, dtype: np.dtype, window: int | None) -> None:
-    """All tokens are in the cache already; a split ends between two of the lanes."""
-    problem = new_tokens(LLAMA, dtype, [300, 125], window=window, max_seq_len=320)
-    generator = np.random.default_rng(3)
-    rows = np.repeat(problem.rows, [1, 16])
-    positions = np.concatenate([[300], 117 + np.arange(16)]).astype(np.int32)
-    qkv = generator.normal(size=(17, LLAMA.width)).astype(np.float32)
-    assert_same(device, replace(problem, qkv=qkv, rows=rows, positions=positions, is_cached=True), 6)
 
 
 @pytest.mark.cuda
@@ -129,7 +115,6 @@ def call(device: Recorder, **changes: Any) -> None:
         "keys": host((9, 2, 16, 64), F16),
         "values": host((9, 2, 16, 64), F16),
         "window": None,
-        "is_cached": False,
         "partials": host((264, 4, 3, 68), F32),
         "counters": host((264,), np.uint32),
         "out": host((40, 512), F32),
@@ -174,7 +159,6 @@ def test_outputs_in_an_image_and_parts_that_are_added() -> None:
         ({"counters": host((263,), np.uint32)}, r"counters is \[263\], expected \[264\]"),
         ({"window": 0}, "a window of 0 tokens"),
         ({"rows": host((3,), np.int32)}, r"rows is \[3\], expected \[40\]"),
-        ({"parts": PARTS, "is_cached": True}, "cannot add parts to tokens that are cached already"),
         ({"parts": host((3, 39, 768), F32)}, r"parts is \[3, 39, 768\], expected \[any, 40, 768\]"),
         ({"out": ImageRows(IMAGE, 0, 16)}, r"units have 16 inputs, expected one of \(64, 128, 32\)"),
         ({"out": ImageRows(IMAGE, 100, 64)}, "out has 131072 bytes, expected 262144"),

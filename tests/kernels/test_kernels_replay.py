@@ -190,7 +190,6 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "attention_rows": lambda card, give: attention_rows(
         card,
         lanes(give),
-        is_cached=False,
         partials=give(5, LAYOUT.group_size, 3, 64 + PARTIAL_EXTRA),
         counters=give(5, dtype=np.uint32),
         out=give(2, LAYOUT.q_size),

@@ -154,9 +154,9 @@ def attention_span(device: Any, lanes: LaneInputs, *, num_spans: int, out: Any, 
 
 
 def attention_rows(
-    device: Any, lanes: LaneInputs, *, is_cached: bool, partials: Any, counters: Any, out: Any, parts: Any = None
+    device: Any, lanes: LaneInputs, *, partials: Any, counters: Any, out: Any, parts: Any = None
 ) -> None:
-    for lane, mixed in _mixed(lanes, _sums(lanes.qkv, parts), counters, is_cached=is_cached):
+    for lane, mixed in _mixed(lanes, _sums(lanes.qkv, parts), counters, is_cached=False):
         if isinstance(out, ImageRows):
             write_image_rows(replace(out, first_token=out.first_token + lane), mixed[None])
         else:

@@ -170,7 +170,7 @@ def rows_case(
 
     def launch(*given: Any, out: Any, **memory: Any) -> None:
         rows = ImageRows(out.view(np.uint8), first_token, unit_inputs) if unit_inputs else out
-        attention_rows(*given, is_cached=tokens.is_cached, out=rows, **memory)
+        attention_rows(*given, out=rows, **memory)
 
     problem = _attention_case(
         "attention_rows",
@@ -314,12 +314,6 @@ def _rows_checks() -> Iterator[Problem]:
             yield rows_case(tokens, num_blocks)
         yield rows_case(attention.new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23), 5)
         yield rows_case(attention.with_unused_lanes(attention.new_tokens(_LLAMA, dtype, [140, 3], norms=True)), 5)
-        yield rows_case(
-            attention.in_cache(
-                attention.spans_of(attention.new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])
-            ),
-            5,
-        )
     for unit_inputs, first_token in zip(UNIT_INPUTS, (0, 3, 126), strict=True):
         tokens = attention.new_tokens(_LLAMA, attention.DTYPES[1], [15, 16, 127, 640], num_splits=5)
         yield rows_case(tokens, 5, unit_inputs=unit_inputs, first_token=first_token)

@@ -122,7 +122,6 @@ class Attention:
             attention_rows(
                 self._device,
                 inputs.of(some),
-                is_cached=False,
                 partials=workspace.row_partials,
                 counters=workspace.row_counters,
                 out=image if is_image else own.mixed[some],
