@@ -333,9 +333,7 @@ def generate(
     session = run.session
     with timeline.part("tokenizer"):
         encoded = prompt.encode(session, text)
-    can_end = not stopping.ignore_eos and session.can_end(encoded)
-    num_prompt_tokens = len(encoded.token_ids)
-    max_new_tokens = session.limit_new_tokens(stopping.max_new_tokens, num_prompt_tokens, run.context, can_end=can_end)
+    max_new_tokens = run.limit_new_tokens(stopping.max_new_tokens, encoded)
     chosen_sampler = run.sampler(encoded)
     schemas = Schemas(session)
     schemas.prepare(grammar, chosen_sampler)
@@ -362,7 +360,7 @@ def generate(
     if texts.schema.require_complete:
         completeness.require_complete()
     if kernels:
-        show_change(run.devices, loaded.runner, num_prompt_tokens)
+        show_change(run.devices, loaded.runner, len(encoded.token_ids))
 
 
 def _request(
