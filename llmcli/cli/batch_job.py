@@ -154,7 +154,7 @@ class Prompts(Lines):
 
     @property
     def _names(self) -> tuple[str, str]:
-        return self.run.model, self._session.name
+        return self.run.model, self.run.session.name
 
 
 class TasksInFile:

@@ -18,7 +18,7 @@ from llmcli.cli import lazy
 from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.run import Run, RunRequest
-from llmcli.cli.session import EncodedPrompt, Session
+from llmcli.cli.session import EncodedPrompt
 from llmcli.errors import UsageError
 from llmcli.schema.constraint import Constraint
 
@@ -48,19 +48,15 @@ class Lines:
     _resolved: dict[tuple[tuple[str, int | float], ...], lazy.params.ResolvedSampling] = field(default_factory=dict)
     _grammars: dict[tuple[str, str], lazy.grammar.Grammar] = field(default_factory=dict)
 
-    @property
-    def _session(self) -> Session:
-        return self.run.session
-
     @cached_property
     def _schemas(self) -> Schemas:
-        return Schemas(self._session)
+        return Schemas(self.run.session)
 
     @cached_property
     def encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         """The encoder of conversations. Raises: as `Session.open_template`"""
-        template = self._session.open_template(self.chat_template, self.template_variables)
-        return self._session.message_encoder(*template)
+        session = self.run.session
+        return session.message_encoder(*session.open_template(self.chat_template, self.template_variables))
 
     def request_of(self, task: Task, run_seed: int) -> lazy.request.Request:
         """What to generate for a task."""
@@ -71,8 +67,8 @@ class Lines:
         prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
         line = task.line
         seed, sample = (run_seed, line.number - 1) if line.seed is None else (line.seed, 0)
-        sampler = self._session.sampler(self._sampling(line.sampling).params, seed, prompt, self._flags(line))
-        request = self._session.request(
+        sampler = self.run.session.sampler(self._sampling(line.sampling).params, seed, prompt, self._flags(line))
+        request = self.run.session.request(
             prompt,
             sampler,
             samples=(sample,),
@@ -88,7 +84,7 @@ class Lines:
             prompt = self.encode_messages(self._with_system(line.messages))
         else:
             assert line.prompt is not None
-            prompt = self._session.encode_prompt(line.prompt)
+            prompt = self.run.session.encode_prompt(line.prompt)
         limit = self.run.limit_new_tokens(requested, prompt)
         packed = array("I", prompt.token_ids)
         grammar = self.grammar if line.constraint is None else self._grammar(line.constraint)
@@ -116,7 +112,7 @@ class Lines:
         flags = self.run.flags
         if not line.logit_bias:
             return flags
-        vocab_size = self._session.model.config.vocab_size
+        vocab_size = self.run.session.model.config.vocab_size
         if (largest := max(line.logit_bias)) >= vocab_size:
             raise UsageError(f"logit_bias names token {largest}, expected 0 to {vocab_size - 1}")
         return replace(flags, logit_bias={**flags.logit_bias, **line.logit_bias})
@@ -127,5 +123,5 @@ class Lines:
         key = tuple(sorted(own.items()))
         if key not in self._resolved:
             numbers = {**self.request.numbers, **own}
-            self._resolved[key] = self._session.resolve_sampling(numbers, self.request.preset, self.run.flags)
+            self._resolved[key] = self.run.session.resolve_sampling(numbers, self.request.preset, self.run.flags)
         return self._resolved[key]
