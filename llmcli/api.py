@@ -156,9 +156,8 @@ def load(
     with _quiet(quiet):
         request = check_run(options, {}, shared.SamplerOptions(preset=preset), None)
         run = open_run(request, options.model)
-        lines = Lines(
-            run=run, request=request, chat_template=chat_template, template_variables=template_variables or {}
-        )
+        variables = template_variables or {}
+        lines = Lines(run=run, request=request, chat_template=chat_template, template_variables=variables)
         return Model(lines, run.load(rows, host_rows=rows or 1))
 
 
@@ -240,7 +239,7 @@ class Model:
     def batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[GeneratedText]:
         """A text for each prompt, a text or messages, side by side; in their order.
 
-        The texts are those of `llmcli batch`: prompt k has sample index k - 1 of the seed.
+        The texts are those of `llmcli batch`: prompt k has sample index k - 1 of the seed. An error of one ends all.
         """
         seed, requests = _take_seed(options), []
         options.setdefault("logprobs", False)
@@ -325,14 +324,15 @@ class Model:
 
     def _step(self) -> None:
         """Run a step, and deal its events out. A Ctrl-C, or a device that fails, ends all texts under way."""
-        engine = self._engine()
-        if engine.is_idle:
+        if self._engine().is_idle:
             raise LLMCliError("the text is incomplete: a Ctrl-C in another call ended it")
         events: list[Event] = []
         try:
-            events = engine.step()
-        except BaseException:
-            events = engine.interrupt()
+            events = self._engine().step()
+        except BaseException as error:
+            events = self._engine().interrupt()
+            if isinstance(error, KeyboardInterrupt):  # notebooks keep its frames, and so a card's memory after `close`
+                error.__traceback__ = None
             raise
         finally:
             for event in events:

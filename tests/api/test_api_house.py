@@ -14,6 +14,7 @@ from guide.guide_pages import GUIDE, ROOT, fenced
 
 import llmcli
 from llmcli.batch.input import KEYS
+from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError, DeviceError, UsageError
 
 IMPORT = """
@@ -47,7 +48,6 @@ def test_the_names_are_few_typed_and_there() -> None:
 
 
 BAD_CALLS: list[tuple[Callable[[llmcli.Model], Any], str]] = [
-    (lambda model: model.generate("Once", temprature=0), "temprature"),
     (lambda model: model.generate("Once", seed=-1), "seed"),
     (lambda model: model.generate(5), "text is 5"),
     (lambda model: model.generate("Once", schema={}, regex="a"), "schema and regex"),
@@ -108,29 +108,29 @@ def test_closing_frees_the_card() -> None:
     assert free_bytes() >= before - 2**20
 
 
-def test_after_a_ctrl_c_the_model_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_ctrl_c_the_model_can_be_used_again_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = Scheduler.step, iter(range(4))
+
+    def interrupted(scheduler: Scheduler) -> Any:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return step(scheduler)
+
     with llmcli.load(device="cpu") as model:
         expected = model.generate("Once upon a time", seed=1, max_new_tokens=10)
+        runner = weakref.ref(model._engine().runner)
         stream, waiting = (model.stream("The little dog", seed=1) for _ in range(2))
         next(stream)
-        scheduler = model._engine()
-        step, calls = scheduler.step, iter(range(4))
-
-        def interrupted() -> Any:
-            if next(calls) == 3:
-                raise KeyboardInterrupt
-            return step()
-
-        monkeypatch.setattr(scheduler, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(Scheduler, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
             model.generate("Once upon a time", seed=1)
-        monkeypatch.setattr(scheduler, "step", step)
-        assert scheduler.is_idle
+        monkeypatch.setattr(Scheduler, "step", step)
+        assert model._engine().is_idle
         assert model.generate("Once upon a time", seed=1, max_new_tokens=10) == expected
         *_, last = stream
-        assert last.result is not None
-        assert last.result.finish_reason == "interrupted"
+        assert getattr(last.result, "finish_reason", None) == "interrupted"
         assert next(waiting).token_id is not None  # it begins only now
+    assert runner() is None, caught.traceback  # which a notebook keeps
 
 
 def test_nothing_is_printed_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
