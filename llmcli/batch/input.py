@@ -251,11 +251,13 @@ def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *
         raise UsageError(f'{shown(value)} is not an object, expected one such as {{"prompt": "Once upon a time"}}')
     if not value.keys().isdisjoint(OPENAI_KEYS):
         return parse_openai(value, number, model_names)
-    refuse_unknown(value, KEYS)
-    return _native({key: item for key, item in value.items() if item is not None}, number)
+    return line_of(value, number)
 
 
-def _native(values: dict[str, Any], number: int) -> Line:
+def line_of(keys: Mapping[str, Any], number: int) -> Line:
+    """A line from its keys in our own form. Raises: UsageError that names the key and what is expected."""
+    refuse_unknown(keys, KEYS)
+    values = {key: item for key, item in keys.items() if item is not None}
     if ("prompt" in values) == ("messages" in values):
         given = "prompt and messages are both given" if "prompt" in values else "prompt and messages are both missing"
         raise UsageError(f"{given}, expected one of them")

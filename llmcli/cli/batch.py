@@ -26,9 +26,10 @@ from llmcli.batch.output import InOrder, Journal, holds_something
 from llmcli.batch.run import BatchScheduler, BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
 from llmcli.batch.shards import find_shards, load_record, merge_shards, record_path, refuse_other_settings, save_record
 from llmcli.cli import lazy, shared
-from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, Task, locked, open_job, resolve_output
+from llmcli.cli.batch_job import MERGE, PIPE, BatchJob, BatchOptions, locked, open_job, resolve_output
 from llmcli.cli.command import given_options
 from llmcli.cli.constrained_texts import CompletenessNotice, SchemaOptions, Schemas
+from llmcli.cli.lines import Task
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress
 from llmcli.cli.run import NGRAM, OFF, check_run, loaded_objects_set_aside, open_run

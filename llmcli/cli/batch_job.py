@@ -1,42 +1,36 @@
 """A batch before its weights are read: its options, its checked input and its locked output.
 
-Lines become requests with the session's own functions, so a line gives the text of `generate`. Line k has the run's
-seed and sample index k - 1, as `generate --only k`. A line with a seed of its own has index 0, as `generate --seed`
-alone. Finds what the output already holds.
+Finds what the output already holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 import sys
-from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from llmcli import __version__
-from llmcli.batch.input import Line, LineId, LineReader, Problems, parse_line, read_input
+from llmcli.batch.input import LineId, LineReader, Problems, parse_line, read_input
 from llmcli.batch.output import DiskDict, Written, holds_something, read_output
 from llmcli.batch.shards import INPUT, Record, check_record_path, load_record, parse_shard, refuse_other_settings
 from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
-from llmcli.cli.constrained_texts import Schemas
+from llmcli.cli.lines import Lines, Task
 from llmcli.cli.progress import progress
-from llmcli.cli.prompt import SamplerFlags, parse_template_variables, refuse_undecoded
-from llmcli.cli.run import Run, RunRequest, open_run
-from llmcli.cli.session import EncodedPrompt, Session
+from llmcli.cli.prompt import parse_template_variables, refuse_undecoded
+from llmcli.cli.run import RunRequest, open_run
+from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.terminal import terminal
 from llmcli.destination_lock import DestinationLock
 from llmcli.errors import OutputError, TokenizerError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
-from llmcli.schema.constraint import Constraint
 
 PIPE = "-"
 MERGE = "merge"  # in place of IN
@@ -94,41 +88,11 @@ class BatchOptions:
         return shared.parse_rows(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A prompt that is checked and encoded. `line` has lost its text; `token_ids` take four bytes each."""
+@dataclass(frozen=True, kw_only=True)
+class Prompts(Lines):
+    """The prompts of a file."""
 
-    line: Line
-    token_ids: Sequence[int]
-    prompt: EncodedPrompt  # without text and ids
-    max_new_tokens: int | None
-    grammar: lazy.grammar.Grammar | None = None
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Turns lines into tasks, and tasks into requests."""
-
-    run: Run
-    request: RunRequest
     options: BatchOptions
-    max_new_tokens: int | None
-    grammar: lazy.grammar.Grammar | None = None
-    _resolved: dict[tuple[tuple[str, int | float], ...], lazy.params.ResolvedSampling] = field(default_factory=dict)
-    _grammars: dict[tuple[str, str], lazy.grammar.Grammar] = field(default_factory=dict)
-
-    @property
-    def _session(self) -> Session:
-        return self.run.session
-
-    @cached_property
-    def _schemas(self) -> Schemas:
-        return Schemas(self._session)
-
-    @cached_property
-    def _encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
-        variables = parse_template_variables(self.options.template_var)
-        return self._session.message_encoder(*self._session.open_template(self.options.chat_template, variables))
 
     def read(
         self,
@@ -151,14 +115,14 @@ class Prompts:
             on_read(reader.num_bytes)
             if line.messages is not None:
                 has_messages = True
-                _ = self._encode_messages  # a template that is missing is not this line's problem
+                _ = self.encode_messages  # a template that is missing is not this line's problem
             num_prompts += 1
             if shard is not None:
                 if not shard.has(num_prompts - 1):
                     continue
                 known[line.id] = line.number
             try:
-                yield self._task(line)
+                yield self.task(line)
             except (UsageError, TokenizerError) as error:
                 problems.add(reader.name, line.number, error)
         if not problems.count and not has_messages:
@@ -180,7 +144,7 @@ class Prompts:
         for number, content in reader:
             try:
                 line = parse_line(content, number, self._names, is_text=self.options.text)
-                task = None if line is None or line.id in done else self._task(line)
+                task = None if line is None or line.id in done else self.task(line)
             except (UsageError, TokenizerError) as error:
                 raise changed from error
             if task is not None:
@@ -190,75 +154,7 @@ class Prompts:
 
     @property
     def _names(self) -> tuple[str, str]:
-        return self.run.model, self._session.name
-
-    def request_of(self, task: Task, run_seed: int) -> lazy.request.Request:
-        """What to generate for a task."""
-        return self._schemas.hold(*self.asked_of(task, run_seed))
-
-    def asked_of(self, task: Task, run_seed: int) -> tuple[lazy.request.Request, lazy.grammar.Grammar | None]:
-        """What to generate for a task, and the grammar that its text is to be held to."""
-        prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
-        line = task.line
-        seed, sample = (run_seed, line.number - 1) if line.seed is None else (line.seed, 0)
-        sampler = self._session.sampler(self._sampling(line.sampling).params, seed, prompt, self._flags(line))
-        request = self._session.request(
-            prompt,
-            sampler,
-            samples=(sample,),
-            max_new_tokens=task.max_new_tokens,
-            stop_strings=line.stop or self.run.stop_strings,
-        )
-        return request, task.grammar
-
-    def _task(self, line: Line) -> Task:
-        requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
-        if line.messages is not None:
-            prompt = self._encode_messages(self._with_system(line.messages))
-        else:
-            assert line.prompt is not None
-            prompt = self._session.encode_prompt(line.prompt)
-        can_end = not self.request.flags.ignore_eos and self._session.can_end(prompt)
-        limit = self._session.limit_new_tokens(requested, len(prompt.token_ids), self.run.context, can_end=can_end)
-        packed = array("I", prompt.token_ids)
-        grammar = self.grammar if line.constraint is None else self._grammar(line.constraint)
-        line = replace(line, prompt=None, messages=None, constraint=None)
-        task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
-        if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
-            request = self.request_of(replace(task, grammar=None), 0)
-            self._schemas.prepare(grammar, request.sampler)
-        return task
-
-    def _grammar(self, constraint: Constraint) -> lazy.grammar.Grammar:
-        """A line's grammar; equal ones are read once. Raises: UsageError"""
-        key = constraint.kind, json.dumps(constraint.value)
-        if key not in self._grammars:
-            self._grammars[key] = lazy.grammar.grammar_of(constraint)
-        return self._grammars[key]
-
-    def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
-        """The messages after the run's system prompt, unless they have their own."""
-        if self.options.system is None or any(message["role"] == "system" for message in messages):
-            return messages
-        return [{"role": "system", "content": self.options.system}, *messages]
-
-    def _flags(self, line: Line) -> SamplerFlags:
-        flags = self.run.flags
-        if not line.logit_bias:
-            return flags
-        vocab_size = self._session.model.config.vocab_size
-        if (largest := max(line.logit_bias)) >= vocab_size:
-            raise UsageError(f"logit_bias names token {largest}, expected 0 to {vocab_size - 1}")
-        return replace(flags, logit_bias={**flags.logit_bias, **line.logit_bias})
-
-    def _sampling(self, own: Mapping[str, int | float]) -> lazy.params.ResolvedSampling:
-        if not own:
-            return self.run.sampling
-        key = tuple(sorted(own.items()))
-        if key not in self._resolved:
-            numbers = {**self.request.numbers, **own}
-            self._resolved[key] = self._session.resolve_sampling(numbers, self.request.preset, self.run.flags)
-        return self._resolved[key]
+        return self.run.model, self.run.session.name
 
 
 class TasksInFile:
@@ -324,7 +220,16 @@ def open_job(
         holds_something(output)
         check_record_path(output)
     with _open_input(options.source, output) as file, locked(None if options.check else output):
-        prompts = Prompts(open_run(request, name), request, options, max_new_tokens, grammar)
+        prompts = Prompts(
+            run=open_run(request, name),
+            request=request,
+            max_new_tokens=max_new_tokens,
+            grammar=grammar,
+            system=options.system,
+            chat_template=options.chat_template,
+            template_variables=parse_template_variables(options.template_var),
+            options=options,
+        )
         reader = LineReader(file, "standard input" if options.source == PIPE else options.source)
         if options.ray is not None and not file.seekable():
             raise UsageError(f"--ray reads the prompts twice, and {reader.name} is a pipe; give a file")
@@ -479,7 +384,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "stop": list(run.stop_strings),
         "system": options.system,
         "chat_template": template,
-        "template_var": parse_template_variables(options.template_var) or None,
+        "template_var": prompts.template_variables or None,
         **vars(run.sampling.params),
         "sampler_order": flags.order,
         "dry_breakers": flags.dry_breakers,

@@ -333,9 +333,7 @@ def generate(
     session = run.session
     with timeline.part("tokenizer"):
         encoded = prompt.encode(session, text)
-    can_end = not stopping.ignore_eos and session.can_end(encoded)
-    num_prompt_tokens = len(encoded.token_ids)
-    max_new_tokens = session.limit_new_tokens(stopping.max_new_tokens, num_prompt_tokens, run.context, can_end=can_end)
+    max_new_tokens = run.limit_new_tokens(stopping.max_new_tokens, encoded)
     chosen_sampler = run.sampler(encoded)
     schemas = Schemas(session)
     schemas.prepare(grammar, chosen_sampler)
@@ -349,7 +347,16 @@ def generate(
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
     cut_notice = base.CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
-    wanted = schemas.hold(_request(run, encoded, chosen_sampler, samples, output, max_new_tokens), grammar)
+    wanted = session.request(
+        encoded,
+        chosen_sampler,
+        samples=samples.indices,
+        max_new_tokens=max_new_tokens,
+        stop_strings=run.stop_strings,
+        num_alternatives=output.num_alternatives,
+        keeps_pages=bool(output.roads),
+    )
+    wanted = schemas.hold(wanted, grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness := CompletenessNotice()]
     if receipt is not None:
@@ -362,26 +369,7 @@ def generate(
     if texts.schema.require_complete:
         completeness.require_complete()
     if kernels:
-        show_change(run.devices, loaded.runner, num_prompt_tokens)
-
-
-def _request(
-    run: Run,
-    encoded: EncodedPrompt,
-    sampler: lazy.params.Sampler,
-    samples: SampleOptions,
-    output: OutputOptions,
-    max_new_tokens: int | None,
-) -> lazy.request.Request:
-    return run.session.request(
-        encoded,
-        sampler,
-        samples=samples.indices,
-        max_new_tokens=max_new_tokens,
-        stop_strings=run.stop_strings,
-        num_alternatives=output.num_alternatives,
-        keeps_pages=bool(output.roads),
-    )
+        show_change(run.devices, loaded.runner, len(encoded.token_ids))
 
 
 def _with_own_kernels(run: Run, kernels: Sequence[lazy.own_kernel.OwnKernel], num_rows: int, timeline: Timeline) -> Run:

@@ -173,6 +173,11 @@ class Run:
         """The sampler of an answer to `prompt`. Raises: as `Session.sampler`."""
         return self.session.sampler(self.sampling.params, self.seed, prompt, self.flags)
 
+    def limit_new_tokens(self, requested: int | None, prompt: EncodedPrompt) -> int | None:
+        """How many tokens to generate after `prompt`, as `Session.limit_new_tokens`."""
+        can_end = not self.flags.ignore_eos and self.session.can_end(prompt)
+        return self.session.limit_new_tokens(requested, len(prompt.token_ids), self.context, can_end=can_end)
+
     def load(self, num_rows: int | None = 1, timeline: Timeline | None = None, *, host_rows: int = 1) -> LoadedRunner:
         """Read the weights, and report the device; `num_rows` and `host_rows` as for `device_choice.load_runner`.
 

@@ -238,8 +238,7 @@ class SessionModel:
             raise Refusal(400, message, param=key if is_full else limit_key)
         if wanted is None and self.max_new_tokens is not None:
             wanted = min(self.max_new_tokens, room)
-        can_end = not flags.ignore_eos and self.run.session.can_end(prompt)
-        return self.run.session.limit_new_tokens(wanted, num_tokens, context, can_end=can_end)
+        return replace(self.run, flags=flags).limit_new_tokens(wanted, prompt)
 
     def _check_length(self, key: str, texts: Sequence[str]) -> None:
         """Refuse texts too long for the context before they are encoded, which takes a second per megabyte."""

@@ -19,6 +19,7 @@ MAX_LINES = 600
 ROOMS: dict[str, set[str]] = {
     "llmcli": set(),
     "llmcli.__main__": {"llmcli.cli"},
+    "llmcli.api": {"llmcli.cli", "llmcli.batch", "llmcli.engine", "llmcli.tokenizer"},
     "llmcli.errors": set(),
     "llmcli.reading": set(),
     "llmcli.writing": set(),

@@ -293,7 +293,7 @@ class HtmlOutput(Output):
             self._choices[event.sample].append(PageToken(event.token_id, event.inspection))
             self._shares[event.sample] += self._text_shares[event.sample].push(event)
         elif isinstance(event, Finished):
-            self._shares[event.sample] += self._text_shares[event.sample].finish(event)
+            self._shares[event.sample] += self._text_shares[event.sample].finish(event.tail)
 
     def finish(self, finished: list[Finished]) -> None:
         """Write the page, if anything was generated.

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
-from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
+from llmcli.cli.output.tokens import LEVEL_LIMITS, likelihood_level, percent, shares_of, show_piece
 from llmcli.cli.units import counted, divergence
-from llmcli.engine.request import Finished, Timings, Token
-from llmcli.tokenizer.base import StreamDecoder, decode
+from llmcli.tokenizer.base import decode
 
 if TYPE_CHECKING:
     from llmcli.measure.evaluate import DiffToken, Verdict
@@ -40,11 +39,12 @@ def render_diff_page(facts: DiffFacts, tokens: Sequence[DiffToken], numbers: Ver
     is_continued = decode(facts.tokenizer, facts.prompt_token_ids, at_start=True) == facts.prompt
     prompt = f'<span class="prompt">{html_text(facts.prompt)}</span>'
     apart = "" if is_continued else f'<section class="message"><h2>Prompt</h2>{story(prompt)}</section>'
+    token_ids = [token.token_id for token in tokens]
     text = "".join(
         token_spans(
             facts.tokenizer,
-            [token.token_id for token in tokens],
-            _shares(facts.tokenizer, tokens),
+            token_ids,
+            shares_of(facts.tokenizer, token_ids, decode(facts.tokenizer, token_ids, at_start=False)),
             "token",
             lambda numbers: _look(facts.tokenizer, [tokens[number] for number in numbers]),
         )
@@ -138,10 +138,3 @@ def _look(tokenizer: Tokenizer, parts: Sequence[DiffToken]) -> tuple[str, str]:
         return "", title
     level = likelihood_level(min(part.second_probability for part in apart))
     return f"differs l{level}", f"{title}; B would choose {show_piece(tokenizer, apart[0].second_choice)}"
-
-
-def _shares(tokenizer: Tokenizer, tokens: Sequence[DiffToken]) -> list[Share]:
-    decoder, shares = StreamDecoder(tokenizer, at_start=False), TextShares(tokenizer)
-    dealt = [share for token in tokens for share in shares.push(Token(0, token.token_id, decoder.push(token.token_id)))]
-    end = Finished(0, decoder.flush(), "", (), "length", Timings(0, 0.0, 0.0, 0, 0.0))
-    return [*dealt, *shares.finish(end)]

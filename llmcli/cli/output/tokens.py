@@ -85,10 +85,10 @@ class TextShares:
         self._num_tokens += 1
         return self._deal_out(token.text)
 
-    def finish(self, finished: Finished) -> list[Share]:
-        """Take the end; return which tokens wrote the text held back until now."""
+    def finish(self, tail: str) -> list[Share]:
+        """Take the text held back until the end; return which tokens wrote it."""
         self._wait(self._decoder.flush())
-        return self._deal_out(finished.tail)
+        return self._deal_out(tail)
 
     def _wait(self, text: str) -> None:
         if text:
@@ -114,6 +114,14 @@ class TextShares:
             numbers, first = self._waiting.popleft()
             if rest := first.removeprefix(" "):
                 self._waiting.appendleft(Share(numbers, rest))
+
+
+def shares_of(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[Share]:
+    """Which tokens wrote which part of a whole text."""
+    shares = TextShares(tokenizer)
+    for token_id in token_ids:
+        shares.push(Token(0, token_id, ""))
+    return shares.finish(text)
 
 
 def show_piece(tokenizer: Tokenizer, token_id: int) -> str:
@@ -209,7 +217,7 @@ class ColorOutput(TextOutput):
     def show(self, event: Event) -> None:
         """Write what the event adds, tinted."""
         if isinstance(event, Finished):
-            tail = self._tint(event.sample, self._shares[event.sample].finish(event))
+            tail = self._tint(event.sample, self._shares[event.sample].finish(event.tail))
             event = replace(event, tail=tail)
         super().show(event)
 

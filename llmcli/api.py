@@ -1,0 +1,350 @@
+"""`llmcli.load`: a model for notebooks and programs, with the engine, the options and the defaults of the commands.
+
+What a call asks for is a line of a batch, and becomes a request as one does: the same seed gives the text of
+`llmcli generate` and `llmcli batch`. Messages of errors name the options of the commands.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import secrets
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict, Unpack, overload
+
+from llmcli.batch.input import integer_of, line_of, seed_of
+from llmcli.cli import lazy, shared
+from llmcli.cli.lines import Lines
+from llmcli.cli.output.notebook import text_html
+from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
+from llmcli.cli.terminal import terminal
+from llmcli.engine.request import Event, Failed, Finished, FinishReason, PromptScored, Request, Timings, Token
+from llmcli.errors import LLMCliError, TokenizerError, UsageError
+from llmcli.openai_body import text_of
+from llmcli.tokenizer.base import Tokenizer, decode
+
+Prompt = str | list[dict[str, str]]  # a text, or messages with `role` and `content` in each
+
+
+class Options(TypedDict, total=False):
+    """What a call may ask, as a line of a batch; None or nothing is the default of `llmcli generate`.
+
+    `schema` is a JSON Schema, `grammar` one in Lark or GBNF. Without a `seed` each call draws one. `logprobs` is true,
+    for a batch false; without log-probabilities texts come faster.
+    """
+
+    logprobs: bool
+    seed: int | None
+    max_new_tokens: int | None
+    stop: str | list[str] | None
+    schema: dict[str, Any] | bool | None
+    json_output: bool | None
+    regex: str | None
+    choice: list[str] | None
+    grammar: str | None
+    temperature: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    top_n_sigma: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    encoder_repetition_penalty: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_window: int | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_window: int | None
+    min_new_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in the model's eyes; `str` gives the text alone, and a notebook shows each token in its tint.
+
+    `logprobs` has the model's own log-probability of each token in `token_ids`, before any sampling step; () if none
+    were asked for. `prompt_token_ids` are what the tokens followed.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    prompt_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return text_html(self.tokenizer, self.text, self.token_ids, self.logprobs)
+
+
+@dataclass(frozen=True)
+class GeneratedText(Text):
+    """A text that was generated.
+
+    `token_ids` end with the end-of-text token or those of a stop string, which `text` leaves out. `sample` is its
+    index among the samples of `seed`. With a schema `is_complete` says whether it allows the text to end here; else it
+    is None. Units: `timings` seconds
+    """
+
+    seed: int
+    sample: int
+    finish_reason: FinishReason
+    is_complete: bool | None
+    timings: Timings = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of a stream, and the text that became certain with it, perhaps none; `str` gives the text alone.
+
+    The last piece has no token: it has the text that was held back until the end, and the whole `result`.
+    """
+
+    text: str
+    token_id: int | None = None
+    logprob: float | None = None
+    result: GeneratedText | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def load(
+    name: str | os.PathLike[str] | None = None,
+    *,
+    device: str = shared.AUTO,
+    dtype: str = shared.AUTO,
+    kv_cache: str = shared.AUTO,
+    threads: int | None = None,
+    drafts: str = shared.AUTO,
+    adapters: Sequence[str] = (),
+    context: int | None = None,
+    rows: int | None = None,
+    preset: str | None = None,
+    chat_template: str | None = None,
+    template_variables: Mapping[str, Any] | None = None,
+    quiet: bool = True,
+) -> Model:
+    """Load a model, a folder or a hub id; without a name the built-in storyteller.
+
+    The options are those of the commands: `drafts` is --draft. `rows` texts run side by side; by default as many as
+    fit, which takes a card's free memory. Unless `quiet`, stderr gets the lines of the commands; warnings come anyway.
+    Raises: LLMCliError and its subclasses in `llmcli.errors`
+    """
+    options = shared.RunOptions(
+        model=None if name is None else os.fspath(name),
+        adapter=list(adapters),
+        context=None if context is None else integer_of("context", context, 1),
+        draft=drafts,
+        devices=shared.DeviceOptions(device, dtype, kv_cache, threads),
+    )
+    rows = None if rows is None else integer_of("rows", rows, 1, lazy.runners.MAX_ROWS)
+    with _quiet(quiet):
+        request = check_run(options, {}, shared.SamplerOptions(preset=preset), None)
+        run = open_run(request, options.model)
+        variables = template_variables or {}
+        lines = Lines(run=run, request=request, chat_template=chat_template, template_variables=variables)
+        return Model(lines, run.load(rows, host_rows=rows or 1))
+
+
+@contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    before, terminal.is_quiet = terminal.is_quiet, terminal.is_quiet or quiet
+    try:
+        yield
+    finally:
+        terminal.is_quiet = before
+
+
+class Model:
+    """A loaded model, from `load`. For one thread; streams may be read in turn.
+
+    `close`, or the end of a `with`, frees the memory of the card. Tool calls do not exist yet, so `chat` has no
+    `tools`. Every method raises UsageError for what cannot be, and other subclasses of LLMCliError.
+
+    Attributes: name; tokenizer; context: the most tokens of prompt and new text together; description: device and
+    precision
+    """
+
+    def __init__(self, lines: Lines, loaded: LoadedRunner):
+        session = lines.run.session
+        self.name = session.name
+        self.tokenizer: Tokenizer = session.tokenizer
+        self.context = lines.run.context
+        self.description = loaded.runner.description
+        self._lines = lines
+        # As in a batch: nobody needs the next token at once, so a new prompt never waits.
+        self._scheduler: lazy.scheduler.Scheduler | None = lazy.scheduler.Scheduler(
+            loaded.runner, session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting
+        )
+        self._inboxes: dict[int, deque[Event]] = {}  # by the number of the request
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<llmcli.Model {self.name}: {'closed' if self._scheduler is None else self.description}>"
+
+    def close(self) -> None:
+        """Free the memory of the model. Streams under way raise UsageError; a second call does nothing."""
+        if self._scheduler is not None:
+            self._scheduler.interrupt()
+            self._scheduler = None
+            gc.collect()  # arrays in cycles
+
+    @overload
+    def generate(self, text: str, *, n: None = None, **options: Unpack[Options]) -> GeneratedText: ...
+    @overload
+    def generate(self, text: str, *, n: int, **options: Unpack[Options]) -> list[GeneratedText]: ...
+    def generate(
+        self, text: str, *, n: int | None = None, **options: Unpack[Options]
+    ) -> GeneratedText | list[GeneratedText]:
+        """Continue a text, as `llmcli generate`; with `n`, a list of that many samples."""
+        return self._samples(text_of("text", text), n, options)
+
+    @overload
+    def chat(self, messages: Prompt, *, n: None = None, **options: Unpack[Options]) -> GeneratedText: ...
+    @overload
+    def chat(self, messages: Prompt, *, n: int, **options: Unpack[Options]) -> list[GeneratedText]: ...
+    def chat(
+        self, messages: Prompt, *, n: int | None = None, **options: Unpack[Options]
+    ) -> GeneratedText | list[GeneratedText]:
+        """Answer messages, or one of the user as a text, in the model's chat template. Otherwise as `generate`."""
+        return self._samples(
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else messages, n, options
+        )
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
+        """The text of `generate`, or for messages that of `chat`, in pieces as it comes; leave the loop to stop."""
+        request = self._request(prompt, 1, _take_seed(options), options)
+        return (piece for _, piece in self._pieces([request]))
+
+    def batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[GeneratedText]:
+        """A text for each prompt, a text or messages, side by side; in their order.
+
+        The texts are those of `llmcli batch`: prompt k has sample index k - 1 of the seed. An error of one ends all.
+        """
+        seed, requests = _take_seed(options), []
+        options.setdefault("logprobs", False)
+        for number, prompt in enumerate(prompts, start=1):
+            try:
+                requests.append(self._request(prompt, number, seed, options))
+            except (UsageError, TokenizerError) as error:
+                raise UsageError(f"prompt {number}: {error}") from error
+        with loaded_objects_set_aside():
+            return self._texts(requests)
+
+    def logprobs(self, text: str) -> Text:
+        """The model's log-probability of each token of a text that is given, after its first, such as BOS."""
+        request = self._request(text_of("text", text), 1, 0, {})
+        token_ids = request.prompt_token_ids
+        if len(token_ids) < 2:
+            raise UsageError("the text has a single token, expected 2 or more: the first has no probability")
+        scores: dict[int, float] = {}
+        for _, event in self._events([replace(request, max_new_tokens=0, scores_prompt=True)]):
+            if isinstance(event, PromptScored):
+                scores.update(enumerate((view.chosen.logprob for view in event.views), start=event.first))
+        logprobs = tuple(scores[place] for place in range(1, len(token_ids)))
+        is_whole = token_ids[0] in self.tokenizer.special_token_ids
+        scored = decode(self.tokenizer, token_ids[1:], at_start=is_whole)
+        return Text(scored, token_ids[1:], logprobs, token_ids[:1], self.tokenizer)
+
+    def _samples(self, prompt: Prompt, n: int | None, options: Options) -> GeneratedText | list[GeneratedText]:
+        request = self._request(prompt, 1, _take_seed(options), options)
+        if n is None:
+            return self._texts([request])[0]
+        return self._texts([replace(request, samples=tuple(range(integer_of("n", n, 1, 10_000))))])
+
+    def _request(self, prompt: Prompt, number: int, seed: int, options: Options) -> Request:
+        keys = {key: value for key, value in options.items() if key != "logprobs"}
+        line = line_of({**keys, "prompt" if isinstance(prompt, str) else "messages": prompt}, number)
+        request = self._lines.request_of(self._lines.task(line), seed)
+        return replace(request, num_alternatives=0 if options.get("logprobs", True) else None)
+
+    def _texts(self, requests: Sequence[Request]) -> list[GeneratedText]:
+        """The texts of each request's samples, in order."""
+        ended = [(index, piece.result) for index, piece in self._pieces(requests) if piece.result]
+        return [result for _, result in sorted(ended, key=lambda one: (one[0], one[1].sample))]
+
+    def _pieces(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
+        """Each piece with the index of its request."""
+        logprobs: defaultdict[tuple[int, int], list[float | None]] = defaultdict(list)
+        for index, event in self._events(requests):
+            if isinstance(event, Token):
+                logprob = None if event.inspection is None else event.inspection.chosen.logprob
+                logprobs[index, event.sample].append(logprob)
+                yield index, Piece(event.text, event.token_id, logprob)
+            elif isinstance(event, Finished):
+                request = requests[index]
+                told = tuple(logprob for logprob in logprobs[index, event.sample] if logprob is not None)
+                end = (request.sampler.seed, event.sample, event.finish_reason, event.is_complete, event.timings)
+                start = (event.text, event.token_ids, told, request.prompt_token_ids, self.tokenizer)
+                result = GeneratedText(*start, *end)
+                yield index, Piece(event.tail, result=result)
+
+    def _events(self, requests: Sequence[Request]) -> Iterator[tuple[int, Event]]:
+        """Each event with the index of its request, to the end of all. Leaving early cancels what is left."""
+        inbox: deque[Event] = deque()
+        numbers: dict[int, int] = {}
+        num_open = sum(len(request.samples) for request in requests)
+        try:
+            for index, request in enumerate(requests):
+                number = self._engine().submit(request)
+                numbers[number], self._inboxes[number] = index, inbox
+            while num_open:
+                while not inbox:
+                    self._step()
+                event = inbox.popleft()
+                if isinstance(event, Failed):
+                    raise event.error
+                num_open -= isinstance(event, Finished)
+                yield numbers[event.request], event
+        finally:
+            for number in numbers:
+                del self._inboxes[number]
+                if self._scheduler is not None:
+                    self._scheduler.cancel(number)
+
+    def _step(self) -> None:
+        """Run a step, and deal its events out. A Ctrl-C, or a device that fails, ends all texts under way."""
+        if self._engine().is_idle:
+            raise LLMCliError("the text is incomplete: a Ctrl-C in another call ended it")
+        events: list[Event] = []
+        try:
+            events = self._engine().step()
+        except BaseException as error:
+            events = self._engine().interrupt()
+            if isinstance(error, KeyboardInterrupt):  # notebooks keep its frames, and so a card's memory after `close`
+                error.__traceback__ = None
+            raise
+        finally:
+            for event in events:
+                if event.request in self._inboxes:
+                    self._inboxes[event.request].append(event)
+
+    def _engine(self) -> lazy.scheduler.Scheduler:
+        if self._scheduler is None:
+            raise UsageError(f"{self.name} is closed; load it again")
+        return self._scheduler
+
+
+def _take_seed(options: Options) -> int:
+    seed = options.pop("seed", None)
+    return secrets.randbits(32) if seed is None else seed_of("seed", seed)
