@@ -283,7 +283,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two models in the cache, a model folder, another folder, and a preset."""
+    """Two models in the cache, a model folder, another folder, a preset, and three chats."""
     for name in ("models--org--tiny", "models--org--big--one", "datasets--org--text"):
         (tmp_path / "hf" / "hub" / name).mkdir(parents=True)
     (tmp_path / "mine").mkdir()
@@ -291,6 +291,11 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "other").mkdir()
     (tmp_path / "home" / "presets").mkdir(parents=True)
     (tmp_path / "home" / "presets" / "strange.toml").write_text("[sampling]\n")
+    (tmp_path / "home" / "chat").mkdir()
+    for age, name in enumerate(("fox", "my trip", "2026-01-02-über-uns")):
+        path = tmp_path / "home" / "chat" / f"{name}.json"
+        path.touch()
+        os.utime(path, (10**9 - age,) * 2)
     return tmp_path
 
 
@@ -315,6 +320,8 @@ def folder(tmp_path: Path) -> Path:
         ("llmcli generate -m ", ["mine", "org/big--one", "org/tiny", "storyteller", "storyteller-bf16"]),
         ("llmcli chat org/t", ["org/tiny"]),
         ("llmcli chat --thinking ", ["show", "fold", "hide"]),
+        ("llmcli chat --resume ", ["fox", "2026-01-02-über-uns"]),
+        ("llmcli chat --resume f", ["fox"]),
         ("llmcli chat --overflow ", ["drop-oldest", "stop"]),
         ("llmcli eval --against m", ["mine"]),
         ("llmcli plan Qwen", ["Qwen2.5-0.5B", "Qwen3-4B"]),
