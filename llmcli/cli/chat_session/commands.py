@@ -26,7 +26,7 @@ from llmcli.cli.chat_session.state import (
     Outcome,
     Talk,
 )
-from llmcli.cli.command import near_names
+from llmcli.cli.command import ALIASES, near_names
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
     likelihood_level,
@@ -348,7 +348,7 @@ def set_value(state: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     name, value = name.replace("-", "_").lower(), value.strip()
     if name not in SETTINGS:
-        raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(SETTINGS)}, and a value")
+        raise UsageError(f"/set {name or 'NAME VALUE'}: {_meant_setting(name)}")
     if name in SPECS:
         state.change(name, check_param(name, _number(name, value)))
     elif name == "seed":
@@ -367,6 +367,15 @@ def set_value(state: Talk, argument: str) -> None:
             raise UsageError(f"markdown is {value!r}, expected on or off")
         state.is_markdown = value == "on"
     terminal.info(f"{name} is {value}")
+
+
+def _meant_setting(name: str) -> str:
+    """The setting that was meant, by the spelling or by another program's name for it; else all of them."""
+    option, known = f"--{name.replace('_', '-')}", {f"--{one.replace('_', '-')}": one for one in SETTINGS}
+    for meant in (*ALIASES.get(option, ()), *near_names(option, known)):
+        if meant in known:
+            return f"did you mean {known[meant]}?"
+    return f"expected one of {', '.join(SETTINGS)}, and a value"
 
 
 def _number(name: str, text: str) -> int | float:
