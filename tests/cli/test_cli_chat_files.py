@@ -246,8 +246,9 @@ class Walk:
         if chat.seen:
             self._save_to(chat, "", force="")
         else:
-            with refused(True):
+            with refused(not chat.said.turns):
                 chat.command("save")
+            self._hold(chat)
 
     def _save_to(self, chat: Chat, path: str, force: str) -> None:
         target = path or list(chat.seen)[-1]

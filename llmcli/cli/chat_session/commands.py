@@ -147,20 +147,13 @@ def continue_answer(state: ChatSession, argument: str) -> Outcome:
 
 
 def save(state: Talk, argument: str) -> None:
-    """Keep the conversation under a name, or save it to a file, or to the one it came from.
+    """Keep the conversation under a name, or save it to a file; without either, where it was saved last.
 
     `--force` replaces another conversation in a file.
     """
     name, is_forced = _without_force(argument)
-    if not (name or state.files):
-        raise UsageError("/save needs a name or a file, such as /save talk.json")
-    if name and not names_file(name):
-        if not state.chat.conversation.turns:
-            raise UsageError("there is nothing to keep yet; write a message first")
-        if state.keeper is None:
-            raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
-        state.keeper.keep_as(name, state.saved())
-        terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
+    if not (name and names_file(name)) and not (state.files and not name):
+        _keep(state, name)
         return
     path = _path(name) if name else list(state.files)[-1]
     _refuse_kept(path)
@@ -173,6 +166,21 @@ def save(state: Talk, argument: str) -> None:
     state.files.pop(path, None)
     state.files[path] = load_conversation(path)
     terminal.info(f"Saved to {path}")
+
+
+def _keep(state: Talk, name: str) -> None:
+    """Keep the conversation under a name, or under the one it has. Raises: UsageError if it is not kept"""
+    if not state.chat.conversation.turns:
+        raise UsageError("there is nothing to keep yet; write a message first")
+    if state.keeper is None:
+        raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
+    if name:
+        state.keeper.keep_as(name, state.saved())
+    else:
+        state.keeper.save(state.saved())
+        assert state.keeper.path is not None
+        name = state.keeper.path.stem
+    terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
 
 
 def load(state: Talk, argument: str) -> None:
@@ -415,7 +423,7 @@ COMMANDS = (
     ChatCommand("edit", "[TEXT]", "Edit the last message and answer it again.", edit),
     ChatCommand("edit-answer", "[TEXT]", "Edit the last answer.", edit_answer, needs_model=True),
     ChatCommand("continue", "", "Continue an answer that was stopped.", continue_answer, needs_model=True),
-    ChatCommand("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", save),
+    ChatCommand("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file; alone, save it again.", save),
     ChatCommand("load", "NAME|FILE", "Load a copy of a saved conversation.", load),
     ChatCommand("history", "", "Show the conversation.", history),
     ChatCommand("params", "", "Show the settings.", params),
