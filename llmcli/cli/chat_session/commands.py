@@ -39,12 +39,13 @@ from llmcli.cli.output.tokens import (
 from llmcli.cli.prompt import chosen_word
 from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
 from llmcli.cli.units import counted
-from llmcli.engine.conversation import Conversation, load_conversation, save_conversation
+from llmcli.engine.conversation import Conversation, load_conversation, save_conversation, save_markdown
 from llmcli.errors import UsageError
 from llmcli.resources import chat_folder
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.tokenizer.base import StreamDecoder
 
+MARKDOWN_SUFFIX = ".md"
 MOST_ANSWERS = 16  # of /n: more than anyone reads
 
 CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
@@ -149,9 +150,15 @@ def continue_answer(state: ChatSession, argument: str) -> Outcome:
 def save(state: Talk, argument: str) -> None:
     """Keep the conversation under a name, or save it to a file; without either, where it was saved last.
 
+    A file that ends in `.md` is Markdown to read, which cannot be loaded.
+
     `--force` replaces another conversation in a file.
     """
     name, is_forced = _without_force(argument)
+    if name.endswith(MARKDOWN_SUFFIX):
+        save_markdown(_path(name), state.saved(), replace=is_forced)
+        terminal.info(f"Saved to {_path(name)} as Markdown")
+        return
     if not (name and names_file(name)) and not (state.files and not name):
         _keep(state, name)
         return
@@ -423,7 +430,12 @@ COMMANDS = (
     ChatCommand("edit", "[TEXT]", "Edit the last message and answer it again.", edit),
     ChatCommand("edit-answer", "[TEXT]", "Edit the last answer.", edit_answer, needs_model=True),
     ChatCommand("continue", "", "Continue an answer that was stopped.", continue_answer, needs_model=True),
-    ChatCommand("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file; alone, save it again.", save),
+    ChatCommand(
+        "save",
+        "[--force] [NAME|FILE]",
+        "Save the chat: under a name, to a file (.md: Markdown), or again.",
+        save,
+    ),
     ChatCommand("load", "NAME|FILE", "Load a copy of a saved conversation.", load),
     ChatCommand("history", "", "Show the conversation.", history),
     ChatCommand("params", "", "Show the settings.", params),
