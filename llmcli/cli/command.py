@@ -429,6 +429,9 @@ def usage_message(error: typer.TyperException) -> str:
     for theirs, ours in _SENTENCES:
         if match := re.fullmatch(theirs, message):
             message = match.expand(ours).replace("'", "")
+    least, most = (getattr(getattr(error, "param", None), name, None) for name in ("min", "max"))
+    if message.endswith(("an integer", "a number")) and None not in (least, most):
+        message += f" from {least} to {most}"
     context = getattr(error, "ctx", None)
     return f"{message} (see {context.command_path if context else 'llmcli'} --help)"
 

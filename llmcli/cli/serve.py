@@ -57,7 +57,9 @@ class ServeOptions:
     )
     api_key_file: Path | None = server_option(None, "Read the key from a file.")
     max_queue: int = server_option(512, "Texts that may wait for a row.", min=0)
-    max_body: int = server_option(8, "Longest request, in MiB.", min=1, max=1024, metavar="MIB", hidden=True)
+    max_body: int = server_option(
+        8, "Longest request, in MiB, up to 1024.", min=1, max=1024, metavar="MIB", hidden=True
+    )
     timeout: float | None = server_option(
         None, "Longest time for an answer, waiting included.", min=0.1, metavar="SECONDS", show_default="no limit"
     )

@@ -54,7 +54,7 @@ def test_help_is_plain_and_fits(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch,
         result = llmcli(*call, flag)
         assert result.exit_code == 0
         assert max(map(len, result.stdout.splitlines())) <= width
-        assert not re.search(r"<\w+>|<=|\x1b|2\^|\[/?bold", result.stdout)
+        assert not re.search(r"<\w+>|<=|\x1b|2\^|\[/?bold|\\", result.stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,6 +82,7 @@ def test_arguments_and_defaults(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch)
     assert "  --temperature X         Randomness: " in text
     assert "[default: the model's, or 0.8]" in " ".join(text.split())
     assert "  -q, --quiet  " in text
+    assert "Longest request, in MiB, up to 1024. [default: 8]" in llmcli("serve", "--help-all").stdout
     assert llmcli("generate", "--help").stdout.startswith("Usage: llmcli generate [OPTIONS] [PROMPT]\n")
 
 
@@ -196,7 +197,9 @@ def test_options_before_the_command(llmcli: Llmcli) -> None:
         ("models lst", "no such command: llmcli models lst; did you mean list? (see llmcli models --help)"),
         ("frob", "no such command: llmcli frob (see llmcli --help)"),
         ("models", "no command given (see llmcli models --help)"),
-        ("generate --seed x", "--seed: expected an integer (see llmcli generate --help)"),
+        ("generate --seed x", "--seed: expected an integer from 0 to 18446744073709551615 (see llmcli "),
+        ("serve --max-body 1G", "--max-body: expected an integer from 1 to 1024 (see llmcli serve --help)"),
+        ("serve --max-body 1025", "--max-body: expected at most 1024 (see llmcli serve --help)"),
         ("generate --seed 18446744073709551616", "--seed: expected at most 18446744073709551615"),
         ("generate --temperature x", "--temperature: expected a number (see llmcli generate --help)"),
         ("generate --seed", "--seed needs a value (see llmcli generate --help)"),
