@@ -204,12 +204,26 @@ def test_options_before_the_command(llmcli: Llmcli) -> None:
         ("generate --temperature x", "--temperature: expected a number (see llmcli generate --help)"),
         ("generate --seed", "--seed needs a value (see llmcli generate --help)"),
         ("generate --chat=3", "--chat takes no value (see llmcli generate --help)"),
-        ("generate a b", "unexpected argument: b (see llmcli generate --help)"),
+        ("generate a b", "unexpected argument: b; did you mean llmcli generate 'a b'? (see llmcli generate --help)"),
+        (
+            "generate Once upon a",
+            "unexpected argument: upon a; did you mean llmcli generate 'Once upon a'? (see llmcli ",
+        ),
+        ("diff x y a b\$", "did you mean llmcli diff x y 'a b$'? (see llmcli diff --help)"),
+        ("pull org/a org/b", "unexpected argument: org/b (see llmcli pull --help)"),
         ("diff a", "missing argument: B (see llmcli diff --help)"),
     ],
 )
 def test_usage_errors_in_plain_words(llmcli: Llmcli, call: str, message: str) -> None:
     llmcli(*call.split()).expect_error(2, f"error: {message}")
+
+
+def test_a_prompt_without_a_command(llmcli: Llmcli) -> None:
+    told = (
+        "no such command: llmcli Once upon a time; did you mean llmcli generate 'Once upon a time'? (see llmcli --help)"
+    )
+    llmcli("Once upon a time").expect_error(2, told)
+    llmcli("models", "Once upon").expect_error(2, "no such command: llmcli models Once upon (see llmcli models --help)")
 
 
 def test_aliases_lead_to_options_that_exist() -> None:
