@@ -9,10 +9,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from rich.filesize import decimal
+
 from llmcli.checkpoint.hub import hub_cache_folder
 from llmcli.kernels import environment
 from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
 from llmcli.resources import folder_problem, kernel_cache_folder, token_cache_folder
+
+_ROOMY_BYTES = 20 * 10**9  # for a model of 8 billion parameters in 16 bits, and some more
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, but nothing is broken by that
 
@@ -44,6 +48,7 @@ def examine() -> list[Check]:
     ):
         checks.append(_private(folder, name, consequence) or _writable(name, folder, consequence, "LLMCLI_HOME"))
     checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
+    checks.append(_disk(hub_cache_folder()))
     return checks
 
 
@@ -136,10 +141,22 @@ def _private(folder: Path, name: str, consequence: str) -> Check | None:
     return Check(name, "problem", f"{reason}: {consequence}", fix or "set LLMCLI_HOME to another folder")
 
 
+def _disk(folder: Path) -> Check:
+    """The free room where models are kept; too little is not broken, as many models are small."""
+    free = shutil.disk_usage(_existing(folder)).free
+    detail = f"{decimal(free)} free where models are kept"
+    if free < _ROOMY_BYTES:
+        detail += "; an 8B model takes 16 GB in 16 bits: `llmcli models list` shows what could be removed"
+    return Check("disk", "ok" if free >= _ROOMY_BYTES else "absent", detail)
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
 def _writable(name: str, folder: Path, consequence: str, variable: str) -> Check:
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing):
+        with tempfile.TemporaryFile(dir=_existing(folder)):
             return Check(name, "ok", str(folder))
     except OSError as error:
         detail = f"{folder} cannot be written ({error.strerror}): {consequence}"

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,6 +160,21 @@ def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Llmcli, monkeypatch: pyt
     if shutil.which("c++"):
         monkeypatch.delenv("CXX")
         assert f"ok  C++ compiler   {shutil.which('c++')}" in llmcli("doctor").stdout
+
+
+def test_doctor_says_how_much_room_the_disk_has(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of the models, which may be another than that of the home; exit code 0 in any case."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "models"))
+    free = {tmp_path: 123_400_000_000}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    result = llmcli("doctor")
+    assert (result.exit_code, "ok  disk           123.4 GB free where models are kept\n" in result.stdout) == (0, True)
+    free[tmp_path] = 3_000_000_000
+    result = llmcli("doctor")
+    assert "--  disk           3.0 GB free where models are kept; an 8B model takes 16 GB" in result.stdout
+    assert result.exit_code == 0
 
 
 def test_doctor_sees_a_cache_that_cannot_be_written(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
