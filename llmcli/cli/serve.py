@@ -31,6 +31,7 @@ from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.cli.units import counted, size
 from llmcli.errors import EXIT_INTERRUPTED, TokenizerError, UsageError
 from llmcli.reading import API_KEY
+from llmcli.resources import install_command
 from llmcli.sampling.params import SamplingParams
 from llmcli.serve.refusal import Refusal
 
@@ -293,7 +294,7 @@ def serve(
     try:
         _ = lazy.server.Server
     except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
+        raise UsageError(f"serve needs the package {error.name}: run `{install_command('llmcli[serve]')}`") from error
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     key = server.read_key()
     listener, is_local = server.listen(has_key=key is not None)

@@ -121,6 +121,15 @@ def cupy_cuda_major() -> int:
     return 12 if "cupy-cuda12x" in cupy_distributions() else 13
 
 
+def toolkit_extra() -> str:
+    """The extra that brings compiler and headers, for the CuPy that is installed, else for the driver, if any."""
+    found, driver = cupy_distributions(), find_driver()
+    if driver is None and not found:
+        return "compile"
+    is_newer = driver is not None and driver.cuda_version >= (13, 0)
+    return "cuda13" if "cupy-cuda13x" in found or (is_newer and not found) else "cuda12"
+
+
 @functools.cache
 def prepare_cupy(*, keeps_kernels: bool = True) -> None:
     """Do what CuPy needs before it is imported.

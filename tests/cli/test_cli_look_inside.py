@@ -107,8 +107,8 @@ CARD = environment.Card(0, "NVIDIA Test", (8, 9), 24 * 2**30)
         (None, {}, None, None),
         (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14.2.0"}, (13, 0), None),
         (environment.Driver((12, 4), (CARD,)), {"cupy-cuda12x": "14.2.0"}, (12, 4), None),
-        (environment.Driver((13, 0), (CARD,)), {}, None, 'fix: pip install "llmcli[cuda13]"'),
-        (environment.Driver((12, 4), (CARD,)), {}, None, 'fix: pip install "llmcli[cuda12]"'),
+        (environment.Driver((13, 0), (CARD,)), {}, None, '[cuda13]"\n'),
+        (environment.Driver((12, 4), (CARD,)), {}, None, '[cuda12]"\n'),
         (environment.Driver((12, 4), (CARD,)), {"cupy-cuda13x": "14"}, (13, 0), "the driver is for CUDA 12"),
         (
             environment.Driver((13, 0), (CARD,)),
@@ -125,8 +125,8 @@ CARD = environment.Card(0, "NVIDIA Test", (8, 9), 24 * 2**30)
             (13, 0),
             "needs compute capability 8.0",
         ),
-        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14"}, "no NVRTC", 'fix: pip install "llmcli[cuda13]"'),
-        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda12x": "14"}, "no NVRTC", 'fix: pip install "llmcli[cuda12]"'),
+        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14"}, "no NVRTC", '[cuda13]"\n'),
+        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda12x": "14"}, "no NVRTC", '[cuda12]"\n'),
     ],
 )
 def test_doctor(
