@@ -209,7 +209,7 @@ def test_options_before_the_command(llmcli: Llmcli) -> None:
             "generate Once upon a",
             "unexpected argument: upon a; did you mean llmcli generate 'Once upon a'? (see llmcli ",
         ),
-        ("diff x y a b\$", "did you mean llmcli diff x y 'a b$'? (see llmcli diff --help)"),
+        ("diff x y a b$", "did you mean llmcli diff x y 'a b$'? (see llmcli diff --help)"),
         ("pull org/a org/b", "unexpected argument: org/b (see llmcli pull --help)"),
         ("diff a", "missing argument: B (see llmcli diff --help)"),
     ],
