@@ -356,6 +356,7 @@ def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
     llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
     llmcli("plan", model, "--memory", "inf", "--bandwidth", 100).expect_error(2, "--memory")
     llmcli("plan", model, "--memory", 8, "--bandwidth", "1e300").expect_error(2, "--bandwidth")
+    llmcli("plan", "llama3.2:1b").expect_error(2, "the hub id of that model is meta-llama/Llama-3.2-1B-Instruct")
     llmcli("plan", model, "--card", "A100").expect_error(2, "--card is 'A100'; did you mean A100 40GB or A100 80GB?")
     llmcli("plan", model, "--card", "GTX 1080").expect_error(2, "known are RTX 3060, ", "--memory and --bandwidth")
     llmcli("plan", model, "--card", "").expect_error(2, "known are")
