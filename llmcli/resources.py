@@ -4,11 +4,16 @@
 model always is. The environment variable LLMCLI_HOME moves all of the user's files into one folder.
 """
 
+import json
 import os
+import shutil
 import stat
+import sys
 import tempfile
 from errno import EACCES, ENOENT, EPERM
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import platformdirs
 
@@ -32,6 +37,34 @@ def resource_folder(name: str) -> Path:
     """The folder `kernels`, `configs` or of a built-in model, from the package or from the source tree around it."""
     installed = _PACKAGE / "resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def install_command(package: str) -> str:
+    """The command that installs a package, or an extra such as `llmcli[serve]`, for the Python that runs this program.
+
+    An extra is named by the source tree if llmcli was installed from one.
+    """
+    pip = shutil.which("pip")
+    is_ours = pip is not None and Path(pip).parent == Path(sys.executable).parent
+    if package.startswith("llmcli[") and (tree := _source_tree()) is not None:
+        package = package.replace("llmcli", "." if tree == Path.cwd().resolve() else str(tree), 1)
+    quoted = f'"{package}"' if "[" in package else package
+    return f"{'pip' if is_ours else f'{sys.executable} -m pip'} install {quoted}"
+
+
+def _source_tree() -> Path | None:
+    """The folder from which this program runs or was installed; None for a package from an index, or if it is gone."""
+    from importlib import metadata
+
+    trees = [_PACKAGE.parent]
+    try:
+        origin = json.loads(metadata.distribution("llmcli").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    address = urlsplit(origin.get("url", ""))
+    if address.scheme == "file":
+        trees.append(Path(url2pathname(address.path)))
+    return next((tree.resolve() for tree in trees if (tree / "pyproject.toml").is_file()), None)
 
 
 def user_presets_folder() -> Path:

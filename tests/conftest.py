@@ -19,6 +19,10 @@ from tiny_models import write_tiny_llama
 from llmcli.kernels import environment
 from llmcli.kernels.device import Device
 
+# Before a test imports CuPy, which would make a folder in the user's home.
+if environment.cupy_distributions():
+    environment.prepare_cupy()
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Programs in a shell's background, and their children, ignore these signals. Tests have to interrupt them.

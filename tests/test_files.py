@@ -21,7 +21,7 @@ import pytest
 from llmcli import resources as module
 from llmcli.errors import CheckpointError, OutputError, UsageError
 from llmcli.reading import MAX_DEPTH, MAX_DIGITS, LoneSurrogateError, SmallFile, parse_json
-from llmcli.resources import folder_problem, private_folder, read_private, temporary_folder
+from llmcli.resources import folder_problem, install_command, private_folder, read_private, temporary_folder
 from llmcli.writing import OutputFile
 
 KIND = SmallFile("a thing", 2 * 1024**2, CheckpointError, "download it again")
@@ -453,3 +453,36 @@ def test_where_files_have_no_owners_nothing_is_refused(tmp_path: Path, monkeypat
     folder = private_folder(tmp_path / "kernels")
     (folder / "file").write_bytes(b"x")
     assert read_private(folder / "file") == b"x"
+
+
+def test_what_is_missing_is_installed_from_where_the_program_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a clone, installed from a clone that still is there, and from an index; by this environment's pip."""
+    clone, site = tmp_path / "a clone", tmp_path / "site"
+    for folder in (clone / "llmcli", site / "llmcli"):
+        folder.mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "pip"):
+        (tmp_path / "bin" / name).touch(mode=0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    origin: dict[str, object] = {}
+    installed = SimpleNamespace(read_text=lambda name: json.dumps(origin) if origin else None)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: installed)
+    monkeypatch.chdir(tmp_path)
+
+    monkeypatch.setattr(module, "_PACKAGE", clone / "llmcli")
+    assert install_command("llmcli[serve]") == f'pip install "{clone}[serve]"'
+    assert install_command("hf_xet") == "pip install hf_xet"
+    monkeypatch.chdir(clone)
+    assert install_command("llmcli[serve]") == 'pip install ".[serve]"'
+    monkeypatch.setattr(module, "_PACKAGE", site / "llmcli")
+    assert install_command("llmcli[serve]") == 'pip install "llmcli[serve]"'
+    origin.update(url=clone.as_uri(), dir_info={})
+    assert install_command("llmcli[serve]") == 'pip install ".[serve]"'
+    (clone / "pyproject.toml").unlink()
+    assert install_command("llmcli[serve]") == 'pip install "llmcli[serve]"'
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert install_command("hf_xet") == f"{tmp_path / 'bin' / 'python'} -m pip install hf_xet"

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from llmcli import __version__
 from llmcli.checkpoint.export_plan import ExportPlan, Shard
 from llmcli.checkpoint.folder import CARD_NAME, CONFIG_NAME, INDEX_NAME, MODEL_CARD_NAME
@@ -342,7 +344,13 @@ def destination_errors_explained(destination: Path) -> Iterator[None]:
 # destination's name only when it is complete, so a killed run leaves nothing that looks like a model.
 # A replaced folder gets a hidden name first, and its own back if the run is killed before the new one has it.
 
-_SPARE_BYTES = 64 * 1024**2  # headers, small files, and what the file system itself needs
+# Room for what names a tensor: its entry in header, index, journal and card; and for the rest of these files.
+_TENSOR_ENTRY_BYTES, _OTHER_BYTES = 1024, 1024**2
+
+
+def room_for_entries(num_tensors: int) -> int:
+    """The bytes to have free for the headers and small files of an export, but for those that are copied."""
+    return num_tensors * _TENSOR_ENTRY_BYTES + _OTHER_BYTES
 
 
 class ExportWorkspace:
@@ -377,14 +385,17 @@ class ExportWorkspace:
     def check_disk(self) -> None:
         """Refuse a disk without room for the shards that are missing. Raises: OutputError with the figures."""
         missing = [shard for shard in self._plan.shards if shard.file_name not in self.finished]
-        needed = sum(weight.num_bytes for shard in missing for weight in shard.weights) + _SPARE_BYTES
+        source = self._plan.source
+        needed = sum(weight.num_bytes for shard in missing for weight in shard.weights)
+        needed += sum(state.size for name, state in source.files.items() if name not in source.weight_files)
+        needed += room_for_entries(sum(len(weight.outputs) for weight in self._plan.weights))
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             if not self.finished:
                 self.discard()
             raise OutputError(
-                f"the disk of {self._destination} has {free / 1e9:.2f} GB free; the export needs "
-                f"{needed / 1e9:.2f} GB; free some space or choose another disk"
+                f"the disk of {self._destination} has {decimal(free)} free; the export needs "
+                f"{decimal(needed)}; free some space or choose another disk"
             )
 
     def torso(self, shard: Shard) -> Path:

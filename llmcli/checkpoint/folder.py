@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.layout import HEAD
+from llmcli.checkpoint.ollama_names import hub_hint
 from llmcli.checkpoint.safetensors_file import TensorInfo, listed, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import AWQ, GPTQ, Quantization, read_quantization, refuse_method
@@ -107,9 +108,8 @@ def _file_names(folder: Path) -> set[str]:
         if folder.parts[0] in ("http:", "https:"):
             address = str(folder).replace(":/", "://", 1)
             raise CheckpointError(f"{address} is an address, expected a folder or a hub id such as ORG/NAME") from error
-        raise CheckpointError(
-            f"model folder {folder} does not exist; expected a folder with {CONFIG_NAME} and *.safetensors"
-        ) from error
+        hint = hub_hint(str(folder)) or f"; expected a folder with {CONFIG_NAME} and *.safetensors"
+        raise CheckpointError(f"model folder {folder} does not exist{hint}") from error
     except OSError as error:
         raise CheckpointError(
             f"model folder {folder} cannot be read: {error.strerror}; check the path and its permissions"

@@ -39,6 +39,7 @@ from llmcli.errors import (
     is_memory_error,
 )
 from llmcli.reading import CHAT_TEMPLATE, CONFIG, INDEX, TOKENIZER_MODEL, TOKENIZER_SETTINGS, SmallFile
+from llmcli.resources import install_command
 
 # Which files of a repository a model needs, no code among them; and what names from outside may look like.
 #
@@ -284,8 +285,8 @@ class HubClient:
             hub = self._settings.endpoint
             if "hf_xet" in str(error):
                 raise CheckpointError(
-                    f"{hub} sends large files of {self._hub_id} only by Xet; run `pip install hf_xet`, and unset "
-                    "HF_HUB_DISABLE_XET"
+                    f"{hub} sends large files of {self._hub_id} only by Xet; run `{install_command('hf_xet')}`, and "
+                    "unset HF_HUB_DISABLE_XET"
                 ) from error
             raise CheckpointError(
                 f"{hub} does not answer as a hub ({_reason(error)}); if this network asks for a login, open {hub} "

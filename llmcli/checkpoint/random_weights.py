@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from llmcli.checkpoint.export import Exporter, copy_tensor
 from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
+from llmcli.checkpoint.export_workspace import room_for_entries
 from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME, Checkpoint, quantization_of
 from llmcli.checkpoint.formats import Awq, Fp8Layer, PackedLayer
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
@@ -137,7 +139,6 @@ _BIAS_SCALE = 0.1
 # Codes of others: the bits that are random. 8-bit floats without the highest bit of their exponent are never NaN.
 _CODE_MASKS = {"I32": np.uint8(0xFF), "F8_E4M3": np.uint8(0xBF)}
 _SCALES = (".scales", ".weight_scale_inv")
-_SPARE_BYTES = 64 * 2**20
 
 
 class RandomReader(TensorReader):
@@ -218,9 +219,10 @@ def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
     """The weights as they are, in one file. Not made durable: they need not survive a power cut."""
     infos = model.checkpoint.tensors
     total = sum(info.num_bytes for info in infos.values())
-    if (free := shutil.disk_usage(folder).free) < total + _SPARE_BYTES:
+    needed = total + room_for_entries(len(infos))
+    if (free := shutil.disk_usage(folder).free) < needed:
         raise OutputError(
-            f"the disk of {folder.parent} has {free / 1e9:.2f} GB free; the model needs {total / 1e9:.2f} GB; "
+            f"the disk of {folder.parent} has {decimal(free)} free; the model needs {decimal(needed)}; "
             "give another folder with --scratch"
         )
     (folder / CONFIG_NAME).write_text(json.dumps(model.checkpoint.config_json), encoding="utf-8")

@@ -39,6 +39,7 @@ from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
 from llmcli.openai_body import FINISH_REASONS
+from llmcli.resources import install_command
 
 # Where a batch runs: in this process, or on the workers of a Ray cluster; and what such a worker opens.
 
@@ -142,7 +143,7 @@ def require_ray(address: str, options: shared.RunOptions) -> shared.RunOptions:
         is_good = False
     if not is_good:
         least = ".".join(map(str, LEAST_RAY))
-        raise UsageError(f"--ray needs Ray {least} or later: run `pip install 'llmcli[ray]'`")
+        raise UsageError(f"--ray needs Ray {least} or later: run `{install_command('llmcli[ray]')}`")
     device = options.devices.device
     if device.startswith("cuda:"):
         raise UsageError(f"--ray and --device {device} cannot be combined: Ray chooses the card; use --device cuda")

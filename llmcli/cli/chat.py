@@ -19,6 +19,7 @@ from llmcli.cli.chat_session.loop import answer_all, converse, open_prompt_line,
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.state import OVERFLOW, THINKING, ChatSession, Talk
 from llmcli.cli.command import given_options, option
+from llmcli.cli.completion import complete_chat
 from llmcli.cli.constrained_texts import SchemaOptions, Schemas
 from llmcli.cli.prompt import chosen_word, parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
@@ -52,7 +53,10 @@ class ConversationOptions:
     template_var: list[str] | None = shared.template_var_option()
     message: list[str] | None = shared.prompt_option(None, "Answer this message and exit; repeatable.", metavar="TEXT")
     resume: str | None = conversation_option(
-        None, "Resume a chat: its name or number in --list, or a file written by /save.", metavar="NAME|FILE"
+        None,
+        "Resume a chat: its name or number in --list, or a file written by /save.",
+        metavar="NAME|FILE",
+        complete=complete_chat,
     )
     continue_: bool = conversation_option(False, "Resume the last conversation.")
     list_: bool = conversation_option(False, "List the kept chats and exit.")

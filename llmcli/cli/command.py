@@ -8,6 +8,7 @@ A group is frozen; its fields are options, arguments or groups themselves. Decla
 import functools
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
@@ -150,6 +151,8 @@ def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> No
     if name in known:
         return
     found = [COMMAND_ALIASES[name]] if name in COMMAND_ALIASES else near_names(name, known)
+    if " " in name and "generate" in known:  # a prompt
+        found = [f"{parent} generate {shlex.quote(name)}"]
     meant = f"; did you mean {_listed(found)}?" if found else ""
     raise UsageError(f"no such command: {parent} {name}{meant} (see {parent} --help)")
 
@@ -429,8 +432,23 @@ def usage_message(error: typer.TyperException) -> str:
     for theirs, ours in _SENTENCES:
         if match := re.fullmatch(theirs, message):
             message = match.expand(ours).replace("'", "")
+    least, most = (getattr(getattr(error, "param", None), name, None) for name in ("min", "max"))
+    if message.endswith(("an integer", "a number")) and None not in (least, most):
+        message += f" from {least} to {most}"
     context = getattr(error, "ctx", None)
+    if context is not None and (meant := _with_quotes(error.format_message(), context)):
+        message += f"; did you mean {meant}?"
     return f"{message} (see {context.command_path if context else 'llmcli'} --help)"
+
+
+def _with_quotes(message: str, context: Any) -> str:
+    """The command with its last argument in quotes, if that is a text whose words were taken for arguments."""
+    match = re.fullmatch(r"Got unexpected extra argument\(?s?\)? \((.+)\)", message)
+    arguments = [param.name for param in context.command.params if isinstance(param, TyperArgument)]
+    if match is None or arguments[-1:] not in (["prompt"], ["text"]):
+        return ""
+    *others, first_word = (context.params[name] for name in arguments)
+    return f"{context.command_path} {shlex.join([*others, f'{first_word} {match[1]}'])}"
 
 
 class Command(TyperCommand):

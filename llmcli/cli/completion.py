@@ -4,13 +4,17 @@ Each function takes what is typed so far and looks at names only, so the shell n
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from llmcli.cli import lazy
-from llmcli.resources import BUILT_IN_MODELS, resource_folder
+from llmcli.resources import BUILT_IN_MODELS, chat_folder, resource_folder
 
 Completer = Callable[[str], list[str]]
+
+# A word that a shell takes as it is: bash inserts what is offered without quotes.
+_PLAIN_WORD = re.compile(r"[\w@%+=:,.-]+")
 
 
 def complete_words(*words: str) -> Completer:
@@ -35,6 +39,12 @@ def complete_model(incomplete: str) -> list[str]:
     """Model folders at the typed path, the models in the hub's cache, and the built-in ones."""
     paths = _folders_with("config.json", incomplete)
     return paths + complete_hub_id(incomplete) + _beginning(BUILT_IN_MODELS, incomplete)
+
+
+def complete_chat(incomplete: str) -> list[str]:
+    """The kept chats, the latest first; one whose name needs quotes is left out."""
+    names = (path.stem for path in lazy.kept_chats.kept_paths(chat_folder()))
+    return _beginning(filter(_PLAIN_WORD.fullmatch, names), incomplete)
 
 
 def complete_adapter(incomplete: str) -> list[str]:

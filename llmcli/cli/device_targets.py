@@ -78,11 +78,11 @@ class CardTarget:
         return low
 
 
-def distant_card(memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> CardTarget:
-    """A card in another machine, by its maker's figures."""
+def distant_card(name: str | None, memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> CardTarget:
+    """A card in another machine, by its maker's figures, and by its name if it is known."""
     rates = Rates(read_gbps * 1e9, {})
     num_bytes = int(memory_gib * 2**30)
-    return CardTarget(f"a card of {memory_gib:g} GiB", dtype, kv_cache, rates, num_bytes, is_here=False)
+    return CardTarget(name or f"a card of {memory_gib:g} GiB", dtype, kv_cache, rates, num_bytes, is_here=False)
 
 
 def product_types(model: Model, dtype: str) -> list[str]:

@@ -32,7 +32,7 @@ def doctor(
 ) -> None:
     """Check this machine and say how to fix what is wrong.
 
-    It looks at Python, libraries, driver, GPU, compiler and caches. The exit code is 4 if something is broken. A
+    It looks at Python, libraries, driver, GPU, compiler, caches and disk. The exit code is 4 if something is broken. A
     machine without a GPU is not broken.
 
     Examples:

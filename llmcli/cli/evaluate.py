@@ -208,9 +208,9 @@ def diff(
     output: DiffOutput,
     messages: shared.MessageOptions,
 ) -> None:
-    r"""Show where model B differs from model A's text, token by token.
+    """Show where model B differs from model A's text, token by token.
 
-    Where B would have gone another way stands \[token>other]. On a terminal a token is tinted where B finds it more or
+    Where B would have gone another way stands [token>other]. On a terminal a token is tinted where B finds it more or
     less likely. --kv-cache int8 is for B.
 
     Examples:

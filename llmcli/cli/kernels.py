@@ -45,16 +45,17 @@ def list_kernels(
     llmcli kernels list -m Llama-2-7B --format int4 --arch sm_86
     """
     subject, lengths = launches.open()
-    if arch is None and (problem := lazy.device.find_problem()) is None:
+    problem = lazy.device.find_problem() if arch is None else None
+    if arch is None and problem is None:
         device = lazy.device.Device.open()
         card, arch, place = device.facts, device.arch, f"{device.name}, {device.arch}"
     else:
-        if arch is None:
-            terminal.info(f"compiling for {_NO_CARD_ARCH}: {problem}; choose another with --arch")
         arch = arch or _NO_CARD_ARCH
         card = lazy.walk.card_of(arch)
         place = f"{arch}, compiled and not measured"
     walks = lazy.walk.walk_model(subject.model, lengths, card, arch, say_compiling)
+    if problem is not None:
+        terminal.info(f"compiled for {arch}: {problem}; choose another with --arch")
     if json_:
         terminal.write_json(
             kernel_report.list_json(subject.full_name, arch, card.num_multiprocessors, walks, lazy.lab_engine.KERNELS)

@@ -22,6 +22,7 @@ from llmcli.cli.targets import open_subject, refuse_scratch_of_model, subject_fi
 from llmcli.cli.terminal import fact_lines, terminal, visible
 from llmcli.cli.units import size
 from llmcli.errors import DeviceError, UsageError
+from llmcli.resources import install_command
 
 DEFAULT_SHAPE = "Llama-3.2-1B"
 
@@ -198,7 +199,7 @@ def _check_picture(out: Path) -> None:
     try:
         lazy.roofline_figure.PICTURE.check(out, replace=False)
     except ModuleNotFoundError as error:
-        raise UsageError('--out needs matplotlib, which is not installed; pip install "llmcli[plot]"') from error
+        raise UsageError(f"--out needs matplotlib: run `{install_command('llmcli[plot]')}`") from error
 
 
 _FIGURE, _VALUE = 26, 16  # columns

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         random_weights,
     )
     from llmcli.cli import address_space, bar, device_targets, roofline_figure, server_client
-    from llmcli.cli.chat_session import key_echo, line_editor, markdown
+    from llmcli.cli.chat_session import kept_chats, key_echo, line_editor, markdown
     from llmcli.cli.output import page_diff
     from llmcli.config import fields, llama, presets
     from llmcli.engine import chat, draft_sources, drafts, request, roads, scheduler

@@ -13,6 +13,7 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_library import find_hub_id
+from llmcli.checkpoint.ollama_names import hub_hint
 from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument, command_group, option
 from llmcli.cli.completion import complete_hub_id
@@ -43,7 +44,7 @@ def pull(
     llmcli pull HuggingFaceTB/SmolLM2-135M@main --update
     """
     if find_hub_id(name) is None:
-        raise UsageError(f"{name!r} is not of the form ORG/NAME or ORG/NAME@REVISION")
+        raise UsageError(f"{name!r} is not of the form ORG/NAME or ORG/NAME@REVISION{hub_hint(name)}")
     terminal.write(f"{fetch_model(name, update)}\n")
 
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from llmcli.cli import lazy, shared
+from llmcli.cli.cards import CARDS, find_card
 from llmcli.cli.command import option
 from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
@@ -18,8 +19,17 @@ from llmcli.errors import UsageError
 
 @dataclass(frozen=True)
 class DistantCardOptions:
-    """A card in another machine. Raises: UsageError for one half described"""
+    """A card in another machine, by its name or its figures.
 
+    Raises: UsageError for an unknown name, one of two figures, or both ways
+    """
+
+    card: str | None = shared.model_option(
+        None,
+        'Plan for this card, such as "RTX 4090", which need not be here.',
+        metavar="NAME",
+        words=[card.replace(" ", "-") for card in CARDS],
+    )
     memory: float | None = shared.model_option(
         None, "Plan for a card with this much memory; needs --bandwidth.", min=0.1, max=1e6, metavar="GiB", hidden=True
     )
@@ -30,6 +40,23 @@ class DistantCardOptions:
     def __post_init__(self) -> None:
         if (self.memory is None) != (self.bandwidth is None):
             raise UsageError("--memory and --bandwidth describe a card together; give both or neither")
+        if self.card is not None:
+            if self.memory is not None:
+                raise UsageError("--card has its own --memory and --bandwidth; give either the name or the figures")
+            find_card(self.card)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is such a card."""
+        return self.card is not None or self.memory is not None
+
+    def target(self, dtype: str, kv_cache: str) -> lazy.device_targets.CardTarget:
+        """The card."""
+        name = None if self.card is None else find_card(self.card)
+        memory, bandwidth = (self.memory, self.bandwidth) if name is None else CARDS[name]
+        assert memory is not None
+        assert bandwidth is not None
+        return lazy.device_targets.distant_card(name, memory, bandwidth, dtype, kv_cache)
 
 
 @dataclass(frozen=True)
@@ -45,9 +72,10 @@ class PlaceOptions:
     card: DistantCardOptions = DistantCardOptions()
 
     def __post_init__(self) -> None:
-        if self.card.memory is not None and (self.devices.device, self.devices.threads) != (shared.AUTO, None):
+        if self.card.is_given and (self.devices.device, self.devices.threads) != (shared.AUTO, None):
             raise UsageError(
-                "--memory and --bandwidth describe a card that is not here; leave out --device and --threads"
+                "--card, or --memory and --bandwidth, describe a card that is not here; leave out --device and "
+                "--threads"
             )
 
 
@@ -67,7 +95,7 @@ def plan(
 
     llmcli plan my-model --context 32768
 
-    llmcli plan Llama-3.1-70B --memory 48 --bandwidth 960
+    llmcli plan Llama-3.1-8B --card "RTX 4070"
 
     llmcli plan Llama-3.1-8B --draft Llama-3.2-1B
     """
@@ -75,12 +103,10 @@ def plan(
     options = place.devices.checked()
     subject = open_subject(names.chosen, names.form)
     card = place.card
-    if card.memory is not None and card.bandwidth is not None:
-        target: lazy.subject.Target = lazy.device_targets.distant_card(
-            card.memory, card.bandwidth, options.dtype, options.kv_cache
-        )
-    else:
-        target = open_target(options, subject)
+    is_distant = card.is_given
+    target: lazy.subject.Target = (
+        card.target(options.dtype, options.kv_cache) if is_distant else open_target(options, subject)
+    )
     context = resolve_context(subject.model.config, subject.name, place.context)
     facts = lazy.subject.plan_subject(subject, target, context=context, num_rows=num_rows, lengths=LENGTHS)
     drafter = None
@@ -92,13 +118,11 @@ def plan(
                 f"--draft: {other.name} has another vocabulary than {subject.name}: {sizes[0]} tokens, not {sizes[1]}; "
                 "generate makes no drafts with it"
             )
-        drafter = lazy.subject.plan_draft(
-            other, target if card.memory is not None else open_target(options, other), facts
-        )
+        drafter = lazy.subject.plan_draft(other, target if is_distant else open_target(options, other), facts)
     if json_:
         terminal.write_json(_as_json(facts, drafter))
         return
-    source = "as given" if card.memory is not None else "measured"
+    source = "measured" if not is_distant else "as given" if card.card is None else "by its data sheet"
     terminal.write(fact_lines(_lines(facts, source, drafter), 18, sys.stdout))
     rows = [
         [str(item.depth), f"{item.bytes_per_step / 1e9:.3f} GB", rate(item.tokens_per_second)] for item in facts.decode

@@ -31,6 +31,7 @@ from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.cli.units import counted, size
 from llmcli.errors import EXIT_INTERRUPTED, TokenizerError, UsageError
 from llmcli.reading import API_KEY
+from llmcli.resources import install_command
 from llmcli.sampling.params import SamplingParams
 from llmcli.serve.refusal import Refusal
 
@@ -57,7 +58,9 @@ class ServeOptions:
     )
     api_key_file: Path | None = server_option(None, "Read the key from a file.")
     max_queue: int = server_option(512, "Texts that may wait for a row.", min=0)
-    max_body: int = server_option(8, "Longest request, in MiB.", min=1, max=1024, metavar="MIB", hidden=True)
+    max_body: int = server_option(
+        8, "Longest request, in MiB, up to 1024.", min=1, max=1024, metavar="MIB", hidden=True
+    )
     timeout: float | None = server_option(
         None, "Longest time for an answer, waiting included.", min=0.1, metavar="SECONDS", show_default="no limit"
     )
@@ -290,7 +293,7 @@ def serve(
     try:
         _ = lazy.server.Server
     except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
+        raise UsageError(f"serve needs the package {error.name}: run `{install_command('llmcli[serve]')}`") from error
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     key = server.read_key()
     listener, is_local = server.listen(has_key=key is not None)

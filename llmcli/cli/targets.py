@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmcli.checkpoint.hub_library import find_hub_id
+from llmcli.checkpoint.ollama_names import hub_hint
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.progress import progress
@@ -34,7 +35,8 @@ def open_subject(name: str | None, form: str | None) -> lazy.subject.Subject:
     if form is not None:
         raise UsageError("--format is for a shape; a model runs in the format of its files")
     if name is not None and not (find_hub_id(name) or Path(name).exists() or built_in_model(name)):
-        raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
+        hint = hub_hint(name) or f"; the shapes are {', '.join(shapes)}"
+        raise UsageError(f"{name!r} is neither a model folder nor a known shape{hint}")
     folder = model_folder(name)
     subject = lazy.subject.Subject(shown_name(name, folder), lazy.model.open_model(folder), None)
     warn_of(subject.model, subject.name)

@@ -110,6 +110,8 @@ CONVERSATION_FILE = OutputFile(
     "replace it with /save --force FILE, or name another file",
     mode=0o600,
 )
+_MARKDOWN_START = b"<!-- llmcli conversation -->"
+_MARKDOWN_FILE = replace(CONVERSATION_FILE, is_own=lambda head: head.startswith(_MARKDOWN_START))
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,23 @@ def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) ->
     text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     # Not strict: a model's path may hold bytes that are not UTF-8. Such a model must be named again.
     CONVERSATION_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
+
+
+def save_markdown(path: Path, saved: SavedConversation, *, replace: bool) -> None:
+    """Write the conversation as Markdown, for people; it cannot be loaded. Reasoning is left out.
+
+    Raises: as `save_conversation`; a file may replace another that this function wrote
+    """
+    conversation = saved.conversation
+    parts = [_MARKDOWN_START.decode(), f"# Chat with {saved.model}"]
+    if conversation.system is not None:
+        parts += ["## System", conversation.system]
+    for turn in conversation.turns:
+        parts += ["## User", turn.user]
+        if turn.answer is not None:
+            parts += ["## Assistant", turn.answer.content]
+    text = "\n\n".join(part.strip() for part in parts)
+    _MARKDOWN_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
 
 
 def load_conversation(path: Path) -> SavedConversation:

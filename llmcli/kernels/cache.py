@@ -98,8 +98,8 @@ class KernelCache:
         """Compile in threads, and write the results in this one."""
         # The binding releases Python's lock. NVRTC (since 12.8 at the latest) holds its own lock in its front end, some
         # 50 ms a program; the rest runs in parallel. Processes would spend that much on starting.
+        target = compiler.nearest_architecture(arch)  # loads the library, which may be missing
         on_compile(0, len(missing))
-        target = compiler.nearest_architecture(arch)  # loads the library
         longest_first = sorted(missing, key=lambda kernel: -len(sources[kernel[0]]))
         pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), "compile kernels")
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmcli.errors import KernelCompileError
 from llmcli.kernels import environment
+from llmcli.resources import install_command
 
 # No fast-math option: kernels call the fast functions by name where their error bound allows it.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -16,8 +17,6 @@ OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 _UNCACHED = "--no-cache"
 _UNCACHED_SINCE = (12, 9)
 _NAMES = "__nv_name_map"  # the file in which NVRTC looks name expressions up
-
-_INSTALL = 'pip install "llmcli[cuda13]" (or cuda12) brings it'
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,13 @@ def load_nvrtc() -> Any:
     """
     version = environment.nvrtc_version()
     if isinstance(version, str):
-        raise KernelCompileError(f"the CUDA compiler library NVRTC is missing ({version}); {_INSTALL}")
+        raise KernelCompileError(f"the CUDA compiler library NVRTC is missing ({version}); {_cure()}")
     # Not at module level: everything but a compilation works without CuPy.
     return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+
+
+def _cure() -> str:
+    return f"`{install_command(f'llmcli[{environment.toolkit_extra()}]')}` brings it"
 
 
 def nearest_architecture(arch: str) -> str:
@@ -68,7 +71,8 @@ def nearest_architecture(arch: str) -> str:
     if known:
         return f"sm_{max(known)}"
     version = ".".join(map(str, nvrtc.getVersion()))
-    fix = "install a newer one" if wanted > max(supported) else 'pip install "llmcli[cuda12]" brings an older one'
+    older = f"`{install_command('llmcli[cuda12]')}` brings an older one"
+    fix = "install a newer one" if wanted > max(supported) else older
     raise KernelCompileError(
         f"NVRTC {version} compiles for compute capability {min(supported) / 10} to {max(supported) / 10}, "
         f"and the card has {wanted / 10}; {fix}"
@@ -83,7 +87,7 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
     nvrtc = load_nvrtc()
     headers = environment.header_folder()
     if headers is None:
-        raise KernelCompileError(f"the CUDA headers (cuda_fp16.h) are missing; {_INSTALL}")
+        raise KernelCompileError(f"the CUDA headers (cuda_fp16.h) are missing; {_cure()}")
     options = compile_options((headers, *environment.cub_folders()), arch)
     if nvrtc.getVersion() >= _UNCACHED_SINCE:
         options += (_UNCACHED,)

@@ -19,6 +19,7 @@ from llmcli.kernels.driver import LaunchDriver
 from llmcli.kernels.launches import Launch, Launcher, addresses_of, check_launch
 from llmcli.kernels.raw_kernel import LoadedKernel, RawLaunch
 from llmcli.kernels.replay import Replay, Starter
+from llmcli.resources import install_command
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
@@ -275,7 +276,7 @@ def _card_problem(driver: environment.Driver, index: int) -> str | None:
 
 def _cupy_problem(cuda_version: tuple[int, int]) -> str | None:
     found = environment.cupy_distributions()
-    install = f'pip install "llmcli[cuda{13 if cuda_version >= (13, 0) else 12}]"'
+    install = install_command(f"llmcli[cuda{13 if cuda_version >= (13, 0) else 12}]")
     if not found:
         return f"CuPy is not installed; {install}"
     if len(found) > 1:

@@ -1,7 +1,7 @@
 """What this machine offers to CUDA kernels: driver, cards, CuPy, compiler, headers.
 
-All but `prepare_cupy` only look. They ask the driver through its own library, so that a card is found even if CuPy is
-missing or broken.
+All but `prepare_cupy` only look, and make no file. They ask the driver through its own library, so that a card is found
+even if CuPy is missing or broken.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -120,22 +121,32 @@ def cupy_cuda_major() -> int:
     return 12 if "cupy-cuda12x" in cupy_distributions() else 13
 
 
+def toolkit_extra() -> str:
+    """The extra that brings compiler and headers, for the CuPy that is installed, else for the driver, if any."""
+    found, driver = cupy_distributions(), find_driver()
+    if driver is None and not found:
+        return "compile"
+    is_newer = driver is not None and driver.cuda_version >= (13, 0)
+    return "cuda13" if "cupy-cuda13x" in found or (is_newer and not found) else "cuda12"
+
+
 @functools.cache
-def prepare_cupy() -> None:
+def prepare_cupy(*, keeps_kernels: bool = True) -> None:
     """Do what CuPy needs before it is imported.
 
     It gets a cache folder of ours, as its import fails where its own cannot be made; none of our kernels is in it.
+    Without `keeps_kernels` no folder is made, and kernels of CuPy's own stay in memory.
     A CuPy for CUDA 12 gets the libraries of CUDA 12: it would prefer those of 13 if these are installed too, and
     torch's packages for Linux bring them.
     """
     if not os.environ.get("CUPY_CACHE_DIR"):
-        try:
-            folder = private_folder(kernel_cache_folder() / "cupy")
-        except OSError:
-            # CuPy requires a folder that exists, and then does not touch it.
+        folder = None
+        if keeps_kernels:
+            with suppress(OSError):
+                folder = private_folder(kernel_cache_folder() / "cupy")
+        if folder is None:  # CuPy requires one that exists, and then does not touch it
             os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
-            folder = Path(tempfile.gettempdir())
-        os.environ["CUPY_CACHE_DIR"] = str(folder)
+        os.environ["CUPY_CACHE_DIR"] = str(folder or tempfile.gettempdir())
     if cupy_cuda_major() != 12:
         return
     for name in _CUDA12_LIBRARIES:
@@ -148,7 +159,7 @@ def prepare_cupy() -> None:
 def nvrtc_version() -> tuple[int, int] | str:
     """The version of the compiler library that CuPy finds, or why there is none."""
     try:
-        prepare_cupy()
+        prepare_cupy(keeps_kernels=False)  # only the compiler is used, but it imports CuPy
         # Not at module level: without CuPy, this module still reports what is missing.
         nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
         major, minor = nvrtc.getVersion()

@@ -9,10 +9,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from rich.filesize import decimal
+
 from llmcli.checkpoint.hub import hub_cache_folder
 from llmcli.kernels import environment
 from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
-from llmcli.resources import folder_problem, kernel_cache_folder, token_cache_folder
+from llmcli.resources import folder_problem, install_command, kernel_cache_folder, token_cache_folder
+
+_ROOMY_BYTES = 20 * 10**9  # for a model of 8 billion parameters in 16 bits, and some more
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, but nothing is broken by that
 
@@ -37,13 +41,14 @@ def examine() -> list[Check]:
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))
     if cupy:
-        checks += [_nvrtc(cupy), _headers(cupy)]
+        checks += [_nvrtc(), _headers()]
     for name, folder, consequence in (
         ("kernel cache", kernel_cache_folder(), "kernels are compiled again at every start"),
         ("token cache", token_cache_folder(), "the tokens for --schema are read again at every start"),
     ):
         checks.append(_private(folder, name, consequence) or _writable(name, folder, consequence, "LLMCLI_HOME"))
     checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
+    checks.append(_disk(hub_cache_folder()))
     return checks
 
 
@@ -51,7 +56,7 @@ def _package(name: str) -> Check:
     try:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Check(name, "problem", "not installed", f"pip install {name}")
+        return Check(name, "problem", "not installed", install_command(name))
 
 
 def _cpp_compiler() -> Check:
@@ -100,31 +105,31 @@ def _cupy(driver: environment.Driver | None, found: dict[str, str]) -> Check:
     wanted = 13 if driver is not None and driver.cuda_version >= (13, 0) else 12
     if not found:
         if has_card:
-            return Check("CuPy", "problem", "not installed", f'pip install "llmcli[cuda{wanted}]"')
+            return Check("CuPy", "problem", "not installed", _install_toolkit())
         return Check("CuPy", "absent", "not installed, and there is no card for it")
     if has_card and "cupy-cuda13x" in found and wanted < 13:
-        fix = f'pip uninstall {installed.split()[0]}, then pip install "llmcli[cuda12]"'
+        fix = f"pip uninstall {installed.split()[0]}, then {install_command('llmcli[cuda12]')}"
         return Check("CuPy", "problem", f"{installed}, but the driver is for CUDA 12", fix)
     return Check("CuPy", "ok", installed)
 
 
-def _nvrtc(cupy: dict[str, str]) -> Check:
+def _nvrtc() -> Check:
     version = environment.nvrtc_version()
     if isinstance(version, str):
-        return Check("NVRTC", "problem", version, _install_toolkit(cupy))
+        return Check("NVRTC", "problem", version, _install_toolkit())
     return Check("NVRTC", "ok", ".".join(map(str, version)))
 
 
-def _headers(cupy: dict[str, str]) -> Check:
+def _headers() -> Check:
     folder = environment.header_folder()
     if folder is None:
-        return Check("CUDA headers", "problem", "cuda_fp16.h not found", _install_toolkit(cupy))
+        return Check("CUDA headers", "problem", "cuda_fp16.h not found", _install_toolkit())
     return Check("CUDA headers", "ok", str(folder))
 
 
-def _install_toolkit(cupy: dict[str, str]) -> str:
+def _install_toolkit() -> str:
     """CuPy alone brings neither; the extra names them together with the CuPy of the same CUDA version."""
-    return f'pip install "llmcli[cuda{12 if "cupy-cuda12x" in cupy else 13}]"'
+    return install_command(f"llmcli[{environment.toolkit_extra()}]")
 
 
 def _private(folder: Path, name: str, consequence: str) -> Check | None:
@@ -136,10 +141,22 @@ def _private(folder: Path, name: str, consequence: str) -> Check | None:
     return Check(name, "problem", f"{reason}: {consequence}", fix or "set LLMCLI_HOME to another folder")
 
 
+def _disk(folder: Path) -> Check:
+    """The free room where models are kept; too little is not broken, as many models are small."""
+    free = shutil.disk_usage(_existing(folder)).free
+    detail = f"{decimal(free)} free where models are kept"
+    if free < _ROOMY_BYTES:
+        detail += "; an 8B model takes 16 GB in 16 bits: `llmcli models list` shows what could be removed"
+    return Check("disk", "ok" if free >= _ROOMY_BYTES else "absent", detail)
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
 def _writable(name: str, folder: Path, consequence: str, variable: str) -> Check:
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing):
+        with tempfile.TemporaryFile(dir=_existing(folder)):
             return Check(name, "ok", str(folder))
     except OSError as error:
         detail = f"{folder} cannot be written ({error.strerror}): {consequence}"

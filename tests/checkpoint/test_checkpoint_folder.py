@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from plain_checkpoints import read_values, refusal, save, write_json
 
+from llmcli.checkpoint import ollama_names
 from llmcli.checkpoint.folder import open_checkpoint, quantization_of
+from llmcli.checkpoint.hub_library import find_hub_id
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.reading import CONFIG
 
@@ -53,6 +55,32 @@ def test_other_files_beside_the_weights_do_not_matter(folder):
 
 def test_missing_folder(tmp_path):
     assert f"model folder {tmp_path / 'absent'} does not exist; expected a folder" in refusal(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama3.2:1b", "; the hub id of that model is meta-llama/Llama-3.2-1B-Instruct"),
+        ("Llama3.2", "; the hub id of that model is meta-llama/Llama-3.2-3B-Instruct"),
+        ("llama3.2:latest", "; the hub id of that model is meta-llama/Llama-3.2-3B-Instruct"),
+        ("qwen3:0.6b-q8_0", "; the hub id of that model is Qwen/Qwen3-0.6B"),
+        (
+            "llama3:400b",
+            "are meta-llama/Meta-Llama-3-8B-Instruct, meta-llama/Meta-Llama-3-70B-Instruct",
+        ),
+        ("llama", "; expected a folder with config.json and *.safetensors"),
+    ],
+)
+def test_a_name_of_ollamas_gets_the_hub_id(name: str, hint: str) -> None:
+    message = refusal(Path(name))
+    assert message.startswith(f"model folder {name} does not exist; ")
+    assert message.endswith(hint)
+
+
+def test_every_hub_id_is_one() -> None:
+    for family in ollama_names._FAMILIES:
+        for hub_id in ollama_names.hub_ids_of(f"{family}:of no size"):
+            assert find_hub_id(hub_id) is not None
 
 
 def test_an_address_is_not_a_folder():

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -210,10 +211,16 @@ def test_a_quantized_source_is_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source / "LICENSE").write_text("x" * 5_000_000)  # which is copied
+    export(source, tmp_path / "whole", INT8)
+    taken = sum(path.stat().st_blocks * 512 for path in (tmp_path / "whole").iterdir())
+    assert taken > 5_000_000
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, taken - 1))
     message = refusal(source, tmp_path / "export")
-    assert "has 0.00 GB free; the export needs 0.07 GB" in message
+    assert re.search(r"has 5\.\d MB free; the export needs 6\.\d MB; ", message)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, taken + 1_200_000))
+    export(source, tmp_path / "export", INT8)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

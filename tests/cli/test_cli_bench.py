@@ -18,6 +18,7 @@ from results import Llmcli
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
+from llmcli.cli.cards import CARDS
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 320}
 QUICK = ("--prompt", 20, "--prompt", 50, "--depth", 30, "--tokens", 4, "--repeats", 2)
@@ -321,6 +322,33 @@ def test_the_context_that_a_refusal_names_is_accepted(
         llmcli(*arguments, "--context", context + 1).expect_error(4, f"use --context {context} or less")
 
 
+@pytest.mark.parametrize("name", ["RTX 4090", "rtx-4090", "4090", "NVIDIA GeForce RTX 4090"])
+def test_a_card_by_its_name_is_that_of_its_figures(llmcli: Llmcli, name: str) -> None:
+    plan = ("plan", "Llama-2-7B", "--json")
+    named = json.loads(llmcli(*plan, "--card", name).stdout)
+    described = json.loads(llmcli(*plan, "--memory", 24, "--bandwidth", 1008).stdout)
+    assert (named["device"], described["device"]) == ("RTX 4090", "a card of 24 GiB")
+    assert {**named, "device": ""} == {**described, "device": ""}
+    assert "RTX 4090, reads 1,008.0 GB/s (by its data sheet)" in llmcli("plan", "Llama-2-7B", "--card", name).stdout
+
+
+# Bits of the bus, and Gbit/s of each of its lines.
+BUSES = {
+    "RTX 3060": (192, 15), "RTX 3060 Ti": (256, 14), "RTX 3070": (256, 14), "RTX 3070 Ti": (256, 19),
+    "RTX 3080": (320, 19), "RTX 3080 Ti": (384, 19), "RTX 3090": (384, 19.5), "RTX 3090 Ti": (384, 21),
+    "RTX 4060": (128, 17), "RTX 4060 Ti": (128, 18), "RTX 4070": (192, 21), "RTX 4070 Ti SUPER": (256, 21),
+    "RTX 4080": (256, 22.4), "RTX 4080 SUPER": (256, 23), "RTX 4090": (384, 21), "RTX 5060": (128, 28),
+    "RTX 5070": (192, 28), "RTX 5070 Ti": (256, 28), "RTX 5080": (256, 30), "RTX 5090": (512, 28),
+    "RTX A4000": (256, 14), "RTX A5000": (384, 16), "RTX A6000": (384, 16), "RTX 6000 Ada": (384, 20),
+    "RTX PRO 6000": (512, 28), "A10": (384, 12.5), "A40": (384, 14.5), "L4": (192, 12.5), "L40S": (384, 18),
+}  # fmt: skip
+
+
+def test_bandwidths_are_those_of_the_cards_buses() -> None:
+    for name, (bits, rate) in BUSES.items():
+        assert CARDS[name][1] == pytest.approx(bits * rate / 8), name
+
+
 def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
     llmcli("plan", model, "--context", 513).expect_error(
         2, "--context 513 is over the context limit of model, 512 tokens"
@@ -328,7 +356,13 @@ def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
     llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
     llmcli("plan", model, "--memory", "inf", "--bandwidth", 100).expect_error(2, "--memory")
     llmcli("plan", model, "--memory", 8, "--bandwidth", "1e300").expect_error(2, "--bandwidth")
+    llmcli("plan", "llama3.2:1b").expect_error(2, "the hub id of that model is meta-llama/Llama-3.2-1B-Instruct")
+    llmcli("plan", model, "--card", "A100").expect_error(2, "--card is 'A100'; did you mean A100 40GB or A100 80GB?")
+    llmcli("plan", model, "--card", "GTX 1080").expect_error(2, "known are RTX 3060, ", "--memory and --bandwidth")
+    llmcli("plan", model, "--card", "").expect_error(2, "known are")
+    llmcli("plan", model, "--card", "L4", "--device", "cpu").expect_error(2, "leave out --device and --threads")
     both = ("--memory", 8, "--bandwidth", 100)
+    llmcli("plan", model, "--card", "L4", *both).expect_error(2, "give either the name or the figures")
     llmcli("plan", model, *both, "--device", "cpu").expect_error(2, "leave out --device and --threads")
     llmcli("plan", model, *both, "--dtype", "int8").expect_error(2, "--dtype is 'int8'")
     llmcli("plan", model, "--device", "cuda").expect_error(4, "there is no NVIDIA driver")

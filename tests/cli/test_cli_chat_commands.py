@@ -43,13 +43,16 @@ def test_system_prompts(talk: Talk) -> None:
 
 def test_saving_and_loading(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
-    result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
-    assert "error: /save needs a name or a file" in result.stderr
+    lines = ("/save", "One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
+    result, editor = talk(*lines)
+    assert "error: there is nothing to keep yet" in result.stderr
+    assert f"kept as {TODAY}-one; `llmcli chat --resume {TODAY}-one` continues it\n" in result.stderr
+    assert result.stderr.count(f"Saved to {path}\n") == 2
     assert f"1 turn from {path}" in result.stderr
     assert "no messages yet\n" in result.stderr
     assert f"[1]\nOne\n\n[answer 1]\n{answers(result)[0]}\n" in result.stderr
-    assert " 0% of 512 tokens" in editor.facts[0]
-    assert " 6% of 512 tokens" in editor.facts[1]
+    assert " 0% of 512 tokens" in editor.facts[1]
+    assert " 6% of 512 tokens" in editor.facts[2]
     resumed, _ = talk("/history", flags=("--continue",))
     assert answers(result)[0] in resumed.stderr
 
@@ -63,6 +66,9 @@ def test_settings(talk: Talk) -> None:
         "/set top-n-sigma 2",
         "/set dynatemp_range inf",
         "/set nonsense 1",
+        "/set temprature 1",
+        "/set Top-N-Sigme 1",
+        "/set repeat_penalty 1",
         "/set max-new-tokens 3",
         "/set seed 7",
         "/set thinking loud",
@@ -76,6 +82,9 @@ def test_settings(talk: Talk) -> None:
         "error: top_k is 0.5, expected an integer",
         "error: dynatemp_range is inf, expected a number >= 0",
         "error: /set nonsense: expected one of temperature, dynatemp_range",
+        "error: /set temprature: did you mean temperature?\n",
+        "error: /set top_n_sigme: did you mean top_n_sigma?\n",
+        "error: /set repeat_penalty: did you mean repetition_penalty?\n",
         "mirostat_tau                4.0 (/set)",
         "top_n_sigma                 2.0 (/set)",
         "error: thinking is 'loud'",

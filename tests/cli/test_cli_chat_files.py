@@ -90,6 +90,24 @@ def test_a_file_that_another_chat_has_written_since(
     assert said_in(tmp_path / "one.json") == ("One", "Three")
 
 
+def test_a_file_of_markdown(talk: Talk, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.md").write_text("mine")
+    result, _ = talk("/system Be *kind*.", "One", "/save talk.md", "/save talk.md", "Two", "/save --force talk.md")
+    assert "Saved to talk.md as Markdown\n" in result.stderr
+    assert "error: talk.md exists; replace it with /save --force FILE" in result.stderr
+    said = (tmp_path / "talk.md").read_text().split("\n\n")
+    first, second = (line for line in result.stdout.splitlines() if line)
+    assert said[0] == "<!-- llmcli conversation -->"
+    assert said[1].startswith("# Chat with ")
+    assert said[2:6] == ["## System", "Be *kind*.", "## User", "One"]
+    assert said[6:] == ["## Assistant", first.strip(), "## User", "Two", "## Assistant", f"{second.strip()}\n"]
+    assert [names for names in kept_in(home).values()] == [("One", "Two")]
+    other, _ = talk("Three", "/save --force mine.md")
+    assert "error: mine.md exists and is not a saved conversation" in other.stderr
+    assert (tmp_path / "mine.md").read_text() == "mine"
+
+
 def test_the_folder_of_kept_chats_takes_names_only(talk: Talk, home: Path) -> None:
     folder = home / "chat"
     talk("One", "/save duck")
@@ -246,8 +264,9 @@ class Walk:
         if chat.seen:
             self._save_to(chat, "", force="")
         else:
-            with refused(True):
+            with refused(not chat.said.turns):
                 chat.command("save")
+            self._hold(chat)
 
     def _save_to(self, chat: Chat, path: str, force: str) -> None:
         target = path or list(chat.seen)[-1]

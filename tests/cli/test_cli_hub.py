@@ -64,6 +64,7 @@ def test_pull_of_what_is_no_model(tiny_hub: HubServer, llmcli: Llmcli) -> None:
     message = "error: './org/tiny' is not of the form ORG/NAME or ORG/NAME@REVISION\n"
     assert llmcli("pull", "./org/tiny") == (2, "", message)
     llmcli("pull", "org/none").expect_error(3, "error: org/none is neither a local folder nor a model on ")
+    llmcli("pull", "llama3.2:1b").expect_error(2, "the hub id of that model is meta-llama/Llama-3.2-1B-Instruct")
 
 
 def test_generate_from_a_hub_id(tiny_hub: HubServer, llmcli: Llmcli, tiny_llama: Path) -> None:

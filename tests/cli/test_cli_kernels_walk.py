@@ -66,11 +66,22 @@ def test_all_kernels_are_listed_with_what_they_do(llmcli: Llmcli) -> None:
     assert "gemv<Int8" in launched
 
 
+@pytest.mark.parametrize("call", ["kernels", "kernels list", "kernels compare rmsnorm --arch sm_86"])
+def test_without_the_compiler_one_line_says_how_to_get_it(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+) -> None:
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
+    monkeypatch.setattr("llmcli.kernels.environment.find_driver", lambda: None)
+    monkeypatch.setattr("llmcli.kernels.environment.cupy_distributions", dict)
+    monkeypatch.setattr("llmcli.kernels.environment.nvrtc_version", lambda: "not there")
+    llmcli(*call.split()).expect_error(4, "NVRTC is missing (not there); `", '[compile]"` brings it')
+
+
 def test_the_group_alone_lists(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.kernels.device.find_problem", lambda: "there is no card")
     alone = llmcli("kernels")
     assert alone.exit_code == 0
-    assert "compiling for sm_90: there is no card" in alone.stderr
+    assert "compiled for sm_90: there is no card" in alone.stderr
     assert alone.stdout == llmcli("kernels", "list", "-q").stdout
     assert alone.stdout == llmcli("kernels", "list", "--arch", "sm_90").stdout
 
@@ -121,7 +132,7 @@ def test_without_matplotlib_a_line_says_how_to_get_it(llmcli: Llmcli, monkeypatc
             raise ModuleNotFoundError("No module named 'matplotlib'")
 
     monkeypatch.setattr(kernels_bench, "lazy", Missing())
-    llmcli("kernels", "roofline", "--out", "plot.svg").expect_error(2, 'pip install "llmcli[plot]"')
+    llmcli("kernels", "roofline", "--out", "plot.svg").expect_error(2, "--out needs matplotlib: run `", '[plot]"`')
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,8 +107,8 @@ CARD = environment.Card(0, "NVIDIA Test", (8, 9), 24 * 2**30)
         (None, {}, None, None),
         (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14.2.0"}, (13, 0), None),
         (environment.Driver((12, 4), (CARD,)), {"cupy-cuda12x": "14.2.0"}, (12, 4), None),
-        (environment.Driver((13, 0), (CARD,)), {}, None, 'fix: pip install "llmcli[cuda13]"'),
-        (environment.Driver((12, 4), (CARD,)), {}, None, 'fix: pip install "llmcli[cuda12]"'),
+        (environment.Driver((13, 0), (CARD,)), {}, None, '[cuda13]"\n'),
+        (environment.Driver((12, 4), (CARD,)), {}, None, '[cuda12]"\n'),
         (environment.Driver((12, 4), (CARD,)), {"cupy-cuda13x": "14"}, (13, 0), "the driver is for CUDA 12"),
         (
             environment.Driver((13, 0), (CARD,)),
@@ -124,8 +125,8 @@ CARD = environment.Card(0, "NVIDIA Test", (8, 9), 24 * 2**30)
             (13, 0),
             "needs compute capability 8.0",
         ),
-        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14"}, "no NVRTC", 'fix: pip install "llmcli[cuda13]"'),
-        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda12x": "14"}, "no NVRTC", 'fix: pip install "llmcli[cuda12]"'),
+        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14"}, "no NVRTC", '[cuda13]"\n'),
+        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda12x": "14"}, "no NVRTC", '[cuda12]"\n'),
     ],
 )
 def test_doctor(
@@ -159,6 +160,21 @@ def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Llmcli, monkeypatch: pyt
     if shutil.which("c++"):
         monkeypatch.delenv("CXX")
         assert f"ok  C++ compiler   {shutil.which('c++')}" in llmcli("doctor").stdout
+
+
+def test_doctor_says_how_much_room_the_disk_has(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of the models, which may be another than that of the home; exit code 0 in any case."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "models"))
+    free = {tmp_path: 123_400_000_000}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    result = llmcli("doctor")
+    assert (result.exit_code, "ok  disk           123.4 GB free where models are kept\n" in result.stdout) == (0, True)
+    free[tmp_path] = 3_000_000_000
+    result = llmcli("doctor")
+    assert "--  disk           3.0 GB free where models are kept; an 8B model takes 16 GB" in result.stdout
+    assert result.exit_code == 0
 
 
 def test_doctor_sees_a_cache_that_cannot_be_written(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_help_is_plain_and_fits(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch,
         result = llmcli(*call, flag)
         assert result.exit_code == 0
         assert max(map(len, result.stdout.splitlines())) <= width
-        assert not re.search(r"<\w+>|<=|\x1b|2\^|\[/?bold", result.stdout)
+        assert not re.search(r"<\w+>|<=|\x1b|2\^|\[/?bold|\\", result.stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,6 +82,7 @@ def test_arguments_and_defaults(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch)
     assert "  --temperature X         Randomness: " in text
     assert "[default: the model's, or 0.8]" in " ".join(text.split())
     assert "  -q, --quiet  " in text
+    assert "Longest request, in MiB, up to 1024. [default: 8]" in llmcli("serve", "--help-all").stdout
     assert llmcli("generate", "--help").stdout.startswith("Usage: llmcli generate [OPTIONS] [PROMPT]\n")
 
 
@@ -196,17 +197,33 @@ def test_options_before_the_command(llmcli: Llmcli) -> None:
         ("models lst", "no such command: llmcli models lst; did you mean list? (see llmcli models --help)"),
         ("frob", "no such command: llmcli frob (see llmcli --help)"),
         ("models", "no command given (see llmcli models --help)"),
-        ("generate --seed x", "--seed: expected an integer (see llmcli generate --help)"),
+        ("generate --seed x", "--seed: expected an integer from 0 to 18446744073709551615 (see llmcli "),
+        ("serve --max-body 1G", "--max-body: expected an integer from 1 to 1024 (see llmcli serve --help)"),
+        ("serve --max-body 1025", "--max-body: expected at most 1024 (see llmcli serve --help)"),
         ("generate --seed 18446744073709551616", "--seed: expected at most 18446744073709551615"),
         ("generate --temperature x", "--temperature: expected a number (see llmcli generate --help)"),
         ("generate --seed", "--seed needs a value (see llmcli generate --help)"),
         ("generate --chat=3", "--chat takes no value (see llmcli generate --help)"),
-        ("generate a b", "unexpected argument: b (see llmcli generate --help)"),
+        ("generate a b", "unexpected argument: b; did you mean llmcli generate 'a b'? (see llmcli generate --help)"),
+        (
+            "generate Once upon a",
+            "unexpected argument: upon a; did you mean llmcli generate 'Once upon a'? (see llmcli ",
+        ),
+        ("diff x y a b$", "unexpected argument: b$; did you mean llmcli diff x y 'a b$'? (see llmcli diff --help)"),
+        ("pull org/a org/b", "unexpected argument: org/b (see llmcli pull --help)"),
         ("diff a", "missing argument: B (see llmcli diff --help)"),
     ],
 )
 def test_usage_errors_in_plain_words(llmcli: Llmcli, call: str, message: str) -> None:
     llmcli(*call.split()).expect_error(2, f"error: {message}")
+
+
+def test_a_prompt_without_a_command(llmcli: Llmcli) -> None:
+    told = (
+        "no such command: llmcli Once upon a time; did you mean llmcli generate 'Once upon a time'? (see llmcli --help)"
+    )
+    llmcli("Once upon a time").expect_error(2, told)
+    llmcli("models", "Once upon").expect_error(2, "no such command: llmcli models Once upon (see llmcli models --help)")
 
 
 def test_aliases_lead_to_options_that_exist() -> None:
@@ -283,7 +300,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two models in the cache, a model folder, another folder, and a preset."""
+    """Two models in the cache, a model folder, another folder, a preset, and three chats."""
     for name in ("models--org--tiny", "models--org--big--one", "datasets--org--text"):
         (tmp_path / "hf" / "hub" / name).mkdir(parents=True)
     (tmp_path / "mine").mkdir()
@@ -291,6 +308,11 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "other").mkdir()
     (tmp_path / "home" / "presets").mkdir(parents=True)
     (tmp_path / "home" / "presets" / "strange.toml").write_text("[sampling]\n")
+    (tmp_path / "home" / "chat").mkdir()
+    for age, name in enumerate(("fox", "my trip", "2026-01-02-über-uns")):
+        path = tmp_path / "home" / "chat" / f"{name}.json"
+        path.touch()
+        os.utime(path, (10**9 - age,) * 2)
     return tmp_path
 
 
@@ -315,8 +337,11 @@ def folder(tmp_path: Path) -> Path:
         ("llmcli generate -m ", ["mine", "org/big--one", "org/tiny", "storyteller", "storyteller-bf16"]),
         ("llmcli chat org/t", ["org/tiny"]),
         ("llmcli chat --thinking ", ["show", "fold", "hide"]),
+        ("llmcli chat --resume ", ["fox", "2026-01-02-über-uns"]),
+        ("llmcli chat --resume f", ["fox"]),
         ("llmcli chat --overflow ", ["drop-oldest", "stop"]),
         ("llmcli eval --against m", ["mine"]),
+        ("llmcli plan --card RTX-409", ["RTX-4090"]),
         ("llmcli plan Qwen", ["Qwen2.5-0.5B", "Qwen3-4B"]),
         ("llmcli bench --format ", ["int8", "int4", "awq", "fp8", "bf16"]),
         ("llmcli quantize mi", ["mine"]),

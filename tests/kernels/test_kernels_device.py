@@ -19,6 +19,7 @@ from llmcli.kernels.device import Device, device_errors, find_problem
 from llmcli.kernels.environment import Card, Driver
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import kernels_folder
+from llmcli.resources import install_command
 
 A100 = Card(0, "A100", (8, 0), 40 * 2**30)
 T4 = Card(1, "Tesla T4", (7, 5), 16 * 2**30)
@@ -41,14 +42,14 @@ CUPY_12, CUPY_13 = {"cupy-cuda12x": "14.2.0"}, {"cupy-cuda13x": "14.2.0"}
         (Driver((13, 0), (A100, T4)), CUPY_13, 2, "there is no card 2, the NVIDIA driver sees cards 0 to 1"),
         (Driver((13, 0), (A100,)), CUPY_13, -1, "there is no card -1"),
         (Driver((13, 0), (A100, T4)), CUPY_13, 1, "card 1, Tesla T4, has compute capability 7.5; 8.0 or more (Ampere)"),
-        (Driver((13, 0), (A100,)), {}, 0, 'CuPy is not installed; pip install "llmcli[cuda13]"'),
-        (Driver((12, 4), (A100,)), {}, 0, 'CuPy is not installed; pip install "llmcli[cuda12]"'),
+        (Driver((13, 0), (A100,)), {}, 0, f"CuPy is not installed; {install_command('llmcli[cuda13]')}"),
+        (Driver((12, 4), (A100,)), {}, 0, f"CuPy is not installed; {install_command('llmcli[cuda12]')}"),
         (
             Driver((13, 0), (A100,)),
             CUPY_12 | CUPY_13,
             0,
             "cupy-cuda12x and cupy-cuda13x overwrite each other; pip uninstall cupy-cuda12x cupy-cuda13x, then "
-            'pip install "llmcli[cuda13]"',
+            + install_command("llmcli[cuda13]"),
         ),
         (Driver((12, 4), (A100,)), CUPY_13, 0, "cupy-cuda13x cannot use a driver for CUDA 12.4; pip uninstall"),
         (Driver((13, 0), (A100,)), CUPY_12, 0, "CuPy does not start: cudaErrorOddity"),

@@ -185,3 +185,11 @@ def test_a_home_that_cannot_be_written_keeps_nothing_from_compiling() -> None:
     ).stdout
     assert re.search(r"^ok +NVRTC", told, re.MULTILINE), told
     assert "/proc/nowhere/.cache" in told
+
+
+def test_looking_makes_no_folder(tmp_path: Path) -> None:
+    """Neither CuPy's own in the home, nor the one that it gets among ours."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    command = [sys.executable, "-m", "llmcli", "doctor"]
+    subprocess.run(command, env={**kept, "HOME": str(tmp_path)}, capture_output=True, check=True, timeout=120)
+    assert list(tmp_path.iterdir()) == []

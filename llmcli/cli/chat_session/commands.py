@@ -26,7 +26,7 @@ from llmcli.cli.chat_session.state import (
     Outcome,
     Talk,
 )
-from llmcli.cli.command import near_names
+from llmcli.cli.command import ALIASES, near_names
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
     likelihood_level,
@@ -39,12 +39,13 @@ from llmcli.cli.output.tokens import (
 from llmcli.cli.prompt import chosen_word
 from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
 from llmcli.cli.units import counted
-from llmcli.engine.conversation import Conversation, load_conversation, save_conversation
+from llmcli.engine.conversation import Conversation, load_conversation, save_conversation, save_markdown
 from llmcli.errors import UsageError
 from llmcli.resources import chat_folder
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.tokenizer.base import StreamDecoder
 
+MARKDOWN_SUFFIX = ".md"
 MOST_ANSWERS = 16  # of /n: more than anyone reads
 
 CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
@@ -147,20 +148,19 @@ def continue_answer(state: ChatSession, argument: str) -> Outcome:
 
 
 def save(state: Talk, argument: str) -> None:
-    """Keep the conversation under a name, or save it to a file, or to the one it came from.
+    """Keep the conversation under a name, or save it to a file; without either, where it was saved last.
+
+    A file that ends in `.md` is Markdown to read, which cannot be loaded.
 
     `--force` replaces another conversation in a file.
     """
     name, is_forced = _without_force(argument)
-    if not (name or state.files):
-        raise UsageError("/save needs a name or a file, such as /save talk.json")
-    if name and not names_file(name):
-        if not state.chat.conversation.turns:
-            raise UsageError("there is nothing to keep yet; write a message first")
-        if state.keeper is None:
-            raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
-        state.keeper.keep_as(name, state.saved())
-        terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
+    if name.endswith(MARKDOWN_SUFFIX):
+        save_markdown(_path(name), state.saved(), replace=is_forced)
+        terminal.info(f"Saved to {_path(name)} as Markdown")
+        return
+    if not (name and names_file(name)) and not (state.files and not name):
+        _keep(state, name)
         return
     path = _path(name) if name else list(state.files)[-1]
     _refuse_kept(path)
@@ -173,6 +173,21 @@ def save(state: Talk, argument: str) -> None:
     state.files.pop(path, None)
     state.files[path] = load_conversation(path)
     terminal.info(f"Saved to {path}")
+
+
+def _keep(state: Talk, name: str) -> None:
+    """Keep the conversation under a name, or under the one it has. Raises: UsageError if it is not kept"""
+    if not state.chat.conversation.turns:
+        raise UsageError("there is nothing to keep yet; write a message first")
+    if state.keeper is None:
+        raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
+    if name:
+        state.keeper.keep_as(name, state.saved())
+    else:
+        state.keeper.save(state.saved())
+        assert state.keeper.path is not None
+        name = state.keeper.path.stem
+    terminal.info(f"kept as {name}; `llmcli chat --resume {shlex.quote(name)}` continues it")
 
 
 def load(state: Talk, argument: str) -> None:
@@ -348,7 +363,7 @@ def set_value(state: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     name, value = name.replace("-", "_").lower(), value.strip()
     if name not in SETTINGS:
-        raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(SETTINGS)}, and a value")
+        raise UsageError(f"/set {name or 'NAME VALUE'}: {_meant_setting(name)}")
     if name in SPECS:
         state.change(name, check_param(name, _number(name, value)))
     elif name == "seed":
@@ -367,6 +382,15 @@ def set_value(state: Talk, argument: str) -> None:
             raise UsageError(f"markdown is {value!r}, expected on or off")
         state.is_markdown = value == "on"
     terminal.info(f"{name} is {value}")
+
+
+def _meant_setting(name: str) -> str:
+    """The setting that was meant, by the spelling or by another program's name for it; else all of them."""
+    option, known = f"--{name.replace('_', '-')}", {f"--{one.replace('_', '-')}": one for one in SETTINGS}
+    for meant in (*ALIASES.get(option, ()), *near_names(option, known)):
+        if meant in known:
+            return f"did you mean {known[meant]}?"
+    return f"expected one of {', '.join(SETTINGS)}, and a value"
 
 
 def _number(name: str, text: str) -> int | float:
@@ -406,7 +430,12 @@ COMMANDS = (
     ChatCommand("edit", "[TEXT]", "Edit the last message and answer it again.", edit),
     ChatCommand("edit-answer", "[TEXT]", "Edit the last answer.", edit_answer, needs_model=True),
     ChatCommand("continue", "", "Continue an answer that was stopped.", continue_answer, needs_model=True),
-    ChatCommand("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", save),
+    ChatCommand(
+        "save",
+        "[--force] [NAME|FILE]",
+        "Save the chat: under a name, to a file (.md: Markdown), or again.",
+        save,
+    ),
     ChatCommand("load", "NAME|FILE", "Load a copy of a saved conversation.", load),
     ChatCommand("history", "", "Show the conversation.", history),
     ChatCommand("params", "", "Show the settings.", params),
