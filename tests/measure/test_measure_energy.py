@@ -70,12 +70,17 @@ def test_idle_power_of_a_moment(nvml: Nvml) -> None:
     assert meter.idle_watts == 123.0
 
 
-def test_idle_power_of_a_while(nvml: Nvml) -> None:
+def test_idle_power_of_a_while(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = open_meter(1)
     assert isinstance(meter, EnergyMeter)
+    clock = SimpleNamespace(now=7.0)
+    clock.perf_counter = nvml.clock = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(energy, "time", clock)
     nvml.watts = IDLE_WATTS
-    meter.wait_idle(0.05)
-    assert meter.idle_watts == pytest.approx(IDLE_WATTS, rel=0.03)
+    meter.wait_idle(0.5)
+    assert clock.now == 7.5
+    assert meter.idle_watts == pytest.approx(IDLE_WATTS, rel=0.01)
 
 
 def test_idle_power_is_subtracted() -> None:
