@@ -21,6 +21,7 @@ from llmcli.cli import lazy, shared
 from llmcli.cli.lines import Lines
 from llmcli.cli.output.notebook import text_html
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
+from llmcli.cli.settings import find_alias
 from llmcli.cli.terminal import terminal
 from llmcli.engine.request import Event, Failed, Finished, FinishReason, PromptScored, Request, Timings, Token
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
@@ -139,17 +140,17 @@ def load(
     template_variables: Mapping[str, Any] | None = None,
     quiet: bool = True,
 ) -> Model:
-    """Load a model, a folder or a hub id; without a name the built-in storyteller.
+    """Load a model: a folder, a hub id or an alias; without a name the built-in storyteller.
 
     The options are those of the commands: `drafts` is --draft. `rows` texts run side by side; by default as many as
     fit, which takes a card's free memory. Unless `quiet`, stderr gets the lines of the commands; warnings come anyway.
     Raises: LLMCliError and its subclasses in `llmcli.errors`
     """
     options = shared.RunOptions(
-        model=None if name is None else os.fspath(name),
+        model=None if name is None else find_alias(os.fspath(name)),
         adapter=list(adapters),
         context=None if context is None else integer_of("context", context, 1),
-        draft=drafts,
+        draft=find_alias(drafts),
         devices=shared.DeviceOptions(device, dtype, kv_cache, threads),
     )
     rows = None if rows is None else integer_of("rows", rows, 1, lazy.runners.MAX_ROWS)

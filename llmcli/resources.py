@@ -67,6 +67,14 @@ def _source_tree() -> Path | None:
     return next((tree.resolve() for tree in trees if (tree / "pyproject.toml").is_file()), None)
 
 
+def config_file() -> Path | None:
+    """The file of the user's settings; it need not exist. LLMCLI_CONFIG names another one, or none if it is empty."""
+    named = os.environ.get("LLMCLI_CONFIG")
+    if named is not None:
+        return Path(named) if named else None
+    return _user_home(platformdirs.user_config_path("llmcli")) / "config.toml"
+
+
 def user_presets_folder() -> Path:
     """The folder of the user's presets; it need not exist."""
     return _user_home(platformdirs.user_config_path("llmcli")) / "presets"

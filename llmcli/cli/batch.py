@@ -33,6 +33,7 @@ from llmcli.cli.lines import Task
 from llmcli.cli.output.base import draft_rows, sample_json
 from llmcli.cli.progress import progress as draw_progress
 from llmcli.cli.run import NGRAM, OFF, check_run, loaded_objects_set_aside, open_run
+from llmcli.cli.settings import running
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
@@ -500,8 +501,10 @@ def batch(
     if files.source == MERGE:
         groups = (files, options, stopping, sampler, schema)
         given = [name for group in groups for name in given_options(group) if name not in ("--source", "--output")]
-        merge(files, [*given, *(f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is not None)])
+        drawn = [name for name, value in numbers.items() if value is not None and name not in running.configured]
+        merge(files, [*given, *(f"--{name.replace('_', '-')}" for name in drawn)])
         return
+    options = replace(options, model=shared.model_or_default(options.model))
     grammar = schema.read(ignore_eos=stopping.ignore_eos)
     open_engine: Open = engine_here if files.ray is None else partial(engine_on_ray, options=options)
     here = options if files.ray is None else require_ray(files.ray, options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from llmcli.cli.constrained_texts import SchemaOptions, Schemas
 from llmcli.cli.prompt import chosen_word, parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.settings import running
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation
@@ -47,7 +47,9 @@ class ConversationOptions:
     """
 
     server: str | None = conversation_option(None, "Talk with the model of this server.", metavar="URL")
-    api_key: str | None = conversation_option(None, "The key of --server.", metavar="KEY", envvar=shared.KEY_VARIABLE)
+    api_key: str | None = conversation_option(
+        None, "The key of --server.", metavar="KEY", envvar=shared.KEY_VARIABLE, hide_input=True
+    )
     system: str | None = shared.system_option()
     chat_template: str | None = shared.chat_template_option()
     template_var: list[str] | None = shared.template_var_option()
@@ -72,8 +74,8 @@ class ConversationOptions:
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
             raise UsageError("--resume and --continue cannot be combined")
-        # The variable is for all runs, so it does not conflict with this one.
-        if self.server is None and self.api_key not in (None, os.environ.get(shared.KEY_VARIABLE)):
+        # The variable and the file are for all runs, so they do not conflict with this one.
+        if self.server is None and self.api_key is not None and "api_key" not in running.configured:
             raise UsageError("--api-key needs --server URL")
         for message in self.message or ():
             if not message.strip():
@@ -173,6 +175,7 @@ def chat(
             if saved is not None:
                 name = saved.model if name is None else name
                 request = _with_adapters_of(saved, request, name)
+            name = shared.model_or_default(name)
             state = _open_state(request, name, saved, conversation, answers, view, grammar)
             _talk(state, keeper, conversation, view, require_complete=answers.schema.require_complete)
         return

@@ -18,12 +18,12 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from llmcli.cli.completion import complete_words
-from llmcli.errors import UsageError
+from llmcli.cli import lazy
+from llmcli.cli.completion import MODEL_COMPLETERS, complete_words
+from llmcli.cli.spelling import near_names
+from llmcli.errors import LLMCliError, UsageError
 
 # Options that a command lacks: suggests its own by other programs' names or by spelling.
-
-_MAX_PROPOSALS = 2
 
 # An option of ours, offered where the command has it, or a note; and what llama.cpp, ollama, llm, mlx-lm, transformers
 # and vLLM call it, with dashes for underscores. docs/guide/coming-from-llama.cpp.md has the same names; a test
@@ -97,41 +97,6 @@ COMMAND_ALIASES: Mapping[str, str] = {
 }
 
 
-def near_names(name: str, known: Collection[str]) -> list[str]:
-    """The known names that are near, the nearest first, at most two; a dash more or less counts for nothing."""
-    found = {other: distance for other in known if (distance := _distance(name, other)) is not None}
-    return sorted(found, key=lambda other: (found[other], other))[:_MAX_PROPOSALS]
-
-
-def _distance(name: str, other: str) -> int | None:
-    """The number of slips between two names; None for too many."""
-    words, others = name.strip("-").split("-"), other.strip("-").split("-")
-    if len(words) != len(others):
-        words, others = ["".join(words)], ["".join(others)]
-    total = 0
-    for word, meant in zip(words, others, strict=True):
-        slips = _slips(word, meant)
-        # The first letter is usually right, and two slips make another word of a short one.
-        if slips and (word[:1] != meant[:1] or slips > min(2, min(len(word), len(meant)) // 3)):
-            return None
-        total += slips
-    return total
-
-
-def _slips(word: str, meant: str) -> int:
-    """The number of letters missing, extra, wrong or swapped (Damerau and Levenshtein's distance, restricted)."""
-    before: list[int] = []
-    row = list(range(len(meant) + 1))
-    for i, letter in enumerate(word, start=1):
-        before, last, row = row, before, [i]
-        for j, expected in enumerate(meant, start=1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != expected))
-            if i > 1 and j > 1 and letter == meant[j - 2] and word[i - 2] == expected:
-                cost = min(cost, last[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
-
-
 def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str) -> None:
     """Refuse an option that is not among the `known` ones; `otherwise` is the message without a suggestion.
 
@@ -187,6 +152,7 @@ def _listed(names: list[str]) -> str:
 HELP_NAMES = ("-h", "--help", "--help-all")
 HELP_ALL = HELP_NAMES[-1]
 _EXAMPLE = "llmcli "
+_SHOWS_SETTINGS = "llmcli config"  # the command that says itself what is wrong with them
 _MAX_NAME_WIDTH = 28
 
 # The option's meaning alone, and the words that it takes. They are declared as options with a value.
@@ -224,7 +190,8 @@ def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
     """Declare an option, as a field of a group or a parameter of a command.
 
     `names` are its short names if it is called as the field, `--max-new-tokens`, and else all of its names. The
-    settings are Typer's, but for two: `complete` is a completer of `completion`, `words` are what it offers.
+    settings are Typer's, but for two: `complete` is a completer of `completion`, `words` are what it offers. What
+    completes as a model may be an alias.
     """
     return _declared(typer.Option, default, names, {"help": help, **settings})
 
@@ -281,13 +248,13 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given_options(group: Any) -> list[str]:
-    """The options of a group whose value is not the default, as they are written on the command line."""
+    """The options of a group that the command line gives a value that is not the default, as they are written there."""
     given = []
     for one in fields(group):
         value = getattr(group, one.name)
         if is_dataclass(value):
             given += given_options(value)
-        elif value != one.default:
+        elif value != one.default and one.name not in lazy.settings.running.configured:
             given.append(next(name for name in _option_names(one.name, one) if name.startswith("--")))
     return given
 
@@ -321,6 +288,8 @@ def _parameter(name: str, annotation: Any, declared: Any) -> inspect.Parameter:
         usual = {**usual, "metavar": name.upper()}
     settings = {**usual, **declared.metadata["settings"]}
     words, complete = settings.pop("words", ()), settings.pop("complete", None)
+    if complete in MODEL_COMPLETERS:
+        settings["callback"] = _meant_model
     info = declared.metadata["declare"](
         *names, autocompletion=complete_words(*words) if words else complete, **settings
     )
@@ -328,6 +297,10 @@ def _parameter(name: str, annotation: Any, declared: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info]
     )
+
+
+def _meant_model(value: str | None) -> str | None:
+    return None if value is None else lazy.settings.find_alias(value)
 
 
 def _option_names(name: str, declared: Any) -> tuple[str, ...]:
@@ -438,7 +411,17 @@ def usage_message(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     if context is not None and (meant := _with_quotes(error.format_message(), context)):
         message += f"; did you mean {meant}?"
-    return f"{message} (see {context.command_path if context else 'llmcli'} --help)"
+    source = lazy.settings.name_sources(context, message) if isinstance(getattr(context, "command", 0), Command) else ""
+    return f"{message}{source} (see {context.command_path if context else 'llmcli'} --help)"
+
+
+def _settings_problem(ctx: Any) -> UsageError | None:
+    """Make the user's settings the defaults of a command. What is wrong with them must wait until after --help."""
+    try:
+        lazy.settings.configure(ctx)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _with_quotes(message: str, context: Any) -> str:
@@ -452,7 +435,10 @@ def _with_quotes(message: str, context: Any) -> str:
 
 
 class Command(TyperCommand):
-    """A command: options that may stand alone, --help-all, and a suggestion for an unknown option."""
+    """A command: options that may stand alone, --help-all, and a suggestion for an unknown option.
+
+    The user's settings are the defaults of its options.
+    """
 
     shows_all_options = False
 
@@ -461,7 +447,8 @@ class Command(TyperCommand):
         refuse_empty_paths(self.params)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises: UsageError for an unknown option"""
+        """Read the arguments. Raises: UsageError for an unknown option, and for settings that are wrong"""
+        problem = None if ctx.resilient_parsing else _settings_problem(ctx)
         options = _options(self.get_params(ctx))
         taking = {name for option in options if not option.is_flag for name in option.opts} - OPTIONAL_VALUES.keys()
         known = _names(options)
@@ -472,10 +459,23 @@ class Command(TyperCommand):
             self.shows_all_options = self.shows_all_options or (is_own and argument == HELP_ALL)
             arguments.append(argument)
         try:
-            return super().parse_args(ctx, arguments)
+            rest = super().parse_args(ctx, arguments)  # --help ends here
         except typer.TyperException as error:
-            problem: Any = error
-            problem.ctx = ctx  # Typer leaves it out if an option lacks its value
+            refusal: Any = error
+            refusal.ctx = ctx  # Typer leaves it out if an option lacks its value
+            raise
+        if problem is not None and ctx.command_path != _SHOWS_SETTINGS:
+            raise problem
+        if not ctx.resilient_parsing:
+            lazy.settings.note_configured(ctx)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. An error says where the options that it names come from, if not from the command line."""
+        try:
+            return super().invoke(ctx)
+        except LLMCliError as error:
+            error.args = (f"{error}{lazy.settings.name_sources(ctx, str(error))}",)
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -488,7 +488,9 @@ class Command(TyperCommand):
         write_description(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options."""
+        """Write the arguments and options, with the user's defaults."""
+        for param, value, source in [*lazy.settings.find_values(ctx)]:
+            param.show_default = f"{value}, from {source}"
         write_params(formatter, self.get_params(ctx), shows_all=self.shows_all_options)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:

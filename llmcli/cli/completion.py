@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from llmcli.cli import lazy
+from llmcli.errors import UsageError
 from llmcli.resources import BUILT_IN_MODELS, chat_folder, resource_folder
 
 Completer = Callable[[str], list[str]]
@@ -36,9 +37,13 @@ def complete_hub_id(incomplete: str) -> list[str]:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Model folders at the typed path, the models in the hub's cache, and the built-in ones."""
+    """Model folders at the typed path, the models in the hub's cache, the built-in ones, and the user's aliases."""
     paths = _folders_with("config.json", incomplete)
-    return paths + complete_hub_id(incomplete) + _beginning(BUILT_IN_MODELS, incomplete)
+    try:
+        aliases = [*lazy.settings.read_settings().aliases]
+    except UsageError:
+        aliases = []
+    return paths + complete_hub_id(incomplete) + _beginning((*BUILT_IN_MODELS, *aliases), incomplete)
 
 
 def complete_chat(incomplete: str) -> list[str]:
@@ -61,6 +66,10 @@ def complete_subject(incomplete: str) -> list[str]:
     """As `complete_model`, and the shapes of configs/models."""
     shapes = sorted(path.stem for path in resource_folder("configs").glob("models/*.json"))
     return complete_model(incomplete) + _beginning(shapes, incomplete)
+
+
+# What names a model.
+MODEL_COMPLETERS = (complete_hub_id, complete_model, complete_draft, complete_subject)
 
 
 def _folders_with(file_name: str, incomplete: str) -> list[str]:

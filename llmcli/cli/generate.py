@@ -329,7 +329,7 @@ def generate(
     grammar = texts.schema.read(ignore_eos=stopping.ignore_eos)  # while the card starts
     kernels = read_kernels(options.kernel, request.devices)
     text = read_prompt(prompt.prompt, prompt.file)
-    run = open_run(request, options.model, timeline, holds_texts=grammar is not None)
+    run = open_run(request, shared.model_or_default(options.model), timeline, holds_texts=grammar is not None)
     session = run.session
     with timeline.part("tokenizer"):
         encoded = prompt.encode(session, text)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         model,
         random_weights,
     )
-    from llmcli.cli import address_space, bar, device_targets, roofline_figure, server_client
+    from llmcli.cli import address_space, bar, device_targets, roofline_figure, server_client, settings
     from llmcli.cli.chat_session import kept_chats, key_echo, line_editor, markdown
     from llmcli.cli.output import page_diff
     from llmcli.config import fields, llama, presets

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -71,8 +71,9 @@ COMMANDS = (
     CommandEntry("info", "models", "info", "Show a model's shape, memory needs and sampling defaults."),
     CommandEntry("tokenize", "models", "tokenize", "Show the tokens of a text: each id and its piece."),
     CommandEntry("pull", "models", "pull", "Download a model into the hub's cache and print its folder."),
-    CommandEntry("models", "models", "models_app", "List or remove downloaded models."),
+    CommandEntry("models", "models", "models_app", "List or remove downloaded models, and give them aliases."),
     CommandEntry("presets", "models", "presets", "List the presets for --preset, built-in and your own."),
+    CommandEntry("config", "config", "config", "Show your settings, and where each comes from."),
     CommandEntry("doctor", "doctor", "doctor", "Check this machine and say how to fix what is wrong."),
 )
 
@@ -84,6 +85,14 @@ def add_commands(app: typer.Typer, called: str | None) -> None:
             _add(app, command)
         else:
             app.command(command.name, help=command.summary)(_not_called)
+
+
+def whole_program() -> Any:
+    """The program with every command itself, as Typer's group."""
+    app = typer.Typer(cls=Group)
+    for command in COMMANDS:
+        _add(app, command)
+    return typer.main.get_command(app)
 
 
 def load_command(command: CommandEntry) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -19,11 +20,12 @@ from llmcli.cli.command import argument, command_group, option
 from llmcli.cli.completion import complete_hub_id
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import fetch_model, model_folder, open_session, warn_of
+from llmcli.cli.settings import change_alias, read_settings
 from llmcli.cli.tables import aligned_lines
 from llmcli.cli.terminal import fact_lines, terminal, visible
 from llmcli.cli.units import counted, divergence, size
 from llmcli.errors import UsageError
-from llmcli.resources import user_presets_folder
+from llmcli.resources import BUILT_IN_MODELS, user_presets_folder
 from llmcli.tokenizer.base import decode as decode_text
 
 
@@ -164,7 +166,44 @@ def remove_model(
     terminal.info(f"removed {hub_id}, {size} freed")
 
 
-models_app = command_group("List or remove downloaded models.", {"list": list_models, "rm": remove_model})
+def alias(
+    *,
+    name: str | None = argument(None, "The alias; without one, list all."),
+    model: str | None = argument(None, "The model folder or hub id that it stands for."),
+    remove: bool = option(False, "Remove the alias NAME."),
+    messages: shared.MessageOptions,
+) -> None:
+    """Give a model a short name, usable wherever a model is named.
+
+    Examples:
+
+    llmcli models alias smol HuggingFaceTB/SmolLM2-135M
+
+    llmcli models alias smol --remove
+    """
+    aliases = read_settings().aliases
+    if name is None:
+        terminal.write("".join(f"{line}\n" for line in aligned_lines([*aliases.items()], "<<")))
+    elif (model is None) != remove:
+        raise UsageError(f"give the model that {name} stands for, or --remove")
+    elif model is None:
+        if name not in aliases:
+            raise UsageError(f"there is no alias {name!r}; `llmcli models alias` lists them")
+        terminal.info(f"removed {name} from {change_alias(name, None)}")
+    elif os.path.lexists(name):
+        raise UsageError(f"{name!r} is a file or folder here, which would be meant; choose another alias")
+    else:
+        target = os.path.abspath(model) if os.path.exists(model) else model  # it is meant from every folder
+        is_known = target in (name, *aliases, *BUILT_IN_MODELS, *lazy.random_weights.shape_names())
+        if target == model and not (is_known or find_hub_id(model)):
+            raise UsageError(f"{model!r} is neither a model folder nor a hub id")
+        terminal.info(f"{name} stands for {target} in {change_alias(name, target)}")
+
+
+models_app = command_group(
+    "List or remove downloaded models, and give them aliases.",
+    {"list": list_models, "rm": remove_model, "alias": alias},
+)
 
 
 MAX_DIGITS = 20
@@ -187,7 +226,7 @@ def tokenize(
     llmcli tokenize --decode "1 9038 2501" -m my-model
     """
     content = read_prompt(text, file)
-    tokenizer = lazy.tokenizer_load.load_tokenizer(model_folder(model))
+    tokenizer = lazy.tokenizer_load.load_tokenizer(model_folder(shared.model_or_default(model)))
     token_ids = _parse_ids(content, tokenizer.vocab_size) if decode else tokenizer.encode(content)
     pieces = [tokenizer.piece(token_id) for token_id in token_ids]
     if json_:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from llmcli.cli import lazy, shared
 from llmcli.cli.cards import CARDS, find_card
 from llmcli.cli.command import option
+from llmcli.cli.completion import complete_subject
 from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target
@@ -83,7 +84,9 @@ def plan(
     *,
     names: shared.SubjectOptions,
     place: PlaceOptions,
-    draft: str | None = shared.model_option(None, "A draft model (or SHAPE) next to it.", metavar="MODEL"),
+    draft: str | None = shared.model_option(
+        None, "A draft model (or SHAPE) next to it.", metavar="MODEL", complete=complete_subject
+    ),
     json_: bool = option(False, "Print one JSON object instead of tables."),
     messages: shared.MessageOptions,
 ) -> None:

@@ -15,6 +15,7 @@ import typer
 from llmcli.checkpoint.hub_library import HubId, find_hub_id
 from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument
+from llmcli.cli.completion import complete_model
 from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
@@ -38,7 +39,7 @@ class ReplayOptions:
 
     file: Path = argument(..., "File written by `llmcli generate --receipt`.", metavar="RECEIPT")
     model: str | None = shared.model_option(
-        None, "Where the model is now: folder or hub id.", "-m", show_default="the receipt's"
+        None, "Where the model is now: folder or hub id.", "-m", show_default="the receipt's", complete=complete_model
     )
     adapter: list[str] | None = shared.adapter_option()
     device: str | None = shared.model_option(None, "cpu, cuda or cuda:N.", show_default="the receipt's")

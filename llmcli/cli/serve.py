@@ -27,6 +27,7 @@ from llmcli.cli.constrained_texts import KEPT_SCHEMAS, Schemas
 from llmcli.cli.prompt import SamplerFlags, parse_template_variables
 from llmcli.cli.run import OFF, Run, RunRequest, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.settings import running
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.cli.units import counted, size
 from llmcli.errors import EXIT_INTERRUPTED, TokenizerError, UsageError
@@ -54,7 +55,7 @@ class ServeOptions:
     port: int = server_option(8080, "Port to listen at; 0 picks one.", min=0, max=65535)
     rows: str = shared.rows_option(shared.AUTO)
     api_key: str | None = server_option(
-        None, "Serve only who sends this key.", metavar="KEY", envvar=shared.KEY_VARIABLE
+        None, "Serve only who sends this key.", metavar="KEY", envvar=shared.KEY_VARIABLE, hide_input=True
     )
     api_key_file: Path | None = server_option(None, "Read the key from a file.")
     max_queue: int = server_option(512, "Texts that may wait for a row.", min=0)
@@ -79,7 +80,7 @@ class ServeOptions:
         shared.parse_rows(self.rows)
         parse_template_variables(self.template_var)
         # The variable is for all runs, so it does not conflict with a file.
-        if self.api_key_file is not None and self.api_key not in (None, os.environ.get(shared.KEY_VARIABLE)):
+        if self.api_key_file is not None and self.api_key is not None and "api_key" not in running.configured:
             raise UsageError("--api-key and --api-key-file cannot be combined")
         for origin in self.cors_origin or ():
             if origin != "*" and "://" not in origin:
@@ -300,7 +301,7 @@ def serve(
     with listener:
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        name = shared.chosen_model(server.model_argument, options.model)
+        name = shared.model_or_default(shared.chosen_model(server.model_argument, options.model))
         run = open_run(request, name)
         if server.chat_template is not None or server.template_var:  # else a model without one completes prompts
             template, _ = run.session.open_template(server.chat_template, parse_template_variables(server.template_var))

@@ -19,6 +19,7 @@ from llmcli.cli import completion, lazy
 from llmcli.cli.command import OptionEach, argument, option
 from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, Session, fetch_model
+from llmcli.cli.settings import BUILT_IN, running
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.sampling.params import DEFAULT_ORDER, SPECS, ParamSpec
@@ -34,8 +35,7 @@ KEY_VARIABLE = "LLMCLI_API_KEY"  # the default of --api-key
 
 AUTO = "auto"
 
-_MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
-_MODEL_DEFAULT = "the built-in storyteller"
+_MODEL_HELP = "Model folder, hub id such as ORG/NAME, or alias."
 
 # The options that most people set; the others are hidden.
 _EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
@@ -56,20 +56,20 @@ model_name_option = partial(
     "--model",
     "-m",
     metavar="MODEL",
-    show_default=_MODEL_DEFAULT,
+    show_default=BUILT_IN,
     complete=completion.complete_model,
 )
 # For commands about a model itself: chosen_model() joins it with model_name_option.
 model_argument = partial(
-    argument, None, _MODEL_HELP, metavar="MODEL", show_default=_MODEL_DEFAULT, complete=completion.complete_model
+    argument, None, _MODEL_HELP, metavar="MODEL", show_default=BUILT_IN, complete=completion.complete_model
 )
 # For commands that also take a shape without weights.
 subject_argument = partial(
     argument,
     None,
-    "Model folder, hub id, or the name of a shape such as Llama-2-7B.",
+    "Model folder, hub id, alias, or the name of a shape such as Llama-2-7B.",
     metavar="MODEL|SHAPE",
-    show_default=_MODEL_DEFAULT,
+    show_default=BUILT_IN,
     complete=completion.complete_subject,
 )
 format_option = partial(
@@ -122,13 +122,22 @@ debug_option = partial(output_option, False, "Show the traceback of an error.", 
 
 
 def chosen_model(argument: str | None, option: str | None) -> str | None:
-    """The named model, as an argument or with --model; None for the built-in one.
+    """The named model, as an argument or with --model; None if none is named.
 
     Raises: UsageError if both are given.
     """
     if argument is not None and option is not None:
         raise UsageError("the argument MODEL and --model cannot be combined")
     return argument if argument is not None else option
+
+
+def model_or_default(name: str | None) -> str | None:
+    """The named model, else the user's default one, and a line says so; None for the built-in one."""
+    if name is not None or running.model is None:
+        return name
+    name, source = running.model
+    terminal.info(f"Using {name}, the default model of {source}")
+    return name
 
 
 def parse_rows(flag: str) -> int | None:
@@ -248,8 +257,8 @@ class ModelNames:
 
     @property
     def chosen(self) -> str | None:
-        """The given model; see `chosen_model`."""
-        return chosen_model(self.argument, self.model)
+        """The given model, or the default one; see `chosen_model` and `model_or_default`."""
+        return model_or_default(chosen_model(self.argument, self.model))
 
 
 @dataclass(frozen=True)

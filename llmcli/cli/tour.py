@@ -171,7 +171,8 @@ def _run(step: TourStep, folder: Path, *, with_color: bool) -> int:
     Raises: KeyboardInterrupt when the command has ended.
     """
     search_path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": search_path}
+    kept = {name: text for name, text in os.environ.items() if name == "LLMCLI_HOME" or not name.startswith("LLMCLI_")}
+    environment = {**kept, "PYTHONPATH": search_path, "LLMCLI_CONFIG": ""}  # without the user's settings
     if not with_color:
         environment["NO_COLOR"] = "1"
     if terminal.is_debug:

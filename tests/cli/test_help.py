@@ -17,7 +17,7 @@ from llmcli.cli.command import ALIASES, COMMAND_ALIASES, refuse_unknown_option
 from llmcli.cli.main import COMMANDS, main
 from llmcli.errors import UsageError
 
-GROUPS = {"models": ("list", "rm"), "kernels": ("compare", "profile")}
+GROUPS = {"models": ("list", "rm", "alias"), "kernels": ("compare", "profile")}
 NAMES = [command.name for command in COMMANDS if command.name not in GROUPS]
 CALLS = [
     (),
@@ -320,7 +320,7 @@ def folder(tmp_path: Path) -> Path:
     ("words", "expected"),
     [
         ("llmcli dif", ["diff"]),
-        ("llmcli models ", ["list", "rm"]),
+        ("llmcli models ", ["list", "rm", "alias"]),
         ("llmcli generate --preset ", ["precise", "story", "strange"]),
         ("llmcli generate --preset st", ["story", "strange"]),
         ("llmcli generate --device ", ["auto", "cpu", "cuda"]),

@@ -26,7 +26,7 @@ from llmcli.cli.chat_session.state import (
     Outcome,
     Talk,
 )
-from llmcli.cli.command import ALIASES, near_names
+from llmcli.cli.command import ALIASES
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
     likelihood_level,
@@ -37,6 +37,7 @@ from llmcli.cli.output.tokens import (
     tinted,
 )
 from llmcli.cli.prompt import chosen_word
+from llmcli.cli.spelling import near_names
 from llmcli.cli.terminal import columns_of, fact_lines, has_color, terminal, visible
 from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation, load_conversation, save_conversation, save_markdown
