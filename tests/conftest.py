@@ -1,5 +1,6 @@
 """Fixtures of all tests: the folder of real tokenizers and models next to the project, and tiny models made here."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,26 @@ from llmcli.kernels.device import Device
 if environment.cupy_distributions():
     environment.prepare_cupy()
 
+# More than 10 s each. They begin first, so that no processor waits for the last of them.
+SLOW_FILES = {
+    "test_chat_sandbox.py",
+    "test_cli_batch_ray.py",
+    "test_cli_process.py",
+    "test_cli_schema.py",
+    "test_cli_storyteller.py",
+    "test_cli_tour.py",
+    "test_cuda_dry_run.py",
+    "test_cuda_emulated.py",
+    "test_cuda_simulated.py",
+    "test_deaths.py",
+    "test_generation_schema.py",
+    "test_guide_commands.py",
+    "test_host_packed.py",
+    "test_schema_refusals.py",
+    "test_serve_process.py",
+    "test_storyteller_evaluation.py",
+    "test_torch_conformance.py",
+}
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Programs in a shell's background, and their children, ignore these signals. Tests have to interrupt them.
@@ -105,12 +126,24 @@ def num_schemas(request: pytest.FixtureRequest) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out, unless --all asks for them."""
+    """Begin with the slow files; leave the long tests out, unless --all asks for them."""
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
     if config.getoption("--all"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for garbage in what tests make, not again and again in the modules and tests, which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,14 +18,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 import typer
 from guide_pages import GUIDE, PAGES, ROOT, fenced, indented_lines
 from safetensors.torch import load_file, save_file
 
 from llmcli.cli.command import add_command
 from llmcli.cli.main import COMMANDS
-from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.resources import STORYTELLER_BF16, resource_folder
 
 MOST_TOKENS = "90"
 NO_COMMANDS = {"COMMAND", "receipt"}  # a placeholder, and the name of a file's format
@@ -71,28 +70,16 @@ def run_lines(lines: list[str], folder: Path, **environment: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder, except for the storyteller in 16 bits if it does not come with the program."""
+    """An empty folder, except for a quick model named like the one in 16 bits: two layers of it."""
     made = tmp_path / "empty"
-    made.mkdir()
-    if not resource_folder(f"{STORYTELLER}-bf16").is_dir():
-        write_in_16_bits(resource_folder(STORYTELLER), made / f"{STORYTELLER}-bf16")
+    model = made / STORYTELLER_BF16
+    shutil.copytree(resource_folder(STORYTELLER_BF16), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    weights = load_file(model / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not re.search(r"layers\.[^01]\.", name)}
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
     return made
-
-
-def write_in_16_bits(source: Path, destination: Path) -> None:
-    """The model that int8 codes in groups of 128 encode, in bfloat16."""
-    shutil.copytree(source, destination)
-    config = json.loads((source / "config.json").read_text())
-    del config["quantization_config"]
-    (destination / "config.json").write_text(json.dumps(config))
-    stored = load_file(source / "model.safetensors")
-    weights = {name: tensor for name, tensor in stored.items() if name.endswith((".weight", ".bias"))}
-    for name, packed in stored.items():
-        if name.endswith("_packed"):
-            codes = packed.view(torch.uint8).float() - 128
-            scales = stored[name.replace("_packed", "_scale")].float().repeat_interleave(128, dim=1)
-            weights[name.removesuffix("_packed")] = (codes * scales).to(torch.bfloat16)
-    save_file(weights, destination / "model.safetensors", {"format": "pt"})
 
 
 def test_the_tutorial_runs_as_written(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from bits_conformance import BitsConformance
 from conformance import RunnerConformance
 from families import VARIANTS
 from foreign_models import write_awq, write_fp8, write_gptq, write_packed, write_w8a8
@@ -31,7 +32,9 @@ from llmcli.runners.cuda.step import products as row_products
 from llmcli.runners.torch.load import load
 
 
-class OnSimulatedCard(RunnerConformance):
+class OnSimulatedCard(BitsConformance):
+    """The whole contract is for products in float16, and for those in float32 with a cache of codes."""
+
     device: SimulatedDevice
     options: ClassVar[dict[str, Any]] = {}
 
@@ -59,12 +62,12 @@ class TestSimulatedCudaRunner(CutAtPages, OnSimulatedCard):
     """In float32, the model's own type."""
 
 
-class TestSimulatedCudaRunnerInFloat16(CutAtPages, OnSimulatedCard):
+class TestSimulatedCudaRunnerInFloat16(CutAtPages, OnSimulatedCard, RunnerConformance):
     tolerance = 1e-3  # a prompt's inputs are one chunk, those of a lone token are several; sums round to other float16
     options: ClassVar[dict[str, Any]] = {"dtype": "float16"}
 
 
-class TestSimulatedCudaRunnerWithCodes(CutAtPages, OnSimulatedCard):
+class TestSimulatedCudaRunnerWithCodes(CutAtPages, OnSimulatedCard, RunnerConformance):
     tolerance = 2e-4  # a sum in another order may round an element to the next code, which takes 1e-4
     options: ClassVar[dict[str, Any]] = {"kv_cache": "int8"}
 
