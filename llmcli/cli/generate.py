@@ -347,16 +347,7 @@ def generate(
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
     cut_notice = base.CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
-    wanted = session.request(
-        encoded,
-        chosen_sampler,
-        samples=samples.indices,
-        max_new_tokens=max_new_tokens,
-        stop_strings=run.stop_strings,
-        num_alternatives=output.num_alternatives,
-        keeps_pages=bool(output.roads),
-    )
-    wanted = schemas.hold(wanted, grammar)
+    wanted = schemas.hold(_request(run, encoded, chosen_sampler, samples, output, max_new_tokens), grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness := CompletenessNotice()]
     if receipt is not None:
@@ -370,6 +361,25 @@ def generate(
         completeness.require_complete()
     if kernels:
         show_change(run.devices, loaded.runner, len(encoded.token_ids))
+
+
+def _request(
+    run: Run,
+    encoded: EncodedPrompt,
+    sampler: lazy.params.Sampler,
+    samples: SampleOptions,
+    output: OutputOptions,
+    max_new_tokens: int | None,
+) -> lazy.request.Request:
+    return run.session.request(
+        encoded,
+        sampler,
+        samples=samples.indices,
+        max_new_tokens=max_new_tokens,
+        stop_strings=run.stop_strings,
+        num_alternatives=output.num_alternatives,
+        keeps_pages=bool(output.roads),
+    )
 
 
 def _with_own_kernels(run: Run, kernels: Sequence[lazy.own_kernel.OwnKernel], num_rows: int, timeline: Timeline) -> Run:
