@@ -164,7 +164,7 @@ def load(
 
 @contextmanager
 def _quiet(quiet: bool) -> Iterator[None]:
-    before, terminal.is_quiet = terminal.is_quiet, terminal.is_quiet or quiet
+    before, terminal.is_quiet = terminal.is_quiet, quiet
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from guide.guide_pages import GUIDE, ROOT, fenced
 
 import llmcli
 from llmcli.batch.input import KEYS
+from llmcli.cli.terminal import terminal
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError, DeviceError, UsageError
 
@@ -133,7 +134,11 @@ def test_after_a_ctrl_c_the_model_can_be_used_again_and_closed(monkeypatch: pyte
     assert runner() is None, caught.traceback  # which a notebook keeps
 
 
-def test_nothing_is_printed_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("was_quiet", [False, True])
+def test_nothing_is_printed_unless_asked_for(
+    was_quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "is_quiet", was_quiet)  # as a command in this process may have left it
     llmcli.load(device="cpu").close()
     assert capsys.readouterr() == ("", "")
     llmcli.load(device="cpu", quiet=False).close()
