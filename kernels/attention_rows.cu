@@ -47,7 +47,7 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
     constexpr int PART = PART_SIZE<HEAD_DIM>;
     const unsigned side = turn % 2;
     const int most_heads = min(number_here(call.group), HEAD_TILE), slot = split % PARTS_AT_ONCE;
-    const Heads behind(heads_at, most_heads);
+    const Heads merging(heads_at, most_heads);
     const int count = of.splits.count, num_vectors = of.heads * Heads::VECTORS;
     // [most_heads][max_splits][PART]
     float* parts = call.partials + size_t(of.home) * most_heads * call.max_splits * PART;
@@ -58,11 +58,11 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
         const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
         const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
         const float* weighted =
-            behind.weighted_values + side * WARPS * behind.warp_stride + head * Heads::STRIDE + 4 * vector;
-        const float4 mixed = merge.mix(weighted, behind.warp_stride);
+            merging.weighted_values + side * WARPS * merging.warp_stride + head * Heads::STRIDE + 4 * vector;
+        const float4 mixed = merge.mix(weighted, merging.warp_stride);
         const float2 found = make_float2(merge.maximum, merge.sum);
         if (of.is_whole()) {
-            behind.parts[slot * behind.num_vectors + i] = mixed;
+            merging.parts[slot * merging.num_vectors + i] = mixed;
             if (vector == 0) shared.found[slot][head] = found;
         } else {
             float* part = parts + (head * call.max_splits + split) * PART;
@@ -96,24 +96,24 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
         if (!of.is_whole()) {
             result = merge_splits<HEAD_DIM>(parts + head * call.max_splits * PART, count, vector);
         } else if (count == 1) {
-            const float4 mixed = behind.parts[i];
+            const float4 mixed = merging.parts[i];
             const float sum = shared.found[0][head].y;
             result = make_float4(mixed.x / sum, mixed.y / sum, mixed.z / sum, mixed.w / sum);
         } else if (count == 2) {
-            result = merge_two(shared.found[0][head], shared.found[1][head], behind.parts[i],
-                               behind.parts[behind.num_vectors + i]);
+            result = merge_two(shared.found[0][head], shared.found[1][head], merging.parts[i],
+                               merging.parts[merging.num_vectors + i]);
         } else {
             SplitMerge merged;
             if (split < PARTS_AT_ONCE) {
                 merged.clear();
             } else {
-                merged.found = behind.merged_found[i], merged.mixed = behind.merged_values[i];
+                merged.found = merging.merged_found[i], merged.mixed = merging.merged_values[i];
             }
             merged.add(
                 slot + 1, [&](int j) { return shared.found[j][head]; },
-                [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
+                [&](int j) { return merging.parts[j * merging.num_vectors + i]; });
             if (!ends_row) {
-                behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
+                merging.merged_found[i] = merged.found, merging.merged_values[i] = merged.mixed;
                 continue;
             }
             result = merged.result();
@@ -160,10 +160,10 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 
             if (turn >= 2) barrier_wait(&shared.merged[side], (turn / 2 - 1) % 2);
-            const SharedHeads<HEAD_DIM> behind(heads_at, min(number_here(call.group), HEAD_TILE));
+            const SharedHeads<HEAD_DIM> merging(heads_at, min(number_here(call.group), HEAD_TILE));
             tile.template publish<SharedHeads<HEAD_DIM>::STRIDE>(
                 shared.maxima[side][warp], shared.sums[side][warp],
-                behind.weighted_values + (side * WARPS + warp) * behind.warp_stride, work.heads);
+                merging.weighted_values + (side * WARPS + warp) * merging.warp_stride, work.heads);
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.published[side]);
         }

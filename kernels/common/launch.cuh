@@ -1,9 +1,8 @@
 // launch: programmatic dependent launch. A kernel launched with `overlaps` starts while the previous kernel still runs.
 // From sm_90 on; before it both functions do nothing.
 //
-// gemv, stage_digits, gemm_codes, stage_halves, gemm_halves, stage_wide, gemm_wide, gemm_narrow, add_parts,
-// gather_columns, append_tokens, attention_decode, attention_rows, attention_span, attention_prefill_wgmma and
-// sample_token overlap.
+// gemv, gemv_float, stage_wide, gemm_wide, gemm_narrow, gemm_mma, add_parts, gather_columns, append_tokens,
+// attention_decode, attention_rows, attention_span, attention_prefill_wgmma and sample_token overlap.
 // All other kernels start when every previous kernel has ended, and call neither function.
 // The rules for a kernel that overlaps:
 // 1. At least one of its blocks waits. So when it ends, every previous kernel has ended too, and the next kernel need

@@ -1,4 +1,4 @@
-// rows_block: a block of attention_rows: its shared memory, and the two warps besides those that attend.
+// rows_block: a block of attention_rows: its shared memory, and the warps that copy tiles and prepare queries.
 #pragma once
 
 #include "common/mixed.cuh"
@@ -19,7 +19,7 @@ struct Work {
     int first_split, end_split, heads, token, column, home;
     __device__ __forceinline__ bool is_whole() const { return end_split - first_split == splits.count; }
 };
-// A piece's last split is merged when two more pieces may be prepared, and one is being attended to.
+// While a piece's last split is merged, one piece may be attended to and two more prepared.
 constexpr unsigned WORKS = 4;
 
 // The beginning of a block's shared memory. Queries are prepared for one row while those of another are used.

@@ -88,7 +88,7 @@ __device__ __forceinline__ void hold(float (&sums)[NUM_VALUES]) {
 // Orders this thread's reads and writes in shared memory before those of asynchronous operations after the next
 // barrier. Call it after the barrier that signals copy_async's data, before wgmma reads it; and before a place that
 // ordinary loads have read is freed for copy_bulk. Without it a load that waits for the tensor cores' reads may come
-// after the copy that it allowed: measured, in one of ten launches of gemm_codes.
+// after the copy that it allowed: measured, in one of ten launches of a kernel of that kind.
 __device__ __forceinline__ void fence_async_side() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

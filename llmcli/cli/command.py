@@ -76,13 +76,13 @@ _OTHERS_NAMES = {
     "text is always streamed": "--stream",
 }
 # The same by the other program's name.
-ALIASES: Mapping[str, Sequence[str]] = {
+FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {
     name: [ours for ours, names in _OTHERS_NAMES.items() if name in names.split()]
     for name in " ".join(_OTHERS_NAMES.values()).split()
 }
 
-# As `ALIASES`, for commands.
-COMMAND_ALIASES: Mapping[str, str] = {
+# As `FOREIGN_OPTIONS`, for commands.
+FOREIGN_COMMANDS: Mapping[str, str] = {
     "ask": "generate",
     "benchmark": "bench",
     "completion": "generate",
@@ -107,7 +107,7 @@ def refuse_unknown_option(argument: str, known: Collection[str], otherwise: str)
     name = argument.partition("=")[0]
     if not name.startswith("-") or name in ("-", "--") or name in known:
         return
-    if name.startswith("--") or name in ALIASES or name[:2] not in known:
+    if name.startswith("--") or name in FOREIGN_OPTIONS or name[:2] not in known:
         raise UsageError(f"no such option: {name}; {_proposal(name, known) or otherwise}")
 
 
@@ -115,7 +115,7 @@ def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> No
     """Refuse a command that `parent`, such as `llmcli`, lacks. Raises: UsageError"""
     if name in known:
         return
-    found = [COMMAND_ALIASES[name]] if name in COMMAND_ALIASES else near_names(name, known)
+    found = [FOREIGN_COMMANDS[name]] if name in FOREIGN_COMMANDS else near_names(name, known)
     if " " in name and "generate" in known:  # a prompt
         found = [f"{parent} generate {shlex.quote(name)}"]
     meant = f"; did you mean {_listed(found)}?" if found else ""
@@ -124,20 +124,20 @@ def refuse_unknown_command(name: str, known: Collection[str], parent: str) -> No
 
 def _proposal(name: str, known: Collection[str]) -> str:
     """Which option is meant, or how to do without it; empty if unknown."""
-    spelled = name if name in ALIASES else name.replace("_", "-").lower()
-    ideas = (spelled,) if spelled in known else ALIASES.get(spelled, ())
+    spelled = name if name in FOREIGN_OPTIONS else name.replace("_", "-").lower()
+    ideas = (spelled,) if spelled in known else FOREIGN_OPTIONS.get(spelled, ())
     options, notes = _usable(ideas, known)
     if not options and not notes and name.startswith("--"):
         options = near_names(spelled, _long_names(known))
-        for alias in near_names(spelled, _long_names(ALIASES))[:1] if not options else ():
-            options, notes = _usable(ALIASES[alias], known)
+        for foreign in near_names(spelled, _long_names(FOREIGN_OPTIONS))[:1] if not options else ():
+            options, notes = _usable(FOREIGN_OPTIONS[foreign], known)
     if options:
         return f"did you mean {_listed(options)}?"
     return notes[0] if notes else ""
 
 
 def _usable(ideas: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
-    """Of an alias's meanings, the command's own options and the notes."""
+    """Of what another program's option may mean, the command's own options and the notes."""
     return [idea for idea in ideas if idea in known], [idea for idea in ideas if not idea.startswith("-")]
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from results import Llmcli
 from test_docs import options_of, table_rows
 
-from llmcli.cli.command import ALIASES, COMMAND_ALIASES, refuse_unknown_option
+from llmcli.cli.command import FOREIGN_COMMANDS, FOREIGN_OPTIONS, refuse_unknown_option
 from llmcli.cli.main import COMMANDS, main
 from llmcli.errors import UsageError
 
@@ -165,7 +165,7 @@ def test_a_slip_of_the_fingers_is_understood(command: str) -> None:
         swapped = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
         missing, doubled = name[:at] + name[at + 1 :], name[: at + 1] + name[at:]
         for slip in (f"{name[:at]}~{name[at + 1 :]}", missing, doubled, swapped):
-            if slip in known or slip in ALIASES:
+            if slip in known or slip in FOREIGN_OPTIONS:
                 continue
             with pytest.raises(UsageError) as refusal:
                 refuse_unknown_option(slip, known, "nothing")
@@ -230,15 +230,15 @@ def test_aliases_lead_to_options_that_exist() -> None:
     known = set().union(
         *(options_of(command.name) for command in COMMANDS if command.name not in ("models", "kernels"))
     )
-    for alias, ideas in ALIASES.items():
+    for alias, ideas in FOREIGN_OPTIONS.items():
         assert alias not in ideas
         assert alias == alias.replace("_", "-").lower()
         assert ideas
         for idea in ideas:
             assert idea in known or not idea.startswith("-"), alias
     names = {command.name for command in COMMANDS}
-    assert not COMMAND_ALIASES.keys() & names
-    assert {meant.split()[0] for meant in COMMAND_ALIASES.values()} <= names
+    assert not FOREIGN_COMMANDS.keys() & names
+    assert {meant.split()[0] for meant in FOREIGN_COMMANDS.values()} <= names
 
 
 def test_the_page_on_llama_cpp_says_the_same() -> None:

@@ -26,7 +26,7 @@ from llmcli.cli.chat_session.state import (
     Outcome,
     Talk,
 )
-from llmcli.cli.command import ALIASES
+from llmcli.cli.command import FOREIGN_OPTIONS
 from llmcli.cli.output.tokens import (
     as_many_as_fit,
     likelihood_level,
@@ -388,7 +388,7 @@ def set_value(state: Talk, argument: str) -> None:
 def _meant_setting(name: str) -> str:
     """The setting that was meant, by the spelling or by another program's name for it; else all of them."""
     option, known = f"--{name.replace('_', '-')}", {f"--{one.replace('_', '-')}": one for one in SETTINGS}
-    for meant in (*ALIASES.get(option, ()), *near_names(option, known)):
+    for meant in (*FOREIGN_OPTIONS.get(option, ()), *near_names(option, known)):
         if meant in known:
             return f"did you mean {known[meant]}?"
     return f"expected one of {', '.join(SETTINGS)}, and a value"
