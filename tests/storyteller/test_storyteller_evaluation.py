@@ -124,7 +124,8 @@ def examination():
         patch.setattr(originality, "WORD_LIST_DOCUMENTS", 300)
         patch.setattr(tellers, "CONTINUATION_TOKENS", 40)
         patch.setattr(evaluate, "OUTSIDE_REQUESTS", [("A goose named Gerda and a bucket.", Wish("Gerda", "bucket"))])
-        return examine(parse(["--stories", "2", "--questions", "2", "--workers", "1", "--prompts", "2", "--every", "100", "--quick"]))
+        words = "--stories 2 --questions 2 --workers 1 --prompts 2 --every 100 --quick"
+        return examine(parse(words.split()))
 
 
 def test_figures_are_shares_of_the_verdicts(examination):
