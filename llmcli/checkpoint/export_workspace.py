@@ -140,13 +140,14 @@ def _error_tables(qualities: Mapping[str, TensorQuality]) -> list[str]:
 def conversion_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str) -> str:
     """README.md of a conversion. `qualities` are those of layers that have other codes than in the source."""
     formats = sorted({weight.layer.format.name for weight in plan.weights if weight.layer is not None})
-    lines = [*_heading(name), f"{source_name}, converted by llmcli {__version__}.", ""]
+    text = f"{source_name}, converted by llmcli {__version__}"
     if formats:
-        lines += [
-            f"From {' and '.join(formats)} into the compressed-tensors format `pack-quantized`: codes, scales and zero "
-            "points are those of the source.",
-            "",
-        ]
+        text += (
+            f" from {' and '.join(formats)} into the compressed-tensors format `pack-quantized`. Codes, scales and zero "
+            "points are those of the source"
+        )
+    rest = f"; {len(qualities)} layers of other types were rounded." if qualities else "; nothing was quantized again."
+    lines = [*_heading(name), text + rest, ""]
     lines += ["| | |", "|---|---|", *(f"| {count} layers | {scheme} |" for scheme, count in _schemes(plan).items())]
     lines += _list_row("kept as in the source", plan.skipped)
     lines += ["", "## Loading", "", *_loading(plan)]

@@ -186,7 +186,7 @@ class _Header:
             raise self._damaged(f"{printable(name)} has {num_dimensions} dimensions")
         shape = tuple(self._number(8) for _ in range(num_dimensions))[::-1]
         number, offset = self._number(4), self._number(8)
-        if number not in GGMLQuantizationType._value2member_map_:
+        if number not in set(GGMLQuantizationType):
             raise UnsupportedModelError(f"{printable(name)} in {self._path} has the unknown type {number}")
         kind = GGMLQuantizationType(number)
         if min(shape) < 1 or math.prod(shape) > 2**48:
