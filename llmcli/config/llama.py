@@ -14,7 +14,7 @@ from llmcli.reading import check_value
 
 # Rotary position embedding: its parameters as config.json writes them, and the inverse frequencies they mean.
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+SUPPORTED_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")
 MAX_ATTENTION_FACTOR = 1e6  # its square multiplies the scores, which float32 has to hold
 
 
@@ -115,7 +115,9 @@ def read_rope_parameters(top: Fields) -> RopeParameters:
     if values.get("partial_rotary_factor", partial) != 1.0:
         raise UnsupportedModelError(f"{top.where}: partial_rotary_factor other than 1 is not supported")
     rope_theta = (rope if "rope_theta" in values else top).positive_float("rope_theta", 10000.0)
-    if rope_type == "default":
+    if rope_type == "dynamic":
+        rope.positive_float("factor")  # of what comes after the model's context, where no text goes
+    if rope_type in ("default", "dynamic"):
         return RopeParameters("default", rope_theta)
     if rope_type == "linear":
         return RopeParameters("linear", rope_theta, factor=rope.positive_float("factor"))
@@ -227,17 +229,22 @@ class Family:
     """One `model_type`.
 
     `defaults` are the values Hugging Face assumes where config.json lacks a key. `derived_if_null` are the keys whose
-    null means a value that follows from the others, not the default; other families refuse that null.
+    null means a value that follows from the others, not the default; other families refuse that null. `rope` are the
+    rotary parameters where the file has none. `saved_as` is another architecture that transformers writes.
     """
 
     architecture: str
     read_traits: Callable[[Fields, int], Traits]
     defaults: Mapping[str, Any]
     derived_if_null: frozenset[str]
+    rope: Mapping[str, Any] | None = None
+    saved_as: str | None = None
 
     def complete(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """The object with the defaults, and without the nulls that mean a derived value."""
         values = {**self.defaults, **config}
+        if self.rope and not (config.get("rope_scaling") or config.get("rope_parameters")):
+            values["rope_parameters"] = self.rope
         return {key: value for key, value in values.items() if value is not None or key not in self.derived_if_null}
 
 
@@ -254,17 +261,49 @@ def _traits(num_layers: int, *, has_bias: bool = False, **traits: Any) -> Traits
 
 
 def _llama(fields: Fields, num_layers: int) -> Traits:
-    if SLIDING in _layer_types(fields, [FULL] * num_layers):
-        # transformers would then let the prompt see everything, and later tokens a window.
-        raise UnsupportedModelError(f"{fields.where}: layer type {SLIDING} is not supported for llama")
+    _refuse_windows(fields, num_layers)
     return _traits(
         num_layers, has_bias=fields.boolean("attention_bias", False), mlp_bias=fields.boolean("mlp_bias", False)
     )
 
 
+def _refuse_windows(fields: Fields, num_layers: int) -> None:
+    if SLIDING in _layer_types(fields, [FULL] * num_layers):
+        # transformers would then let the prompt see everything, and later tokens a window.
+        family = fields.string("model_type")
+        raise UnsupportedModelError(f"{fields.where}: layer type {SLIDING} is not supported for {family}")
+
+
 def _mistral(fields: Fields, num_layers: int) -> Traits:
     default = FULL if fields.is_null("sliding_window") else SLIDING
     return _traits(num_layers, sliding_windows=_windows(fields, _layer_types(fields, [default] * num_layers)))
+
+
+def _cwm(fields: Fields, num_layers: int) -> Traits:
+    fields.positive_float("rope_theta")  # unused where `rope_parameters` has one
+    default = [FULL if index % 4 == 0 else SLIDING for index in range(num_layers)]
+    windows = _windows(fields, _layer_types(fields, default))
+    return _traits(num_layers, mlp_bias=fields.boolean("mlp_bias", False), sliding_windows=windows)
+
+
+def _seed_oss(fields: Fields, num_layers: int) -> Traits:
+    _refuse_windows(fields, num_layers)
+    return _traits(
+        num_layers,
+        qkv_bias=fields.boolean("attention_bias", True),
+        o_bias=fields.boolean("attention_out_bias", False),
+        mlp_bias=fields.boolean("mlp_bias", False),
+    )
+
+
+def _internlm3(fields: Fields, num_layers: int) -> Traits:
+    _refuse_windows(fields, num_layers)
+    # The first names are those of published files, the second ones are how transformers saves them.
+    has_bias = fields.boolean("qkv_bias", fields.boolean("attention_bias", False))
+    of_others = fields.boolean("bias", fields.boolean("mlp_bias", False))
+    if has_bias != of_others:
+        raise UnsupportedModelError(f"{fields.where}: qkv_bias and bias differ, which transformers does not run either")
+    return _traits(num_layers, has_bias=has_bias, mlp_bias=of_others)
 
 
 def _qwen2(fields: Fields, num_layers: int) -> Traits:
@@ -343,6 +382,7 @@ def _windows(fields: Fields, types: list[str]) -> tuple[int | None, ...]:
 
 _BOTH = frozenset({"head_dim", "num_key_value_heads"})
 _KV_HEADS = frozenset({"num_key_value_heads"})
+_MISTRAL = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 _QWEN = {"sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768}
 
 FAMILIES: dict[str, Family] = {
@@ -350,8 +390,43 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(
         "MistralForCausalLM",
         _mistral,
-        {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+        _MISTRAL,
         frozenset({"head_dim"}),
+    ),
+    "ministral": Family("MinistralForCausalLM", _mistral, _MISTRAL, frozenset({"head_dim"})),
+    "cwm": Family(
+        "CwmForCausalLM",
+        _cwm,
+        {
+            "sliding_window": 8192,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        frozenset(),
+        rope={
+            "rope_type": "llama3",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        _seed_oss,
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288},
+        _BOTH,
+    ),
+    "internlm3": Family(
+        "InternLM3ForCausalLM",
+        _internlm3,
+        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5},
+        _BOTH,
+        saved_as="LlamaForCausalLM",
     ),
     "qwen2": Family("Qwen2ForCausalLM", _qwen2, _QWEN, _KV_HEADS),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}, _KV_HEADS),
@@ -382,7 +457,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
             f"{where}: model_type {shown(model_type)} is not supported, expected one of: {supported}"
         )
     architectures = config.get("architectures") or [family.architecture]
-    if architectures != [family.architecture]:
+    if architectures not in ([family.architecture], [family.saved_as]):
         raise UnsupportedModelError(
             f"{where}: architectures {shown(architectures)} is not supported, expected [{family.architecture!r}]"
         )

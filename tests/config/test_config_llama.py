@@ -47,7 +47,8 @@ def test_several_end_tokens() -> None:
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported, expected one of: llama, mistral, qwen2, qwen3, smollm3",
+            "model_type 'gpt2' is not supported, expected one of: cwm, internlm3, llama, ministral, mistral, qwen2, "
+            "qwen3, seed_oss, smollm3",
         ),
         ({"model_type": None}, "model_type null is not supported"),
         (
@@ -102,8 +103,11 @@ def test_impossible_values_are_named(overrides: dict[str, Any], message: str) ->
         read(**overrides)
 
 
-DERIVED = {"num_key_value_heads": ("llama", "qwen2", "qwen3", "smollm3"), "head_dim": ("llama", "mistral")}
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+DERIVED = {
+    "num_key_value_heads": ("llama", "qwen2", "qwen3", "smollm3", "seed_oss", "internlm3"),
+    "head_dim": ("llama", "mistral", "ministral", "seed_oss", "internlm3"),
+}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "ministral", "cwm", "seed_oss", "internlm3")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,6 +148,9 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
         ("qwen3", {"max_window_layers": 2, "use_sliding_window": True}, (None, None, 9)),
         ("qwen2", {"layer_types": [WINDOWED, FULL, FULL], "use_sliding_window": True}, (9, None, None)),
         ("mistral", {}, (9, 9, 9)),
+        ("ministral", {"layer_types": [FULL, WINDOWED, FULL]}, (None, 9, None)),
+        ("cwm", {}, (None, 9, 9)),
+        ("cwm", {"layer_types": [WINDOWED, FULL, FULL]}, (9, None, None)),
         ("mistral", {"layer_types": [FULL, WINDOWED, FULL]}, (None, 9, None)),
         ("mistral", {"layer_types": None}, (9, 9, 9)),
         ("mistral", {"sliding_window": None}, (None, None, None)),
@@ -210,7 +217,7 @@ LINEAR = {"type": "linear", "factor": 2.0}
 
 def base_config(rng: Random) -> dict[str, Any]:
     return {
-        "model_type": rng.choice(["llama", "mistral", "qwen2", "qwen3", "smollm3"]),
+        "model_type": rng.choice(FAMILIES),
         "architectures": None,
         "vocab_size": 32,
         "hidden_size": 16,

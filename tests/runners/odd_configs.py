@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import save_file
 
 PROMPT_LENGTH = 40  # beyond every window and every original context that is drawn
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "ministral", "cwm", "seed_oss", "internlm3")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MISSING = object()
 
@@ -76,6 +76,9 @@ def _draw_values(rng: Random) -> dict[str, Any]:
         "tie_word_embeddings": [MISSING, True, False],
         "attention_bias": [MISSING, MISSING, True, False],
         "mlp_bias": [MISSING, MISSING, True, False],
+        "attention_out_bias": [MISSING, True, False],
+        "qkv_bias": [MISSING, MISSING, True, False],
+        "bias": [MISSING, MISSING, True, False],
         "hidden_act": ["silu"] * 40 + [MISSING, "gelu"],
         "architectures": [
             MISSING,
@@ -101,9 +104,22 @@ def _draw_values(rng: Random) -> dict[str, Any]:
     for key, choices in optional.items():
         if (value := rng.choice(choices)) is not MISSING:
             values[key] = value
+    # Most files have what transformers needs of these families.
+    if family == "internlm3" and rng.random() < 0.9:
+        for key in ("attention_bias", "mlp_bias", "qkv_bias", "bias"):
+            values.pop(key, None)
+        values |= dict.fromkeys(
+            rng.choice([(), ("qkv_bias", "bias"), ("attention_bias", "mlp_bias")]), rng.random() < 0.7
+        )
+    if family in ("ministral", "cwm") and rng.random() < 0.9:
+        values["head_dim"] = head_dim
+        if values.get("sliding_window", 0) is None:
+            del values["sliding_window"]
     # Most files have one rotary object, in one of the two spellings; some have none, or both.
     for key in rng.choice([[], ["rope_scaling"], ["rope_scaling"], ["rope_parameters"], ["rope_parameters"], _ROPES]):
         values[key] = _rotary_object(rng)
+        if "dynamic" in (values[key] or {}).values():  # which changes the angles of texts beyond the context
+            values["max_position_embeddings"] = 4096
     return values
 
 

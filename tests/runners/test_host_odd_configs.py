@@ -33,19 +33,20 @@ REFUSED_HERE = (
     "is_causal other than true is not supported",
     "per_layer_config is not supported",
     "partial_rotary_factor other than 1 is not supported",
-    "rotary type 'dynamic' is not supported",
     r"rotary parameters by layer type \(full_attention\) are not supported",
     r"high_freq_factor \S+ must be above low_freq_factor",
     "layer type 'attention' is not supported",
-    "layer type sliding_attention is not supported for llama",
-    "model_type 'ministral' is not supported",  # transformers saves a mistral with layer_types so
+    "layer type sliding_attention is not supported for (llama|seed_oss|internlm3)",
     "hidden_size .* is not a multiple of num_attention_heads",
 )
 # What this program computes though transformers stops, by family and what transformers says.
 RUN_ONLY_HERE = (
-    ("llama", r"The hidden size \(\d+\) is not a multiple"),  # with a head_dim of its own that makes no difference
-    ("mistral", "unsupported operand type.* 'NoneType' and 'float'"),  # layer_types, but no head_dim
-    ("mistral", "Could not find a `sliding_window`"),  # layer_types that ask for no window, and there is none
+    # With a head_dim of its own that makes no difference.
+    *((family, r"The hidden size \(\d+\) is not a multiple") for family in ("llama", "cwm", "internlm3")),
+    # Layer types, but no head_dim.
+    *((family, "unsupported operand type.* 'NoneType' and 'float'") for family in ("mistral", "ministral")),
+    # Layer types that ask for no window, and there is none.
+    *((family, "Could not find a `sliding_window`") for family in ("mistral", "ministral", "cwm")),
 )
 
 
