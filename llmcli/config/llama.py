@@ -243,7 +243,7 @@ class Family:
     def complete(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """The object with the defaults, and without the nulls that mean a derived value."""
         values = {**self.defaults, **config}
-        if self.rope and not (config.get("rope_scaling") or config.get("rope_parameters")):
+        if self.rope and config.get("rope_scaling") is None and config.get("rope_parameters") is None:
             values["rope_parameters"] = self.rope
         return {key: value for key, value in values.items() if value is not None or key not in self.derived_if_null}
 
@@ -281,6 +281,8 @@ def _mistral(fields: Fields, num_layers: int) -> Traits:
 
 def _cwm(fields: Fields, num_layers: int) -> Traits:
     fields.positive_float("rope_theta")  # unused where `rope_parameters` has one
+    if fields.is_null("sliding_window"):
+        raise fields.wrong("sliding_window", "a number")
     default = [FULL if index % 4 == 0 else SLIDING for index in range(num_layers)]
     windows = _windows(fields, _layer_types(fields, default))
     return _traits(num_layers, mlp_bias=fields.boolean("mlp_bias", False), sliding_windows=windows)

@@ -86,14 +86,15 @@ def _draw_values(rng: Random) -> dict[str, Any]:
             [transformers.AutoModelForCausalLM._model_mapping[_config_class(family)].__name__],
         ],
         "rope_theta": [MISSING, 10000.0, 10000, 500.0, 1e6, 0.5, 1.0],
-        "partial_rotary_factor": [MISSING] * 60 + [None, 1.0, 1, 0.5],
+        "partial_rotary_factor": [MISSING] * 100 + [None, 1.0, 1, 0.5],
         "original_max_position_embeddings": [MISSING] * 20 + [None] + [8, 16, 24] * 2,
         "is_causal": [MISSING] * 100 + [True, False, None],
         "per_layer_config": [MISSING] * 100 + [None, {"0": {"head_dim": 4}}],
         "sliding_window": [MISSING, None, 1, 3, 8, 16, 64],
         "use_sliding_window": [MISSING, True, True, False],
         "max_window_layers": [MISSING, 0, 1, 2, num_layers, 28, -1],
-        "layer_types": [MISSING] * 8 + [None, _layer_types(rng, num_layers), _layer_types(rng, num_layers)],
+        "layer_types": [MISSING] * (30 if family in ("llama", "seed_oss", "internlm3") else 8)
+        + [None, _layer_types(rng, num_layers), _layer_types(rng, num_layers)],
         "no_rope_layers": [
             MISSING,
             None,

@@ -60,8 +60,8 @@ def outcomes() -> Counter[str]:
     return Counter()
 
 
-def reference_logits(folder: Path, token_ids: list[int]) -> np.ndarray:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def reference_logits(folder: Path, token_ids: list[int], dtype: torch.dtype = torch.float32) -> np.ndarray:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0].numpy()  # [num_tokens, vocab_size]
 
@@ -87,7 +87,11 @@ def test_logits_equal_transformers_or_the_refusal_is_known(number: int, tmp_path
         runner = load(model, max_seq_len=PROMPT_LENGTH)
         for length in (1, PROMPT_LENGTH // 2, PROMPT_LENGTH):
             difference = np.abs(logits_of(runner, token_ids[:length]) - expected[length - 1]).max()
-            assert difference / np.abs(expected[length - 1]).max() < MAX_RELATIVE_ERROR
+            if (
+                difference / np.abs(expected[length - 1]).max() >= MAX_RELATIVE_ERROR
+            ):  # some models magnify any rounding
+                exact = reference_logits(folder, token_ids, torch.float64)[length - 1]
+                assert difference < 2 * np.abs(expected[length - 1] - exact).max()
     outcomes["equal"] += 1
 
 
