@@ -254,6 +254,8 @@ class Model:
         Its result has the `error`, and a RuntimeWarning counts such texts, so that hours of others are not lost, and
         nobody takes a part for the whole unawares.
         """
+        if isinstance(prompts, str):
+            raise UsageError("prompts is one text, expected a list of prompts")
         seed, requests = _take_seed(options), []
         options.setdefault("logprobs", False)
         for number, prompt in enumerate(prompts, start=1):

@@ -410,6 +410,9 @@ def usage_message(error: typer.TyperException) -> str:
     if message.endswith(("an integer", "a number")) and None not in (least, most):
         message += f" from {least} to {most}"
     context = getattr(error, "ctx", None)
+    group = getattr(context, "command", None)
+    if message == "no command given" and isinstance(group, TyperGroup):
+        message += f", expected {' or '.join(group.commands)}"
     if context is not None and (meant := _with_quotes(error.format_message(), context)):
         message += f"; did you mean {meant}?"
     if isinstance(getattr(context, "command", None), Command):

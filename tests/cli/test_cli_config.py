@@ -226,6 +226,7 @@ def test_aliases(llmcli: Llmcli, write: Write, tiny_llama: Path, tmp_path: Path)
     (tmp_path / "here").symlink_to(tiny_llama)
     assert str(path) in llmcli("models", "alias", "tiny", "here").stderr
     assert llmcli("models", "alias").stdout.split() == ["tiny", str(tmp_path / "here"), "qwen2.5", "storyteller"]
+    assert llmcli("models", "alias", "tiny", tmp_path / "here").exit_code == 0  # an absolute path, too
     assert path.read_text().startswith("# kept\n[generate]\ntemperature = 0.5 # warm\n")
     assert llmcli("tokenize", "Hi", "-m", "tiny") == llmcli("tokenize", "Hi", "-m", tiny_llama)
     assert llmcli("diff", "tiny", "tiny", "Hi", "--max-new-tokens", 2).exit_code == 0

@@ -13,7 +13,7 @@ from server import ServerProcess, running_server
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 
 ASKED = "Tell me of a <b>snail</b> & an owl."
-TEXT = "[...document.querySelectorAll('article')].at(-1).querySelector('.text')"
+TEXT = "[...document.querySelectorAll('article')].at(-1).querySelector('.answer')"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_the_end_stays_in_view_until_the_reader_scrolls_up(browser: Browser) -> 
 
 def answers(browser: Browser) -> list[str]:
     """The texts of all answers on the page."""
-    script = "[...document.querySelectorAll('article:nth-of-type(even) .text')].map((one) => one.textContent)"
+    script = "[...document.querySelectorAll('article .answer')].map((one) => one.textContent)"
     return list(browser.run(script))
 
 
@@ -273,7 +273,7 @@ def test_markdown_can_be_switched_off(browser: Browser) -> None:
     assert browser.run("document.querySelector('li').textContent") == "an item"
 
 
-def test_thoughts_are_folded_and_have_no_tints(browser: Browser) -> None:
+def test_reasoning_is_folded(browser: Browser) -> None:
     """As `reasoning_content`, which other servers and clients know."""
     browser.run(
         """(() => {
@@ -290,9 +290,16 @@ def test_thoughts_are_folded_and_have_no_tints(browser: Browser) -> None:
     ask(browser, ASKED)
     wait_for_end(browser)
     assert answers(browser) == ["A snail."]
-    assert browser.run("[...document.querySelectorAll('.t')].map((one) => one.textContent)") == ["A", "snail."]
-    assert browser.run("document.querySelector('.thinking').innerText") == "Thinking"
-    assert browser.run("document.querySelector('.thinking div').textContent") == "Let me see"
+    words = "[...document.querySelectorAll('{} .t')].map((one) => one.textContent)"
+    assert browser.run(words.format(".answer")) == ["A", "snail."]
+    assert browser.run(words.format(".reasoning")) == ["Let me see"]
+    assert browser.run("document.querySelector('.reasoning').innerText") == "Reasoning"
+    browser.reload()
+    assert browser.run(words.format(".reasoning")) == ["Let me see"]
+    record(browser)
+    ask(browser, "Why?")
+    wait_for_end(browser)
+    assert [message["content"] for message in requests_of(browser)[0]["messages"]] == [ASKED, "A snail.", "Why?"]
 
 
 def test_a_key_that_is_asked_for_can_be_typed_at_once(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ const PLACE = "llmcli-chat"; // in the session's storage
 const SETTINGS = ["system", "temperature", "seed"];
 const COPIED_MS = 2000;
 const at = (id) => document.getElementById(id);
-let turns = []; // { asked, text, thinking, tokens, about, fault, tries } each, as `newTurn` makes them
+let turns = []; // as `newTurn` makes them; a text with its tokens is the answer, and its `reasoning`
 let running = null; // the AbortController of the answer under way
 
-const newTurn = (asked) => ({ asked, text: "", thinking: "", tokens: [], about: "", fault: "", tries: 0 });
+const noText = () => ({ text: "", tokens: [] });
+const noAnswer = () => ({ ...noText(), reasoning: noText(), about: "", fault: "" });
+const newTurn = (asked) => ({ asked, ...noAnswer(), tries: 0 });
 
 function percent(logprob) {
   const share = Math.exp(logprob);
@@ -31,17 +33,17 @@ class Tokens {
   }
 }
 
-// An answer on the page. Blocks that nothing later can change stay as they are while it grows.
+// A text with its tokens on the page. Blocks that nothing later can change stay as they are while it grows.
 class Drawing {
-  constructor(turn, body) {
-    this.turn = turn;
+  constructor(told, body) {
+    this.told = told;
     this.body = body;
     this.done = 0; // characters that are drawn for good
     this.numKept = 0; // and the nodes that show them
   }
 
   draw() {
-    const { text } = this.turn;
+    const { text } = this.told;
     const focused = this.body.contains(document.activeElement) ? document.activeElement.token : null;
     while (this.body.childNodes.length > this.numKept) this.body.lastChild.remove();
     const ends = this.tokenEnds();
@@ -68,7 +70,7 @@ class Drawing {
 
   // Where each token ends in the text; none if they do not tell it.
   tokenEnds() {
-    const { text, tokens } = this.turn;
+    const { text, tokens } = this.told;
     let end = -tokens.map((token) => token.said).join("").indexOf(text);
     if (end > 0) return [];
     return tokens.map((token) => (end += token.said.length));
@@ -83,8 +85,8 @@ class Drawing {
     }
     for (let place = start; place < end; low += 1) {
       const stop = Math.min(end, ends[low] ?? end);
-      const said = this.turn.text.slice(place, stop);
-      const token = this.turn.tokens[low];
+      const said = this.told.text.slice(place, stop);
+      const token = this.told.tokens[low];
       const word = said.trimStart() || (token?.said.trim() === "" ? said : ""); // the space before it has no tint
       parent.append(said.slice(0, said.length - word.length));
       if (low < ends.length && word !== "") {
@@ -105,11 +107,11 @@ function show(turn) {
   add(question, "div", "text plain", turn.asked).dir = "auto";
   const article = add(at("talk"), "article");
   add(article, "h2", "", document.title);
-  const thinking = add(article, "details", "thinking");
-  add(thinking, "summary", "", "Thinking");
-  const thoughts = add(thinking, "div", "plain");
-  const body = add(article, "div", "text");
-  body.dir = "auto";
+  const details = add(article, "details", "reasoning");
+  add(details, "summary", "", "Reasoning");
+  const reasoning = add(details, "div", "text");
+  const body = add(article, "div", "text answer");
+  reasoning.dir = body.dir = "auto";
   const ends = add(article, "div");
   const tools = add(article, "div", "tools");
   const copy = add(tools, "button", "copy", "Copy");
@@ -117,20 +119,18 @@ function show(turn) {
   const redo = add(tools, "button", "redo", "Regenerate");
   redo.addEventListener("click", () => answerAgain(turn, article));
   for (const button of [copy, redo]) button.type = "button";
-  let drawing = null;
-  article.restart = () => (drawing = new Drawing(turn, body));
+  let drawings = [];
   article.update = () => {
-    thinking.hidden = turn.thinking === "";
-    thoughts.textContent = turn.thinking;
+    details.hidden = turn.reasoning.text === "";
     ends.textContent = "";
     if (turn.fault) add(ends, "p", "about fault", turn.fault);
     if (turn.about) add(ends, "p", "about", turn.about);
     copy.hidden = turn.text === "";
-    drawing.draw();
+    for (const drawing of drawings) drawing.draw();
   };
   article.redraw = () => {
-    body.textContent = "";
-    article.restart();
+    reasoning.textContent = body.textContent = "";
+    drawings = [new Drawing(turn.reasoning, reasoning), new Drawing(turn, body)];
     article.update();
   };
   article.redraw();
@@ -195,7 +195,7 @@ function follower() {
 
 async function answer(turn, article, follow) {
   const tokens = new Tokens();
-  Object.assign(turn, { text: "", thinking: "", tokens: tokens.list, about: "", fault: "" });
+  Object.assign(turn, noAnswer(), { tokens: tokens.list });
   const headers = { "Content-Type": "application/json" };
   if (at("key").value) headers.Authorization = `Bearer ${at("key").value}`;
   const about = [];
@@ -218,10 +218,10 @@ async function answer(turn, article, follow) {
     for await (const piece of pieces(response)) {
       const [choice] = piece.choices;
       if (choice) {
-        turn.thinking += choice.delta.reasoning_content ?? "";
+        turn.reasoning.text += choice.delta.reasoning_content ?? "";
         turn.text += choice.delta.content ?? "";
         choice.logprobs?.content.forEach((token) => tokens.add(token));
-        if (turn.text === "" && turn.thinking !== "") tokens.list.length = 0; // thoughts have no tints
+        if (turn.text === "" && turn.reasoning.text !== "") turn.reasoning.tokens.push(...tokens.list.splice(0));
         if (choice.finish_reason === "length") about.push("cut at its limit");
       } else {
         about.push(`${piece.usage.completion_tokens} tokens`, `seed ${piece.seed}`);
@@ -275,7 +275,7 @@ function keep() {
   const settings = Object.fromEntries(SETTINGS.map((name) => [name, at(name).value]));
   const state = { settings, markdown: at("markdown").checked, turns: [...turns] };
   for (let index = -1; index < turns.length; index += 1) {
-    if (index >= 0) state.turns[index] = { ...turns[index], tokens: [] };
+    if (index >= 0) state.turns[index] = { ...turns[index], tokens: [], reasoning: { ...turns[index].reasoning, tokens: [] } };
     try {
       sessionStorage.setItem(PLACE, JSON.stringify(state));
       return;
