@@ -6,6 +6,7 @@ Also the token tree that a schema needs, built while everything else starts.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,10 +23,12 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import SamplerFlags
+from llmcli.cli.settings import read_settings
+from llmcli.cli.spelling import near_names
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
-from llmcli.errors import TokenizerError, UsageError
-from llmcli.resources import STORYTELLER, built_in_model, resource_folder
+from llmcli.errors import CheckpointError, TokenizerError, UsageError
+from llmcli.resources import BUILT_IN_MODELS, STORYTELLER, built_in_model, resource_folder
 from llmcli.sampling.params import DEFAULT_ORDER, ResolvedSampling, SamplingParams
 from llmcli.timeline import IMPORTS, Timeline
 
@@ -402,7 +405,11 @@ def model_folder(name: str | None) -> Path:
         raise UsageError("the model name is empty; give a folder or a hub id")
     if (folder := built_in_model(name)) and not Path(name).exists():
         return folder
-    return fetch_model(name) if find_hub_id(name) else Path(name)
+    if find_hub_id(name):
+        return fetch_model(name)
+    if not os.path.exists(name) and (near := near_names(name, [*read_settings().aliases, *BUILT_IN_MODELS])):
+        raise CheckpointError(f"there is no model folder {name}; did you mean {' or '.join(near)}?")
+    return Path(name)
 
 
 def shown_name(name: str | None, folder: Path) -> str:

@@ -229,6 +229,9 @@ def test_aliases(llmcli: Llmcli, write: Write, tiny_llama: Path, tmp_path: Path)
     assert llmcli("models", "alias", "tiny", tmp_path / "here").exit_code == 0  # an absolute path, too
     assert path.read_text().startswith("# kept\n[generate]\ntemperature = 0.5 # warm\n")
     assert llmcli("tokenize", "Hi", "-m", "tiny") == llmcli("tokenize", "Hi", "-m", tiny_llama)
+    llmcli("tokenize", "Hi", "-m", "tinny").expect_error(3, "there is no model folder tinny; did you mean tiny?")
+    llmcli("tokenize", "Hi", "-m", "Storytelle").expect_error(3, "did you mean storyteller?")
+    llmcli("plan", "llama-2-7b").expect_error(2, "neither a model folder nor a known shape; did you mean Llama-2-7B?")
     assert llmcli("diff", "tiny", "tiny", "Hi", "--max-new-tokens", 2).exit_code == 0
     assert complete_model("ti") == ["tiny"]
     with package.load("tiny", device="cpu", rows=1) as model:
