@@ -280,8 +280,9 @@ def test_reasoning_is_folded(browser: Browser) -> None:
         const bytes = (text) => [...new TextEncoder().encode(text)];
         const token = (text) => ({ token: text, bytes: bytes(text), logprob: -1, top_logprobs: [] });
         const piece = (delta, tokens) => ({ choices: [{ delta, logprobs: { content: tokens.map(token) } }] });
-        const told = [piece({ reasoning_content: "Let me see" }, ["<think>", "Let me see"]),
-            piece({ content: "A snail." }, ["</think>", "\\n\\n", "A", " snail."]),
+        const told = [piece({ reasoning_content: "A guess: let" }, ["<think>", "A", " guess:", " let"]),
+            piece({ reasoning_content: " me see", content: "A" }, [" me see", "</think>", "\\n\\n", "A"]),
+            piece({ content: " snail." }, [" snail."]),
             { choices: [], usage: { completion_tokens: 6 }, seed: 1 }];
         const lines = told.map((one) => `data: ${JSON.stringify(one)}\\n\\n`).join("") + "data: [DONE]\\n\\n";
         fetch = async () => new Response(lines);
@@ -292,10 +293,10 @@ def test_reasoning_is_folded(browser: Browser) -> None:
     assert answers(browser) == ["A snail."]
     words = "[...document.querySelectorAll('{} .t')].map((one) => one.textContent)"
     assert browser.run(words.format(".answer")) == ["A", "snail."]
-    assert browser.run(words.format(".reasoning")) == ["Let me see"]
+    assert browser.run(words.format(".reasoning")) == ["A", "guess:", "let", "me see"]
     assert browser.run("document.querySelector('.reasoning').innerText") == "Reasoning"
     browser.reload()
-    assert browser.run(words.format(".reasoning")) == ["Let me see"]
+    assert browser.run(words.format(".reasoning")) == ["A", "guess:", "let", "me see"]
     record(browser)
     ask(browser, "Why?")
     wait_for_end(browser)
@@ -350,7 +351,7 @@ def test_it_fits_and_can_be_read(browser: Browser, tmp_path: Path, width: int, s
 DRAW = """(tokens, text) => {
     const told = new Tokens(), body = document.createElement("div");
     tokens.forEach((token) => told.add(token));
-    new Drawing({ text, tokens: told.list }, body).draw();
+    new Drawing({ text, tokens: told.list, reasoning: "" }, "text", body).draw();
     return [body.textContent, [...body.querySelectorAll(".t")].map((one) => one.textContent)];
 }"""
 

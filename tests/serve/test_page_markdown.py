@@ -31,11 +31,12 @@ SHAPE = """(node) => {
 }"""
 WHOLE = f"""(text) => {{
   const body = document.createElement("div");
-  new Drawing({{ text, tokens: [] }}, body).draw();
+  new Drawing({{ text, tokens: [], reasoning: "" }}, "text", body).draw();
   return ({SHAPE})(body);
 }}"""
 GROWING = f"""(text, steps) => {{
-  const body = document.createElement("div"), turn = {{ text: "", tokens: [] }}, drawing = new Drawing(turn, body);
+  const body = document.createElement("div"), turn = {{ text: "", tokens: [], reasoning: "" }};
+  const drawing = new Drawing(turn, "text", body);
   for (const step of steps) {{
     turn.text = text.slice(0, step);
     drawing.draw();
@@ -214,7 +215,7 @@ def test_nothing_dangerous_is_drawn(browser: Browser) -> None:
     shown = browser.run(
         """(() => {
         const body = document.createElement("div");
-        new Drawing({ text: "[x](https://a.b) <b>", tokens: [] }, body).draw();
+        new Drawing({ text: "[x](https://a.b) <b>", tokens: [], reasoning: "" }, "text", body).draw();
         const link = body.querySelector("a");
         return [body.textContent, link.rel, link.target, link.getAttributeNames().sort().join()];
     })()"""

@@ -6,11 +6,10 @@ const PLACE = "llmcli-chat"; // in the session's storage
 const SETTINGS = ["system", "temperature", "seed"];
 const COPIED_MS = 2000;
 const at = (id) => document.getElementById(id);
-let turns = []; // as `newTurn` makes them; a text with its tokens is the answer, and its `reasoning`
+let turns = []; // as `newTurn` makes them: `text` is the answer, `tokens` are those of `reasoning` and text
 let running = null; // the AbortController of the answer under way
 
-const noText = () => ({ text: "", tokens: [] });
-const noAnswer = () => ({ ...noText(), reasoning: noText(), about: "", fault: "" });
+const noAnswer = () => ({ text: "", reasoning: "", tokens: [], about: "", fault: "" });
 const newTurn = (asked) => ({ asked, ...noAnswer(), tries: 0 });
 
 function percent(logprob) {
@@ -33,17 +32,18 @@ class Tokens {
   }
 }
 
-// A text with its tokens on the page. Blocks that nothing later can change stay as they are while it grows.
+// A turn's `text` or `reasoning` on the page. Blocks that nothing later can change stay as they are while it grows.
 class Drawing {
-  constructor(told, body) {
-    this.told = told;
+  constructor(turn, name, body) {
+    this.turn = turn;
+    this.name = name;
     this.body = body;
     this.done = 0; // characters that are drawn for good
     this.numKept = 0; // and the nodes that show them
   }
 
   draw() {
-    const { text } = this.told;
+    const text = this.turn[this.name];
     const focused = this.body.contains(document.activeElement) ? document.activeElement.token : null;
     while (this.body.childNodes.length > this.numKept) this.body.lastChild.remove();
     const ends = this.tokenEnds();
@@ -68,12 +68,14 @@ class Drawing {
     if (focused) words.find((one) => one.token === focused)?.focus({ preventScroll: true });
   }
 
-  // Where each token ends in the text; none if they do not tell it.
+  // Where each token ends in the text, below 0 for those before it; none if they do not tell it.
   tokenEnds() {
-    const { text, tokens } = this.told;
-    let end = -tokens.map((token) => token.said).join("").indexOf(text);
-    if (end > 0) return [];
-    return tokens.map((token) => (end += token.said.length));
+    const { reasoning, tokens } = this.turn;
+    const whole = tokens.map((token) => token.said).join("");
+    const first = this.name === "text" && reasoning ? whole.indexOf(reasoning) + reasoning.length : 0;
+    const start = whole.indexOf(this.turn[this.name], first);
+    let end = -start;
+    return start < 0 ? [] : tokens.map((token) => (end += token.said.length));
   }
 
   paint(ends, parent, start, end) {
@@ -85,8 +87,8 @@ class Drawing {
     }
     for (let place = start; place < end; low += 1) {
       const stop = Math.min(end, ends[low] ?? end);
-      const said = this.told.text.slice(place, stop);
-      const token = this.told.tokens[low];
+      const said = this.turn[this.name].slice(place, stop);
+      const token = this.turn.tokens[low];
       const word = said.trimStart() || (token?.said.trim() === "" ? said : ""); // the space before it has no tint
       parent.append(said.slice(0, said.length - word.length));
       if (low < ends.length && word !== "") {
@@ -121,7 +123,7 @@ function show(turn) {
   for (const button of [copy, redo]) button.type = "button";
   let drawings = [];
   article.update = () => {
-    details.hidden = turn.reasoning.text === "";
+    details.hidden = turn.reasoning === "";
     ends.textContent = "";
     if (turn.fault) add(ends, "p", "about fault", turn.fault);
     if (turn.about) add(ends, "p", "about", turn.about);
@@ -130,7 +132,7 @@ function show(turn) {
   };
   article.redraw = () => {
     reasoning.textContent = body.textContent = "";
-    drawings = [new Drawing(turn.reasoning, reasoning), new Drawing(turn, body)];
+    drawings = [new Drawing(turn, "reasoning", reasoning), new Drawing(turn, "text", body)];
     article.update();
   };
   article.redraw();
@@ -218,10 +220,9 @@ async function answer(turn, article, follow) {
     for await (const piece of pieces(response)) {
       const [choice] = piece.choices;
       if (choice) {
-        turn.reasoning.text += choice.delta.reasoning_content ?? "";
+        turn.reasoning += choice.delta.reasoning_content ?? "";
         turn.text += choice.delta.content ?? "";
         choice.logprobs?.content.forEach((token) => tokens.add(token));
-        if (turn.text === "" && turn.reasoning.text !== "") turn.reasoning.tokens.push(...tokens.list.splice(0));
         if (choice.finish_reason === "length") about.push("cut at its limit");
       } else {
         about.push(`${piece.usage.completion_tokens} tokens`, `seed ${piece.seed}`);
@@ -275,7 +276,7 @@ function keep() {
   const settings = Object.fromEntries(SETTINGS.map((name) => [name, at(name).value]));
   const state = { settings, markdown: at("markdown").checked, turns: [...turns] };
   for (let index = -1; index < turns.length; index += 1) {
-    if (index >= 0) state.turns[index] = { ...turns[index], tokens: [], reasoning: { ...turns[index].reasoning, tokens: [] } };
+    if (index >= 0) state.turns[index] = { ...turns[index], tokens: [] };
     try {
       sessionStorage.setItem(PLACE, JSON.stringify(state));
       return;
