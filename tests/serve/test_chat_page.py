@@ -278,11 +278,15 @@ def test_reasoning_is_folded(browser: Browser) -> None:
     browser.run(
         """(() => {
         const bytes = (text) => [...new TextEncoder().encode(text)];
-        const token = (text) => ({ token: text, bytes: bytes(text), logprob: -1, top_logprobs: [] });
+        let logprob = -1;
+        const token = (text) => {
+            if (text === "</think>") logprob = -5;
+            return { token: text, bytes: bytes(text), logprob, top_logprobs: [] };
+        };
         const piece = (delta, tokens) => ({ choices: [{ delta, logprobs: { content: tokens.map(token) } }] });
-        const told = [piece({ reasoning_content: "A guess: let" }, ["<think>", "A", " guess:", " let"]),
+        const told = [piece({ reasoning_content: "A guess: let" }, ["<think>", "A", " guess", ": let"]),
             piece({ reasoning_content: " me see", content: "A" }, [" me see", "</think>", "\\n\\n", "A"]),
-            piece({ content: " snail." }, [" snail."]),
+            piece({ content: " guess" }, [" guess"]),
             { choices: [], usage: { completion_tokens: 6 }, seed: 1 }];
         const lines = told.map((one) => `data: ${JSON.stringify(one)}\\n\\n`).join("") + "data: [DONE]\\n\\n";
         fetch = async () => new Response(lines);
@@ -290,17 +294,18 @@ def test_reasoning_is_folded(browser: Browser) -> None:
     )
     ask(browser, ASKED)
     wait_for_end(browser)
-    assert answers(browser) == ["A snail."]
+    assert answers(browser) == ["A guess"]
+    assert browser.run("[...document.querySelectorAll('.answer .t')].map((one) => one.className)") == ["t l4", "t l4"]
     words = "[...document.querySelectorAll('{} .t')].map((one) => one.textContent)"
-    assert browser.run(words.format(".answer")) == ["A", "snail."]
-    assert browser.run(words.format(".reasoning")) == ["A", "guess:", "let", "me see"]
+    assert browser.run(words.format(".answer")) == ["A", "guess"]
+    assert browser.run(words.format(".reasoning")) == ["A", "guess", ": let", "me see"]
     assert browser.run("document.querySelector('.reasoning').innerText") == "Reasoning"
     browser.reload()
-    assert browser.run(words.format(".reasoning")) == ["A", "guess:", "let", "me see"]
+    assert browser.run(words.format(".reasoning")) == ["A", "guess", ": let", "me see"]
     record(browser)
     ask(browser, "Why?")
     wait_for_end(browser)
-    assert [message["content"] for message in requests_of(browser)[0]["messages"]] == [ASKED, "A snail.", "Why?"]
+    assert [message["content"] for message in requests_of(browser)[0]["messages"]] == [ASKED, "A guess", "Why?"]
 
 
 def test_a_key_that_is_asked_for_can_be_typed_at_once(tmp_path: Path) -> None:
