@@ -10,11 +10,12 @@ import gc
 import math
 import os
 import secrets
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from llmcli.batch.input import integer_of, line_of, seed_of
 from llmcli.cli import lazy, shared
@@ -98,14 +99,16 @@ class GeneratedText(Text):
 
     `token_ids` end with the end-of-text token or those of a stop string, which `text` leaves out. `sample` is its
     index among the samples of `seed`. With a schema `is_complete` says whether it allows the text to end here; else it
-    is None. Units: `timings` seconds
+    is None. In a batch a text may fail while it runs: then `finish_reason` is "failed", `error` says why, `text` has
+    what came before, and `timings` are zeros. Units: `timings` seconds
     """
 
     seed: int
     sample: int
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["failed"]
     is_complete: bool | None
     timings: Timings = field(compare=False)
+    error: LLMCliError | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -235,13 +238,24 @@ class Model:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
         """The text of `generate`, or for messages that of `chat`, in pieces as it comes; leave the loop to stop."""
         request = self._request(prompt, 1, _take_seed(options), options)
-        return (piece for _, piece in self._pieces([request]))
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[Piece]:
+        for _, piece in self._pieces([request]):
+            if piece.result is not None and piece.result.error is not None:
+                raise piece.result.error
+            yield piece
 
     def batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[GeneratedText]:
         """A text for each prompt, a text or messages, side by side; in their order.
 
-        The texts are those of `llmcli batch`: prompt k has sample index k - 1 of the seed. An error of one ends all.
+        The texts are those of `llmcli batch`: prompt k has sample index k - 1 of the seed. As there, what is wrong with
+        a prompt is found before any text runs, and raises; an error of one text while it runs ends that text alone.
+        Its result has the `error`, and a RuntimeWarning counts such texts, so that hours of others are not lost, and
+        nobody takes a part for the whole unawares.
         """
+        if isinstance(prompts, str):
+            raise UsageError("prompts is one text, expected a list of prompts")
         seed, requests = _take_seed(options), []
         options.setdefault("logprobs", False)
         for number, prompt in enumerate(prompts, start=1):
@@ -250,7 +264,13 @@ class Model:
             except (UsageError, TokenizerError) as error:
                 raise UsageError(f"prompt {number}: {error}") from error
         with loaded_objects_set_aside():
-            return self._texts(requests)
+            results = self._texts(requests, keeps_failed=True)
+        failed = [(number, result.error) for number, result in enumerate(results, start=1) if result.error]
+        if failed:
+            first, why = failed[0]
+            what = f"{len(failed)} of {len(results)} texts failed, the first at prompt {first}: {why}"
+            warnings.warn(f"{what}; see `error` of the results", RuntimeWarning, stacklevel=2)
+        return results
 
     def logprobs(self, text: str) -> Text:
         """The model's log-probability of each token of a text that is given, after its first, such as BOS."""
@@ -260,6 +280,8 @@ class Model:
             raise UsageError("the text has a single token, expected 2 or more: the first has no probability")
         scores: dict[int, float] = {}
         for _, event in self._events([replace(request, max_new_tokens=0, scores_prompt=True)]):
+            if isinstance(event, Failed):
+                raise event.error
             if isinstance(event, PromptScored):
                 scores.update(enumerate((view.chosen.logprob for view in event.views), start=event.first))
         logprobs = tuple(scores[place] for place in range(1, len(token_ids)))
@@ -279,26 +301,34 @@ class Model:
         request = self._lines.request_of(self._lines.task(line), seed)
         return replace(request, num_alternatives=0 if options.get("logprobs", True) else None)
 
-    def _texts(self, requests: Sequence[Request]) -> list[GeneratedText]:
-        """The texts of each request's samples, in order."""
-        ended = [(index, piece.result) for index, piece in self._pieces(requests) if piece.result]
+    def _texts(self, requests: Sequence[Request], *, keeps_failed: bool = False) -> list[GeneratedText]:
+        """The texts of each request's samples, in order. With `keeps_failed` an error of one text is its result."""
+        ended = []
+        for index, piece in self._pieces(requests):
+            if piece.result is not None:
+                if piece.result.error is not None and not keeps_failed:
+                    raise piece.result.error
+                ended.append((index, piece.result))
         return [result for _, result in sorted(ended, key=lambda one: (one[0], one[1].sample))]
 
     def _pieces(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
-        """Each piece with the index of its request."""
-        logprobs: defaultdict[tuple[int, int], list[float | None]] = defaultdict(list)
+        """Each piece with the index of its request; a text that failed ends with a result, too."""
+        tokens: defaultdict[tuple[int, int], list[Token]] = defaultdict(list)
         for index, event in self._events(requests):
             if isinstance(event, Token):
-                logprob = None if event.inspection is None else event.inspection.chosen.logprob
-                logprobs[index, event.sample].append(logprob)
-                yield index, Piece(event.text, event.token_id, logprob)
-            elif isinstance(event, Finished):
-                request = requests[index]
-                told = tuple(logprob for logprob in logprobs[index, event.sample] if logprob is not None)
-                end = (request.sampler.seed, event.sample, event.finish_reason, event.is_complete, event.timings)
-                start = (event.text, event.token_ids, told, request.prompt_token_ids, self.tokenizer)
-                result = GeneratedText(*start, *end)
-                yield index, Piece(event.tail, result=result)
+                tokens[index, event.sample].append(event)
+                yield index, Piece(event.text, event.token_id, _logprob(event))
+            elif isinstance(event, Finished | Failed):
+                request, said = requests[index], tokens.pop((index, event.sample), [])
+                logprobs = tuple(logprob for token in said if (logprob := _logprob(token)) is not None)
+                rest = logprobs, request.prompt_token_ids, self.tokenizer, request.sampler.seed, event.sample
+                if isinstance(event, Failed):
+                    text, ids = "".join(token.text for token in said), tuple(token.token_id for token in said)
+                    nothing = Timings(0, 0.0, 0.0, 0, 0.0)
+                    yield index, Piece("", result=GeneratedText(text, ids, *rest, "failed", None, nothing, event.error))
+                else:
+                    end = event.finish_reason, event.is_complete, event.timings
+                    yield index, Piece(event.tail, result=GeneratedText(event.text, event.token_ids, *rest, *end))
 
     def _events(self, requests: Sequence[Request]) -> Iterator[tuple[int, Event]]:
         """Each event with the index of its request, to the end of all. Leaving early cancels what is left."""
@@ -313,9 +343,7 @@ class Model:
                 while not inbox:
                     self._step()
                 event = inbox.popleft()
-                if isinstance(event, Failed):
-                    raise event.error
-                num_open -= isinstance(event, Finished)
+                num_open -= isinstance(event, Finished | Failed)
                 yield numbers[event.request], event
         finally:
             for number in numbers:
@@ -344,6 +372,10 @@ class Model:
         if self._scheduler is None:
             raise UsageError(f"{self.name} is closed; load it again")
         return self._scheduler
+
+
+def _logprob(token: Token) -> float | None:
+    return None if token.inspection is None else token.inspection.chosen.logprob
 
 
 def _take_seed(options: Options) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from llmcli.errors import UsageError
@@ -53,4 +54,6 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str =
     """
     for key in values:
         if key not in known:
-            raise UsageError(f"unknown key {shown(where + key)}, expected {', '.join(known)}")
+            near = get_close_matches(key[:_LONGEST_SHOWN], known, n=1)
+            rest = f"; did you mean {near[0]}?" if near else f", expected {', '.join(known)}"
+            raise UsageError(f"unknown key {shown(where + key)}{rest}")

@@ -166,12 +166,15 @@ def _schemes(plan: ExportPlan) -> Mapping[WeightScheme, int]:
 def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Put what an evaluation measured into both cards of a finished export.
 
-    `evaluation` has text, num_tokens, window, stride, perplexity_before, perplexity_after, mean_kl, top1_agreement.
+    `evaluation` has text, num_tokens, window, stride, perplexity_before, perplexity_after,
+    perplexity_change_interval (two shares or None), mean_kl, top1_agreement.
     Raises: OSError.
     """
     card = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
     _replace(folder / CARD_NAME, _json({**card, "evaluation": dict(evaluation)}))
     model_card = (folder / MODEL_CARD_NAME).read_text(encoding="utf-8")
+    ends = evaluation["perplexity_change_interval"]
+    sure = [] if ends is None else [f"| its change, 95% interval | | {ends[0]:+.3%} to {ends[1]:+.3%} |"]
     lines = [
         "",
         "## Effect on text",
@@ -182,6 +185,7 @@ def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
         "| | before | now |",
         "|---|---|---|",
         f"| perplexity | {evaluation['perplexity_before']:.4f} | {evaluation['perplexity_after']:.4f} |",
+        *sure,
         f"| mean KL divergence, nats per token | | {evaluation['mean_kl']:.3g} |",
         f"| same likeliest token | | {evaluation['top1_agreement']:.2%} |",
     ]

@@ -21,6 +21,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from llmcli.cli import lazy
 from llmcli.cli.completion import MODEL_COMPLETERS, complete_words
 from llmcli.cli.spelling import near_names
+from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UsageError
 
 # Options that a command lacks: suggests its own by other programs' names or by spelling.
@@ -409,10 +410,14 @@ def usage_message(error: typer.TyperException) -> str:
     if message.endswith(("an integer", "a number")) and None not in (least, most):
         message += f" from {least} to {most}"
     context = getattr(error, "ctx", None)
+    group = getattr(context, "command", None)
+    if message == "no command given" and isinstance(group, TyperGroup):
+        message += f", expected {' or '.join(group.commands)}"
     if context is not None and (meant := _with_quotes(error.format_message(), context)):
         message += f"; did you mean {meant}?"
-    source = lazy.settings.name_sources(context, message) if isinstance(getattr(context, "command", 0), Command) else ""
-    return f"{message}{source} (see {context.command_path if context else 'llmcli'} --help)"
+    if isinstance(getattr(context, "command", None), Command):
+        message = lazy.settings.with_sources(context, message)
+    return f"{message} (see {context.command_path if context else 'llmcli'} --help)"
 
 
 def _settings_problem(ctx: Any) -> UsageError | None:
@@ -468,6 +473,9 @@ class Command(TyperCommand):
             raise problem
         if not ctx.resilient_parsing:
             lazy.settings.note_configured(ctx)
+            if ctx.command_path != _SHOWS_SETTINGS:
+                for name, meant in lazy.settings.misspelt_variables(ctx):
+                    terminal.warn(f"the variable {name} means nothing; did you mean {meant}?")
         return rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -475,7 +483,7 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except LLMCliError as error:
-            error.args = (f"{error}{lazy.settings.name_sources(ctx, str(error))}",)
+            error.args = (lazy.settings.with_sources(ctx, str(error)),)
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -10,7 +10,16 @@ from typing import Any
 import typer
 
 from llmcli.cli import main, shared
-from llmcli.cli.settings import BUILT_IN, configure, find_values, read_settings, running
+from llmcli.cli.settings import (
+    BUILT_IN,
+    configure,
+    find_values,
+    guess_variable,
+    known_variables,
+    read_settings,
+    running,
+    unknown_variables,
+)
 from llmcli.cli.terminal import fact_lines, terminal
 from llmcli.errors import UsageError
 from llmcli.resources import config_file
@@ -29,6 +38,7 @@ def config(debug: bool = shared.debug_option()) -> None:
     llmcli config > settings.txt
     """
     path, general, problems = config_file(), running.model, []
+    known: list[str] = []
     place = "none, as LLMCLI_CONFIG is empty" if path is None else str(path)
     rows = [("file", place if path is None or os.path.lexists(path) else f"{place} (not there)")]
     rows.append(("model", f"{BUILT_IN} (built-in)" if general is None else "{} ({})".format(*general)))
@@ -41,6 +51,7 @@ def config(debug: bool = shared.debug_option()) -> None:
             configure(context)
         except UsageError as error:
             problems.append(str(error))
+        known += known_variables(context)
         command = context.command_path.removeprefix("llmcli ")
         for param, value, source in find_values(context):
             name = max(param.opts, key=len)
@@ -49,6 +60,9 @@ def config(debug: bool = shared.debug_option()) -> None:
     terminal.write(fact_lines(rows, 32, sys.stdout))
     for problem in dict.fromkeys(problems):
         terminal.warn(f"other commands do not run: {problem}")
+    for name in unknown_variables(known):
+        meant = guess_variable(name, known, [command.name for command in main.COMMANDS])
+        terminal.warn(f"the variable {name} means nothing{f'; did you mean {meant}?' if meant else ''}")
 
 
 def _find_contexts(context: Any) -> Iterator[Any]:

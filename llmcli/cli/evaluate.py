@@ -105,6 +105,7 @@ def evaluate(
 ) -> None:
     """Measure a model's perplexity on a text, or compare two models.
 
+    A figure's 95% interval says how sure it is; the difference of two models has one of its own, token by token.
     With --kv-cache int8 the second model, or the same one again, has an int8 KV cache. --adapter changes the first.
 
     Examples:
@@ -133,7 +134,8 @@ def evaluate(
         terminal.write_json(_as_json(models, evaluations, comparison))
         return
     terminal.write(_as_text(models, evaluations, comparison), wraps=True)
-    terminal.write(f"{evaluations[0].num_tokens} tokens scored, windows of {window}, stride {stride}\n")
+    ranges = "in parentheses 95% intervals" if evaluations[0].nll_interval else "too few for 95% intervals"
+    terminal.write(f"{evaluations[0].num_tokens} tokens scored, windows of {window}, stride {stride}; {ranges}\n")
 
 
 def _as_json(
@@ -143,11 +145,20 @@ def _as_json(
 ) -> dict[str, object]:
     """`models` are the name and the KV cache of each."""
     records = [
-        {"model": name, "kv_cache": cache, "perplexity": evaluation.perplexity} | dataclasses.asdict(evaluation)
+        {
+            "model": name,
+            "kv_cache": cache,
+            "perplexity": evaluation.perplexity,
+            "perplexity_interval": evaluation.perplexity_interval,
+        }
+        | dataclasses.asdict(evaluation)
         for (name, cache), evaluation in zip(models, evaluations, strict=True)
     ]
-    divergence = {"mean_kl": comparison.mean_kl, "top1_agreement": comparison.top1_agreement} if comparison else {}
-    return {"models": records, **divergence}
+    if comparison is None:
+        return {"models": records}
+    figures = ["perplexity_change", "perplexity_change_interval", "perplexity_differs", "mean_kl", "mean_kl_interval"]
+    figures += ["top1_agreement", "top1_agreement_interval"]
+    return {"models": records, **{figure: getattr(comparison, figure) for figure in figures}}
 
 
 def _as_text(
@@ -158,22 +169,32 @@ def _as_text(
     lines: list[str] = []
     for (name, cache), evaluation in zip(models, evaluations, strict=True):
         shown = name if cache == shared.AUTO else f"{name}, KV cache {cache}"
-        change = _change(evaluations[0].perplexity, evaluation.perplexity) if lines else ""
-        lines.append(f"{shown}: perplexity {evaluation.perplexity:.4f}{change}\n")
+        sure = _range(evaluation.perplexity_interval, "{:.4f}")
+        change = f", {describe_change(comparison)}" if lines and comparison is not None else ""
+        lines.append(f"{shown}: perplexity {evaluation.perplexity:.4f}{sure}{change}\n")
     if comparison is not None:
+        ends = comparison.mean_kl_interval
+        sure = "" if ends is None else f" ({' to '.join(map(divergence, ends))})"
         lines.append(
-            f"mean KL divergence {divergence(comparison.mean_kl)} nats per token, "
-            f"top-1 agreement {comparison.top1_agreement:.2%}\n"
+            f"mean KL divergence {divergence(comparison.mean_kl)}{sure} nats per token, "
+            f"top-1 agreement {comparison.top1_agreement:.2%}{_range(comparison.top1_agreement_interval, '{:.2%}')}\n"
         )
     return "".join(lines)
 
 
-def _change(before: float, after: float) -> str:
-    """How the second perplexity differs, and what that means."""
-    size = f"{abs(after / before - 1):.3%}"
+def _range(interval: tuple[float, float] | None, form: str) -> str:
+    return "" if interval is None else f" ({' to '.join(map(form.format, interval))})"
+
+
+def describe_change(comparison: lazy.evaluate.Comparison) -> str:
+    """How the second perplexity differs, and what that means; a difference within its interval is none."""
+    change, sure = comparison.perplexity_change, _range(comparison.perplexity_change_interval, "{:+.3%}")
+    if comparison.perplexity_differs is False and any(comparison.nll_change_interval or ()):
+        return f"no difference that this text shows{sure}"
+    size = f"{abs(change):.3%}"
     if size == "0.000%":
-        return ", the same"
-    return f", {size} higher (worse)" if after > before else f", {size} lower (better)"
+        return "the same"
+    return f"{size} {'higher (worse)' if change > 0 else 'lower (better)'}{sure}"
 
 
 # A token is tinted from this change of its probability on; grey-green for more, amber for less. Both contrast with

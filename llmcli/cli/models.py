@@ -193,9 +193,10 @@ def alias(
     elif os.path.lexists(name):
         raise UsageError(f"{name!r} is a file or folder here, which would be meant; choose another alias")
     else:
-        target = os.path.abspath(model) if os.path.exists(model) else model  # it is meant from every folder
+        is_path = os.path.exists(model)
+        target = os.path.abspath(model) if is_path else model  # it is meant from every folder
         is_known = target in (name, *aliases, *BUILT_IN_MODELS, *lazy.random_weights.shape_names())
-        if target == model and not (is_known or find_hub_id(model)):
+        if not (is_path or is_known or find_hub_id(model)):
             raise UsageError(f"{model!r} is neither a model folder nor a hub id")
         terminal.info(f"{name} stands for {target} in {change_alias(name, target)}")
 

@@ -20,7 +20,7 @@ from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument, option
 from llmcli.cli.completion import complete_device, complete_model
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.evaluate import DEFAULT_WINDOW, evaluate_models
+from llmcli.cli.evaluate import DEFAULT_WINDOW, describe_change, evaluate_models
 from llmcli.cli.progress import progress, say_compiling
 from llmcli.cli.prompt import chosen_word, read_text
 from llmcli.cli.session import model_folder, open_session, shown_name
@@ -135,13 +135,13 @@ def evaluate_export(
             "stride": before.stride,
             "perplexity_before": before.perplexity,
             "perplexity_after": after.perplexity,
+            "perplexity_change_interval": comparison.perplexity_change_interval,
             "mean_kl": comparison.mean_kl,
             "top1_agreement": comparison.top1_agreement,
         },
     )
     terminal.info(
-        f"perplexity {before.perplexity:.4f} -> {after.perplexity:.4f} "
-        f"({after.perplexity / before.perplexity - 1:+.3%}), "
+        f"perplexity {before.perplexity:.4f} -> {after.perplexity:.4f}: {describe_change(comparison)}; "
         f"mean KL {divergence(comparison.mean_kl)} nats, top-1 agreement {comparison.top1_agreement:.2%}, on {name}"
     )
 

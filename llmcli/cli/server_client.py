@@ -4,6 +4,7 @@ A server is not trusted: lines are bounded, and a breach of the protocol is an e
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,9 @@ class ServerClient:
     """
 
     def __init__(self, address: str, api_key: str | None):
-        """`address` may end in /v1. Raises: UsageError for an invalid address or key"""
+        """`address` may end in /v1, and be HOST:PORT alone. Raises: UsageError for an invalid address or key"""
+        if re.fullmatch(r"[\w.-]+:\d+(/.*)?", address, re.ASCII):
+            address = f"http://{address}"
         try:
             url = httpx2.URL(address)
             url.raw_host.decode().encode("idna")  # as sockets do: an empty label is refused

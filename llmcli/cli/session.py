@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,10 +24,13 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import SamplerFlags
+from llmcli.cli.settings import read_settings
+from llmcli.cli.spelling import near_names
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
-from llmcli.errors import TokenizerError, UsageError
+from llmcli.errors import CheckpointError, TokenizerError, UsageError
 from llmcli.resources import (
+    BUILT_IN_MODELS,
     STORYTELLER,
     built_in_model,
     gguf_cache_folder,
@@ -412,7 +416,11 @@ def model_folder(name: str | None) -> Path:
         return folder
     if is_gguf(name):
         return folder_of_gguf(Path(name))
-    return fetch_model(name) if find_hub_id(name) else Path(name)
+    if find_hub_id(name):
+        return fetch_model(name)
+    if not os.path.exists(name) and (near := near_names(name, [*read_settings().aliases, *BUILT_IN_MODELS])):
+        raise CheckpointError(f"there is no model folder {name}; did you mean {' or '.join(near)}?")
+    return Path(name)
 
 
 def is_gguf(name: str) -> bool:

@@ -22,6 +22,7 @@ from llmcli.writing import whole_file
 
 BUILT_IN = "the built-in storyteller"  # what a param declares as its default if it takes the user's default model
 _MODEL, _ALIASES = "model", "aliases"
+GENERAL_VARIABLES = ("LLMCLI_MODEL", "LLMCLI_HOME", "LLMCLI_CONFIG", "LLMCLI_DEBUG", "LLMCLI_API_KEY")
 _ALIAS = re.compile(r"\w[\w.-]*", re.ASCII)  # without the slash of a hub id or a path
 _TAKEN = ("auto", "ngram", "off", *BUILT_IN_MODELS)  # what --draft and --model mean by themselves
 
@@ -91,7 +92,7 @@ def configure(ctx: Any) -> None:
     """
     running.model, running.configured = None, ()
     words = ctx.command_path.split()[1:]
-    prefix = "_".join(("LLMCLI", *words)).upper()
+    prefix = _prefix(ctx)
     names = {param: max(param.opts, key=len) for param in ctx.command.params}
     options = {name[2:].replace("-", "_"): param for param, name in names.items() if name.startswith("--")}
     for key, param in options.items():
@@ -124,14 +125,54 @@ def note_configured(ctx: Any) -> None:
     running.configured = [param.name for param in ctx.command.params if _used_source(ctx, param)]
 
 
-def name_sources(ctx: Any, message: str) -> str:
-    """Where the options that a message names come from, in parentheses; empty if from the command line."""
+def with_sources(ctx: Any, message: str) -> str:
+    """A message with where the options, or their texts, that it names come from, if not from the command line."""
     found = []
     for param in ctx.command.params:
         name, source = max(param.opts, key=len), _used_source(ctx, param)
-        if source and source not in message and re.search(rf"{name}(?![\w-])", message):
+        if source is None:
+            continue
+        if match := re.search(rf"\b({param.name} is .*?) \(flag\)", message):
+            message = message.replace(match[0], f"{match[1]} ({source})")
+        if source not in message and _is_named(name, ctx.params.get(param.name), message):
             found.append(f"{name} comes from {source}")
-    return f" ({'; '.join(found)})" if found else ""
+    return f"{message} ({'; '.join(found)})" if found else message
+
+
+def _is_named(name: str, value: object, message: str) -> bool:
+    texts = [str(one) for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, str | Path)]
+    return any(re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", message) for one in (name, *texts) if one)
+
+
+def known_variables(ctx: Any) -> list[str]:
+    """The names of the variables that a command takes."""
+    options = [name for param in ctx.command.params if (name := param.envvar) is not None]
+    return [*GENERAL_VARIABLES, f"{_prefix(ctx)}_{_MODEL.upper()}", *options]
+
+
+def misspelt_variables(ctx: Any) -> Iterator[tuple[str, str]]:
+    """Each variable LLMCLI_* that means nothing here but is near one that does, and what may be meant."""
+    known = known_variables(ctx)
+    for name in unknown_variables(known):
+        if meant := guess_variable(name, known, ctx.find_root().command.commands):
+            yield name, meant
+
+
+def unknown_variables(known: Collection[str]) -> list[str]:
+    """The variables LLMCLI_* that are not among the known ones."""
+    return sorted(name for name in os.environ if name.startswith("LLMCLI_") and name not in known)
+
+
+def guess_variable(name: str, known: Collection[str], commands: Collection[str]) -> str:
+    """What a variable's name may stand for: a near one, or one that lacks its command; empty for no guess."""
+    _, first, *rest = name.split("_")
+    as_commands = [f"LLMCLI_{command.upper()}_{'_'.join(rest)}" for command in commands if rest]
+    near = near_names(name, {*known, *as_commands} - {name})
+    return " or ".join(near or [one for one in known if one.endswith(name.removeprefix("LLMCLI"))][:2])
+
+
+def _prefix(ctx: Any) -> str:
+    return "_".join(("LLMCLI", *ctx.command_path.split()[1:])).upper()
 
 
 def find_values(ctx: Any) -> Iterator[tuple[Any, str, str]]:

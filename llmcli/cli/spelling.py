@@ -6,7 +6,7 @@ _MAX_PROPOSALS = 2
 
 
 def near_names(name: str, known: Collection[str]) -> list[str]:
-    """The known names that are near, the nearest first, at most two; a dash more or less counts for nothing.
+    """The known names that are near, the nearest first, at most two; case, and a dash more or less, count for nothing.
 
     Words are separated by dashes or underscores.
     """
@@ -16,7 +16,7 @@ def near_names(name: str, known: Collection[str]) -> list[str]:
 
 def _distance(name: str, other: str) -> int | None:
     """The number of slips between two names; None for too many."""
-    words, others = (one.replace("_", "-").strip("-").split("-") for one in (name, other))
+    words, others = (one.lower().replace("_", "-").strip("-").split("-") for one in (name, other))
     if len(words) != len(others):
         words, others = ["".join(words)], ["".join(others)]
     total = 0

@@ -13,6 +13,7 @@ from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import chosen_word
 from llmcli.cli.session import model_folder, shown_name, warn_of
+from llmcli.cli.spelling import near_names
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.resources import bench_folder, built_in_model
@@ -35,7 +36,8 @@ def open_subject(name: str | None, form: str | None) -> lazy.subject.Subject:
     if form is not None:
         raise UsageError("--format is for a shape; a model runs in the format of its files")
     if name is not None and not (find_hub_id(name) or Path(name).exists() or built_in_model(name)):
-        hint = hub_hint(name) or f"; the shapes are {', '.join(shapes)}"
+        near = " or ".join(near_names(name, shapes))
+        hint = hub_hint(name) or (f"; did you mean {near}?" if near else f"; the shapes are {', '.join(shapes)}")
         raise UsageError(f"{name!r} is neither a model folder nor a known shape{hint}")
     folder = model_folder(name)
     subject = lazy.subject.Subject(shown_name(name, folder), lazy.model.open_model(folder), None)

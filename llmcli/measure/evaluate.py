@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from llmcli.engine.request import Request, Token
 from llmcli.engine.scheduler import Generation, scores_side_by_side
 from llmcli.errors import UsageError
+from llmcli.measure.intervals import Interval, mean_interval, share_interval
 from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import gather_candidates
 from llmcli.sampling.chain import log_probabilities
@@ -21,6 +23,7 @@ from llmcli.tokenizer.base import Tokenizer
 # Source: the strided window of Hugging Face's perplexity guide; Kullback-Leibler divergence and top-1 agreement as in
 # llama.cpp's perplexity program.
 
+Values = npt.NDArray[Any]  # [num_tokens]
 Probabilities = npt.NDArray[np.float64]  # [num_tokens, vocab_size] natural logarithms
 
 OnProgress = Callable[[int, int], None]  # tokens scored so far, tokens in all
@@ -38,31 +41,61 @@ class Window:
 class Evaluation:
     """Perplexity over `num_tokens` scored tokens, each with at least `window - stride` tokens of context.
 
-    Units: `nll` is the mean negative logarithm of the probability, in nats a token
+    Units: `nll` is the mean negative logarithm of the probability, in nats a token; intervals hold 95 % and are None
+    for fewer than 20 tokens
     """
 
     num_tokens: int
     window: int
     stride: int
     nll: float
+    nll_interval: Interval | None
 
     @property
     def perplexity(self) -> float:
         """exp of the mean negative log-likelihood."""
         return math.exp(self.nll)
 
+    @property
+    def perplexity_interval(self) -> Interval | None:
+        """exp of both ends."""
+        return None if self.nll_interval is None else (math.exp(self.nll_interval[0]), math.exp(self.nll_interval[1]))
+
 
 @dataclass(frozen=True)
 class Comparison:
     """A model (`first`) and a second one on the same tokens.
 
-    Units: `mean_kl` in nats a token, of the first model's distribution from the second's; `top1_agreement` a share
+    `nll_change_interval` is of the second's nll minus the first's, token by token: what makes a text hard for both
+    cancels out, so it is much narrower than those of the two.
+    Units: `mean_kl` in nats a token, of the first model's distribution from the second's; `top1_agreement` a share;
+    intervals as of `Evaluation`
     """
 
     first: Evaluation
     second: Evaluation
+    nll_change_interval: Interval | None
     mean_kl: float
+    mean_kl_interval: Interval | None
     top1_agreement: float
+    top1_agreement_interval: Interval | None
+
+    @property
+    def perplexity_change(self) -> float:
+        """The second's perplexity relative to the first's, minus 1."""
+        return math.expm1(self.second.nll - self.first.nll)
+
+    @property
+    def perplexity_change_interval(self) -> Interval | None:
+        """The same of both ends."""
+        ends = self.nll_change_interval
+        return None if ends is None else (math.expm1(ends[0]), math.expm1(ends[1]))
+
+    @property
+    def perplexity_differs(self) -> bool | None:
+        """Whether the text shows a difference: its interval leaves 0 out. None without an interval."""
+        ends = self.nll_change_interval
+        return None if ends is None else not ends[0] <= 0 <= ends[1]
 
 
 def windows(token_ids: Sequence[int], window: int, stride: int, bos_token_ids: Sequence[int]) -> Iterator[Window]:
@@ -93,12 +126,19 @@ def evaluate(
 
     Raises: UsageError if the text is too short to predict anything.
     """
-    total, done = 0.0, 0
+    losses: list[Values] = []
+    done = 0
     for targets, (logprobs,) in _scored([runner], token_ids, stride, bos_token_ids):
-        total -= float(logprobs[np.arange(len(targets)), targets].sum())
+        losses.append(-logprobs[np.arange(len(targets)), targets])
         done += len(targets)
         on_progress(done, len(token_ids))
-    return Evaluation(done, runner.limits.max_seq_len, stride, total / done)
+    return _evaluation(np.concatenate(losses), runner, stride)
+
+
+def _evaluation(losses: Values, runner: Runner, stride: int) -> Evaluation:
+    """Shapes: losses [num_tokens] negative logarithms of the probabilities, in the order of the text."""
+    nll = float(losses.mean())
+    return Evaluation(len(losses), runner.limits.max_seq_len, stride, nll, mean_interval(losses))
 
 
 def compare(
@@ -113,24 +153,29 @@ def compare(
 
     Raises: UsageError if the text is too short to predict anything.
     """
-    totals = np.zeros(4)  # negative log-likelihoods of both, divergence, agreements
+    chunks: list[tuple[Values, ...]] = []  # of losses of both, divergences, agreements
     done = 0
     for targets, (p, q) in _scored([first, second], token_ids, stride, bos_token_ids):
         rows = np.arange(len(targets))
         with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) if both models exclude a token
-            divergence = np.nansum(np.exp(p) * (p - q))
-        agreements = np.count_nonzero(p.argmax(axis=1) == q.argmax(axis=1))
-        totals += (-p[rows, targets].sum(), -q[rows, targets].sum(), divergence, agreements)
+            divergences = np.nansum(np.exp(p) * (p - q), axis=1)
+        chunks.append((-p[rows, targets], -q[rows, targets], divergences, p.argmax(axis=1) == q.argmax(axis=1)))
         done += len(targets)
         on_progress(done, len(token_ids))
-    first_nll, second_nll, mean_kl, agreement = totals / done
-    window_size = first.limits.max_seq_len
+    first_losses, second_losses, divergences, agreements = map(np.concatenate, zip(*chunks, strict=True))
     return Comparison(
-        Evaluation(done, window_size, stride, float(first_nll)),
-        Evaluation(done, window_size, stride, float(second_nll)),
-        float(mean_kl),
-        float(agreement),
+        _evaluation(first_losses, first, stride),
+        _evaluation(second_losses, first, stride),
+        nll_change_interval=mean_interval(second_losses - first_losses),
+        mean_kl=float(divergences.mean()),
+        mean_kl_interval=_not_negative(mean_interval(divergences)),
+        top1_agreement=float(agreements.mean()),
+        top1_agreement_interval=share_interval(agreements),
     )
+
+
+def _not_negative(interval: Interval | None) -> Interval | None:
+    return interval and (max(0.0, interval[0]), interval[1])
 
 
 def _scored(

@@ -175,7 +175,7 @@ def page_routes(service: Service) -> list[Route]:
 
 def render_page(model: str) -> tuple[str, str]:
     """The page, and its content security policy."""
-    style, script, skeleton = _read("chat.css"), _read("chat.js"), _read("chat.html")
+    style, script, skeleton = _read("chat.css"), _read("markdown.js") + _read("chat.js"), _read("chat.html")
     policy = (
         f"default-src 'none'; connect-src 'self'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -58,6 +58,8 @@ BAD_CALLS: list[tuple[Callable[[llmcli.Model], Any], str]] = [
     (lambda model: model.chat([{"role": "user"}]), "content"),
     (lambda model: model.batch(["Once", "Once " * 2000]), "prompt 2: the prompt has"),
     (lambda model: model.batch(["Once", [{"role": "user"}]]), "prompt 2: messages"),
+    (lambda model: model.batch("Once"), "prompts is one text, expected a list"),
+    (lambda model: model.generate("Once", max_tokens=5), "unknown key 'max_tokens'; did you mean max_new_tokens?"),
     (lambda model: model.logprobs("Once " * 2000), "the context holds 1024"),
 ]
 

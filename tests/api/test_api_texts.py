@@ -127,6 +127,45 @@ def test_a_batch_is_that_of_llmcli_batch_and_each_text_that_of_generate(
     assert model.batch([]) == []
 
 
+def test_an_error_of_one_text_leaves_the_others(model: llmcli.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, options = [PROMPT, "The little dog", "An owl"], {"seed": 6, "max_new_tokens": 10}
+    expected = model.batch(prompts, **options, logprobs=True)
+    assert [text.error for text in expected] == [None] * 3
+    kind = type(model._engine().runner._device._model)
+    logits, calls = kind.logits, iter(range(1000))
+
+    def fail(self: Any, hidden: Any) -> Any:
+        return logits(self, hidden) * (math.nan if next(calls) in bad else 1)
+
+    monkeypatch.setattr(kind, "logits", fail)
+    bad = {26}  # two for each token; rows run one after the other: in the second text
+    with pytest.warns(RuntimeWarning, match="1 of 3 texts failed, the first at prompt 2: .*NaN.*; see `error`") as told:
+        texts = model.batch(prompts, **options, logprobs=True)
+    assert told[0].filename == __file__
+    assert (texts[0], texts[2]) == (expected[0], expected[2])
+    failed = texts[1]
+    assert (failed.finish_reason, failed.is_complete, failed.seed) == ("failed", None, 6)
+    assert 0 < len(failed.token_ids) < 10
+    assert failed.token_ids == expected[1].token_ids[: len(failed.token_ids)]
+    assert failed.logprobs == expected[1].logprobs[: len(failed.token_ids)]
+    assert failed.text
+    assert expected[1].text.startswith(failed.text)
+    assert failed.prompt_token_ids == expected[1].prompt_token_ids
+    assert "NaN" in str(failed.error)
+    for call in (
+        lambda: model.generate(PROMPT, **options),
+        lambda: list(model.stream(PROMPT, **options)),
+        lambda: model.generate(PROMPT, n=3, **options),
+        lambda: model.logprobs(PROMPT),
+    ):
+        calls, bad = iter(range(1000)), {0}
+        with pytest.raises(llmcli.LLMCliError, match="NaN"):
+            call()
+        assert model._engine().is_idle
+    bad = set()
+    assert model.batch(prompts, **options, logprobs=True) == expected
+
+
 def test_log_probabilities_are_those_of_transformers(tiny_llama: Path) -> None:
     theirs = transformers.LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
 

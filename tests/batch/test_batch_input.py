@@ -85,7 +85,8 @@ def test_text_is_taken_as_it_stands() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"prompt": "a", "temprature": 1}, "unknown key 'temprature', expected prompt, messages, id, seed"),
+        ({"prompt": "a", "temprature": 1}, "unknown key 'temprature'; did you mean temperature?"),
+        ({"prompt": "a", "warmth": 1}, "unknown key 'warmth', expected prompt, messages, id, seed"),
         ({"prompt": "a", "temprature": None}, "unknown key 'temprature'"),
         ({}, "prompt and messages are both missing, expected one of them"),
         ({"prompt": None}, "prompt and messages are both missing"),

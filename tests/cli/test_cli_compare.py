@@ -16,12 +16,14 @@ from results import Llmcli
 from tiny_models import write_tiny_llama
 
 from llmcli.cli import doctor
-from llmcli.cli.evaluate import marked
+from llmcli.cli.evaluate import describe_change, marked
 from llmcli.cli.terminal import visible
 from llmcli.cli.units import divergence
 from llmcli.lab.verify import KernelVerdict
+from llmcli.measure.evaluate import Comparison, Evaluation
 from llmcli.measure.verify import LayerVerdict, LogitsVerdict
 
+NO_DIFFERENCE = "no difference that this text shows"
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 
 
@@ -42,11 +44,43 @@ def test_eval_of_one_model(llmcli: Llmcli, tiny_llama: Path, text_file: Path) ->
     result = llmcli("eval", tiny_llama, "--file", text_file, "--context", 64)
     first, second = result.stdout.splitlines()
     assert first.startswith("tiny-llama: perplexity ")
-    assert second == f"{len(TEXT)} tokens scored, windows of 64, stride 32"
+    assert second == f"{len(TEXT)} tokens scored, windows of 64, stride 32; in parentheses 95% intervals"
     answer = json.loads(llmcli("eval", tiny_llama, "--file", text_file, "--context", 64, "--json").stdout)
     (model,) = answer["models"]
-    assert first == f"tiny-llama: perplexity {model['perplexity']:.4f}"
+    low, high = model["perplexity_interval"]
+    assert first == f"tiny-llama: perplexity {model['perplexity']:.4f} ({low:.4f} to {high:.4f})"
+    assert low < model["perplexity"] < high
     assert "mean_kl" not in answer
+
+
+def test_eval_of_a_text_too_short_for_intervals(
+    llmcli: Llmcli, tiny_llama: Path, coarse: Path, text_file: Path
+) -> None:
+    text_file.write_text("A short one.")
+    arguments = ("eval", tiny_llama, "--against", coarse, "--file", text_file, "--context", 64)
+    lines = llmcli(*arguments).stdout.splitlines()
+    assert not any("(" in line.replace("(worse)", "").replace("(better)", "") for line in lines)
+    assert lines[-1].endswith("; too few for 95% intervals")
+    answer = json.loads(llmcli(*arguments, "--json").stdout)
+    assert [answer[key] for key in answer if key.endswith("_interval")] == [None] * 3
+    assert answer["perplexity_differs"] is None
+    check_docs_schema("eval", answer)
+
+
+@pytest.mark.parametrize(
+    ("change", "ends", "told"),
+    [
+        (0.01, (0.005, 0.015), "1.005% higher (worse) (+0.501% to +1.511%)"),
+        (-0.01, (-0.015, -0.005), "0.995% lower (better) (-1.489% to -0.499%)"),
+        (0.01, (-0.001, 0.021), "no difference that this text shows (-0.100% to +2.122%)"),
+        (0.0, (0.0, 0.0), "the same"),
+        (1e-9, (1e-10, 2e-9), "the same"),
+        (0.01, None, "1.005% higher (worse)"),
+    ],
+)
+def test_a_difference_within_its_interval_is_none(change: float, ends: Any, told: str) -> None:
+    first, second = (Evaluation(100, 64, 32, nll, None) for nll in (2.0, 2.0 + change))
+    assert describe_change(Comparison(first, second, ends, 0.1, None, 0.9, None)) == told
 
 
 def test_eval_against_another(llmcli: Llmcli, tiny_llama: Path, coarse: Path, text_file: Path) -> None:
@@ -56,14 +90,21 @@ def test_eval_against_another(llmcli: Llmcli, tiny_llama: Path, coarse: Path, te
     assert 0 < answer["mean_kl"] < 0.01
     assert 0.9 < answer["top1_agreement"] <= 1
     text = llmcli(*arguments).stdout
-    assert f"mean KL divergence {divergence(answer['mean_kl'])} nats per token" in text
+    kl = " to ".join(map(divergence, answer["mean_kl_interval"]))
+    assert f"mean KL divergence {divergence(answer['mean_kl'])} ({kl}) nats per token" in text
     before, after = (model["perplexity"] for model in answer["models"])
+    low, high = answer["perplexity_change_interval"]
+    assert low < answer["perplexity_change"] < high
+    assert after / before - 1 == pytest.approx(answer["perplexity_change"])
+    assert answer["perplexity_differs"] == (not low <= 0 <= high)
     direction = "higher (worse)" if after > before else "lower (better)"
-    assert f"coarse: perplexity {after:.4f}, {abs(after / before - 1):.3%} {direction}\n" in text
-    back = llmcli("eval", coarse, "--against", tiny_llama, *arguments[4:]).stdout
-    assert ("lower (better)" if after > before else "higher (worse)") in back
+    size = f"{abs(after / before - 1):.3%} {direction}" if answer["perplexity_differs"] else NO_DIFFERENCE
+    ends = " to ".join(f"{end:.4f}" for end in answer["models"][1]["perplexity_interval"])
+    assert f"coarse: perplexity {after:.4f} ({ends}), {size} ({low:+.3%} to {high:+.3%})\n" in text
+    opposite = json.loads(llmcli("eval", coarse, "--against", tiny_llama, *arguments[4:], "--json").stdout)
+    assert (1 + opposite["perplexity_change"]) * (1 + answer["perplexity_change"]) == pytest.approx(1)
     same = llmcli("eval", coarse, "--against", coarse, *arguments[4:]).stdout
-    assert f"coarse: perplexity {after:.4f}, the same\n" in same
+    assert f"coarse: perplexity {after:.4f} ({ends}), the same\n" in same
     assert f"top-1 agreement {answer['top1_agreement']:.2%}" in text
 
 
@@ -81,7 +122,7 @@ def test_eval_of_an_int8_cache(llmcli: Llmcli, tiny_llama: Path, coarse: Path, t
     assert answer["models"][1]["perplexity"] != usual["perplexity"]
     assert 0 < answer["mean_kl"] < 1e-3
     lines = llmcli(*arguments).stdout.splitlines()
-    assert lines[1].startswith(f"tiny-llama, KV cache int8: perplexity {answer['models'][1]['perplexity']:.4f}, ")
+    assert lines[1].startswith(f"tiny-llama, KV cache int8: perplexity {answer['models'][1]['perplexity']:.4f} (")
     pair = json.loads(llmcli(*arguments, "--against", coarse, "--json").stdout)
     assert [(model["model"], model["kv_cache"]) for model in pair["models"]] == [
         ("tiny-llama", "auto"),

@@ -13,6 +13,8 @@ from results import Llmcli
 
 import llmcli as package
 from llmcli.cli.completion import complete_model
+from llmcli.cli.main import COMMANDS
+from llmcli.cli.spelling import near_names
 from llmcli.engine.conversation import Conversation, SavedConversation, save_conversation
 from llmcli.errors import UsageError
 
@@ -152,6 +154,62 @@ def test_what_an_option_itself_refuses(llmcli: Llmcli, write: Write) -> None:
     assert "comes from" not in llmcli("generate", "Hi", "--dtype", "float34").stderr
 
 
+def test_an_error_names_the_source_of_a_value(llmcli: Llmcli, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it does not name the option; never for a value of the command line."""
+    path = write("[generate]\ntemperature = -3\n")
+    told = llmcli("generate", "Hi")
+    assert told.stderr.endswith(f"error: temperature is -3.0 ({path}), expected a number >= 0\n")
+    monkeypatch.setenv("LLMCLI_GENERATE_TEMPERATURE", "-4")
+    monkeypatch.setenv("LLMCLI_GENERATE_PRESET", "stori")
+    told = llmcli("generate", "Hi")
+    assert "preset 'stori' is unknown" in told.stderr
+    assert told.stderr.endswith(" (--preset comes from LLMCLI_GENERATE_PRESET)\n")
+    told = llmcli("generate", "Hi", "--preset", "story")
+    assert told.stderr.endswith("error: temperature is -4.0 (LLMCLI_GENERATE_TEMPERATURE), expected a number >= 0\n")
+    flag = llmcli("generate", "Hi", "--preset", "story", "--temperature", -5)
+    assert flag.stderr.endswith("error: temperature is -5.0 (flag), expected a number >= 0\n")
+    assert "comes from" not in llmcli("generate", "Hi", "--preset", "storia").stderr
+    monkeypatch.delenv("LLMCLI_GENERATE_PRESET")
+    monkeypatch.setenv("LLMCLI_GENERATE_TEMPERATURE", "0")
+    monkeypatch.setenv("LLMCLI_GENERATE_ADAPTER", "none.1 nine")
+    told = llmcli("generate", "Hi")
+    assert "folder none.1 cannot be read" in told.stderr
+    assert told.stderr.endswith(" (--adapter comes from LLMCLI_GENERATE_ADAPTER)\n")
+
+
+def test_misspelt_variables_are_reported(llmcli: Llmcli, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("")
+    meant = {
+        "LLMCLI_GENERATE_TEMPRATURE": "LLMCLI_GENERATE_TEMPERATURE",
+        "LLMCLI_GENERAT_TOP_K": "LLMCLI_GENERATE_TOP_K",
+        "LLMCLI_MODLE": "LLMCLI_MODEL",
+        "LLMCLI_MIN_P": "LLMCLI_GENERATE_MIN_P",
+        "LLMCLI_CHAT_CONTXET": "LLMCLI_CHAT_CONTEXT",
+        "LLMCLI_KERNELS_BENCH_ROW": "LLMCLI_KERNELS_BENCH_ROWS",
+        "LLMCLI_IMAGE": "",
+    }
+    for name in meant:
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("LLMCLI_CHAT_TOP_K", "5")
+    monkeypatch.setenv("LLMCLI_GENERATE_MODEL", "storyteller")
+    told = llmcli("config")
+    assert told.exit_code == 0
+    assert len(told.stderr.splitlines()) == len(meant)
+    for name, guess in meant.items():
+        rest = f"; did you mean {guess}" if guess else "\n"
+        assert f"warning: the variable {name} means nothing{rest}" in told.stderr
+    own = llmcli(*ONCE, "--quiet")
+    assert own.exit_code == 0
+    of_others = {"LLMCLI_CHAT_CONTXET", "LLMCLI_KERNELS_BENCH_ROW", "LLMCLI_IMAGE"}
+    assert sorted(own.stderr.splitlines()) == sorted(
+        f"warning: the variable {name} means nothing; did you mean {meant[name]}?" for name in set(meant) - of_others
+    )
+    assert "LLMCLI_KERNELS_BENCH_ROWS?" in llmcli("kernels", "bench", "no-such-kernel").stderr
+    assert "LLMCLI_KERNELS_BENCH_ROWS?" not in llmcli("kernels", "list").stderr
+    names = [command.name for command in COMMANDS]  # or a variable of one would be taken for a misspelt one of another
+    assert all(near_names(name, set(names) - {name}) == [] for name in names)
+
+
 def test_options_of_the_file_do_not_conflict_with_a_server_or_a_merge(llmcli: Llmcli, write: Write) -> None:
     write("[chat]\ncontext = 64\napi_key = 'k'\n[batch]\ntemperature = 0.5\nseed = 3\n")
     server = ("chat", "--server", "http://127.0.0.1:9", "--message", "Hi")
@@ -168,8 +226,12 @@ def test_aliases(llmcli: Llmcli, write: Write, tiny_llama: Path, tmp_path: Path)
     (tmp_path / "here").symlink_to(tiny_llama)
     assert str(path) in llmcli("models", "alias", "tiny", "here").stderr
     assert llmcli("models", "alias").stdout.split() == ["tiny", str(tmp_path / "here"), "qwen2.5", "storyteller"]
+    assert llmcli("models", "alias", "tiny", tmp_path / "here").exit_code == 0  # an absolute path, too
     assert path.read_text().startswith("# kept\n[generate]\ntemperature = 0.5 # warm\n")
     assert llmcli("tokenize", "Hi", "-m", "tiny") == llmcli("tokenize", "Hi", "-m", tiny_llama)
+    llmcli("tokenize", "Hi", "-m", "tinny").expect_error(3, "there is no model folder tinny; did you mean tiny?")
+    llmcli("tokenize", "Hi", "-m", "Storytelle").expect_error(3, "did you mean storyteller?")
+    llmcli("plan", "llama-2-7b").expect_error(2, "neither a model folder nor a known shape; did you mean Llama-2-7B?")
     assert llmcli("diff", "tiny", "tiny", "Hi", "--max-new-tokens", 2).exit_code == 0
     assert complete_model("ti") == ["tiny"]
     with package.load("tiny", device="cpu", rows=1) as model:

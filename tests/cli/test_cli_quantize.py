@@ -170,6 +170,10 @@ def test_eval_goes_into_both_cards(llmcli: Llmcli, wide: Path, tmp_path: Path) -
     assert card["text"] == "text.txt"
     assert card["perplexity_before"] == pytest.approx(measured["models"][0]["perplexity"])
     assert card["perplexity_after"] == pytest.approx(measured["models"][1]["perplexity"])
+    assert card["perplexity_change_interval"] == pytest.approx(measured["perplexity_change_interval"])
+    low, high = card["perplexity_change_interval"]
+    assert f"({low:+.3%} to {high:+.3%}); mean KL" in result.stderr
+    assert f"| its change, 95% interval | | {low:+.3%} to {high:+.3%} |" in (destination / "README.md").read_text()
     assert card["mean_kl"] == pytest.approx(measured["mean_kl"])
     assert card["top1_agreement"] == measured["top1_agreement"]
     assert (

@@ -196,7 +196,7 @@ def test_options_before_the_command(llmcli: Llmcli) -> None:
         ("list", "no such command: llmcli list; did you mean models list? (see llmcli --help)"),
         ("models lst", "no such command: llmcli models lst; did you mean list? (see llmcli models --help)"),
         ("frob", "no such command: llmcli frob (see llmcli --help)"),
-        ("models", "no command given (see llmcli models --help)"),
+        ("models", "no command given, expected list or rm or alias (see llmcli models --help)"),
         ("generate --seed x", "--seed: expected an integer from 0 to 18446744073709551615 (see llmcli "),
         ("serve --max-body 1G", "--max-body: expected an integer from 1 to 1024 (see llmcli serve --help)"),
         ("serve --max-body 1025", "--max-body: expected at most 1024 (see llmcli serve --help)"),

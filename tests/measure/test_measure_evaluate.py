@@ -15,7 +15,8 @@ transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.errors import UsageError  # noqa: E402
-from llmcli.measure.evaluate import DiffToken, compare, diff, evaluate, verdict, windows  # noqa: E402  # noqa: E402
+from llmcli.measure.evaluate import DiffToken, compare, diff, evaluate, verdict, windows  # noqa: E402
+from llmcli.measure.intervals import mean_interval, share_interval  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 from llmcli.tokenizer.load import load_tokenizer  # noqa: E402
@@ -95,7 +96,17 @@ def test_comparison_by_hand(models: tuple[Path, Path]) -> None:
     assert result.top1_agreement == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
     targets = torch.tensor(TEXT[1:])
     for evaluation, logprobs in ((result.first, p), (result.second, q)):
-        assert evaluation.nll == pytest.approx(-float(logprobs[range(149), targets].mean()), rel=1e-6)
+        losses = -logprobs[range(149), targets].numpy()
+        assert evaluation.nll == pytest.approx(float(losses.mean()), rel=1e-6)
+        assert evaluation.nll_interval == pytest.approx(mean_interval(losses), rel=1e-5)
+        assert evaluation.perplexity_interval == pytest.approx(np.exp(mean_interval(losses)), rel=1e-4)
+    changes = (p - q)[range(149), targets].numpy()
+    assert result.nll_change_interval == pytest.approx(mean_interval(changes), rel=1e-2)
+    assert result.perplexity_change == pytest.approx(math.expm1(changes.mean()), rel=1e-2)
+    agreements = (p.argmax(-1) == q.argmax(-1)).numpy()
+    assert result.top1_agreement_interval == pytest.approx(share_interval(agreements))
+    divergences = (p.exp() * (p - q)).sum(-1).numpy()
+    assert result.mean_kl_interval == pytest.approx(mean_interval(divergences), rel=1e-2)
 
 
 @pytest.mark.parametrize("widening", [0, 1])

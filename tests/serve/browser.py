@@ -39,11 +39,13 @@ class Browser:
         self._rest = b""
         self.requests: list[str] = []
         self.problems: list[str] = []
+        self._num_loads = 0
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in targets if one["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as in a window that somebody uses
 
     def call(self, method: str, **params: Any) -> Any:
         """The result of one command."""
@@ -68,6 +70,8 @@ class Browser:
         params = message.get("params", {})
         if message.get("method") == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+        elif message.get("method") == "Page.loadEventFired":
+            self._num_loads += 1
         elif message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
             self.problems.append(json.dumps(params))
         return message
@@ -85,6 +89,13 @@ class Browser:
             assert time.monotonic() < end_time, f"{script}\n{self.run('document.body.innerText')}\n{self.problems}"
             time.sleep(0.05)
         return value
+
+    def reload(self) -> None:
+        """Load the page again, and wait until that is done."""
+        before = self._num_loads
+        self.call("Page.reload")
+        while self._num_loads == before:
+            self._next()
 
     def press(self, key: str, text: str = "") -> None:
         """One key."""

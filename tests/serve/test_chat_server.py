@@ -78,6 +78,8 @@ def test_an_address_must_lead_to_a_server() -> None:
     words = r"^http://127\.0\.0\.1:9 cannot be reached: .*; start `llmcli serve` there, or check --server"
     with pytest.raises(ServerError, match=words):
         ServerClient("http://127.0.0.1:9/v1/", None).model()
+    assert ServerClient("localhost:80", None).address == "http://localhost:80"
+    assert ServerClient("127.0.0.1:9/v1", None).address == "http://127.0.0.1:9"
     with pytest.raises(UsageError, match="^--api-key is empty; give the server's key, or leave it out$"):
         ServerClient("http://127.0.0.1:9", "")
     for key in ("schlüssel", "a\nb", " ", "key "):

@@ -68,6 +68,7 @@ HABITS = {
     "bye": "quit",
     "clear": "reset",
     "exit": "quit",
+    "export": "save",
     "new": "reset",
     "q": "quit",
     "redo": "regen",
