@@ -12,7 +12,7 @@
 //           block (128 * (CONSUMERS + 1)); dynamic shared memory for STAGES tiles of keys and of values, up to 192 KiB;
 //           may overlap the kernel in front of it
 // Traffic:  q and out once, cos_sin from L2; keys and values once for every 64 * CONSUMERS rows, from L2
-// Numerics: those of rotary and attention_prefill: fp32 sums and softmax, q * scale and the weights rounded to KvT. An
+// Numerics: rotary, sums and softmax in fp32; q * scale and the weights rounded to KvT, as attention_prefill does. An
 //           image is rounded once: a mean of fp16 values is within fp16's range, or saturated there. A token's bits
 //           depend on its position alone, neither on the ends of chunks nor on pages: tiles of keys begin at fixed
 //           positions, rows share no sums, and a tile that a row does not see multiplies its sums by 1 and adds 0. The

@@ -18,7 +18,6 @@ from llmcli.kernels.attention_lanes import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.raw_kernel import RawLaunch
 from llmcli.kernels.replay import Starter
@@ -56,7 +55,6 @@ def describe(device: NotingDevice) -> list[Launch]:
     device.launches = []
     row = zeros(1, HIDDEN_SIZE)
     add_parts(device, parts=zeros(1, 1, HIDDEN_SIZE), out=row)
-    head_norm(device, x=row, weight=zeros(HIDDEN_SIZE), eps=1e-5)
     cache = zeros(7, 2, PAGE_TOKENS, 64, dtype=np.float16)
     places = {"rows": zeros(1, dtype=np.int32), "positions": zeros(1, dtype=np.int32)}
     lanes = LaneInputs(

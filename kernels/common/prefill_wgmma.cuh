@@ -42,7 +42,7 @@ struct PrefillTile {
 // Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_halves has them: tokens 8j + 2t and
 // 8j + 2t + 1 of all j. Of its queries and its outputs it holds dimensions alike.
 
-// Half-split rotary of the queries of two rows, as rotary.cu has it. `cos_sin` are the angles of all positions.
+// Half-split rotary of the queries of two rows. `cos_sin` are the angles of all positions.
 __device__ __forceinline__ void rotate_rows(float (&x)[64], const float* __restrict__ cos_sin,
                                             const int (&position)[2]) {
 #pragma unroll

@@ -10,16 +10,11 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
     "append_tokens",
-    "norm, rotary and cache of a span's keys and values",
+    "norm, rotary and cache of a span's keys and values; norm and rotary of a prompt's queries",
     tuple(f"append_tokens<{kind}, {size}>" for kind in CACHE_TYPES.values() for size in (8, 64, 80, 128, 256)),
 )
 
 _WARPS = 4
-
-
-def kernel_name(keys: Array) -> str:
-    """The name expression for this cache."""
-    return f"append_tokens<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
 def append_tokens(
@@ -27,10 +22,13 @@ def append_tokens(
     lanes: LaneInputs,
     *,
     parts: Array | None = None,
+    norms_queries: bool = False,
+    rotates_queries: bool = False,
 ) -> None:
     """Append a token to the cache in each lane, with the bits that attention_decode would append.
 
     First `parts` are added to `qkv`, in order: queries there become their sums, keys and values only in the cache.
+    Queries there may also be normed, where they have a norm, and rotated, where there are angles.
     May start before the previous kernel has ended, and then reads rows, positions and
     page_table at once: that kernel must not write them, nor one that it overlaps.
     Shapes: parts float32 [num_parts, R, layout.width], for contiguous `qkv`
@@ -42,10 +40,12 @@ def append_tokens(
         check(kernel, "qkv", lanes.qkv, dtype=np.float32, shape=(num_lanes, layout.width))
         check(kernel, "parts", parts, dtype=np.float32, shape=(None, num_lanes, layout.width))
         num_parts, stride = parts.shape[0], layout.width  # also for a single token, which has no next row
-    num_query_heads = layout.num_attention_heads if num_parts else 0
+    q_norm = lanes.q_norm if norms_queries else None
+    has_queries = num_parts > 0 or q_norm is not None or (rotates_queries and lanes.cos_sin is not None)
+    num_query_heads = layout.num_attention_heads if has_queries else 0
     device.launch(
         kernel,
-        kernel_name(lanes.cache.keys),
+        f"append_tokens<{CACHE_TYPES[lanes.cache.dtype]}, {layout.head_dim}>",
         grid=(num_lanes, -(-(2 * layout.num_key_value_heads + num_query_heads) // _WARPS)),
         block=32 * _WARPS,
         arguments=(
@@ -55,6 +55,7 @@ def append_tokens(
             np.int32(stride),
             parts,
             np.int32(num_parts),
+            q_norm,
             lanes.k_norm,
             np.float32(lanes.eps),
             lanes.cos_sin,
@@ -65,15 +66,18 @@ def append_tokens(
             *lanes.cache.arrays,
             np.int32(layout.num_key_value_heads),
             np.int32(num_query_heads),
+            np.int32(rotates_queries),
         ),
         overlaps=True,
-        cost=lambda: append_tokens_cost(num_lanes, layout, lanes.cache.dtype.itemsize, num_parts),
+        cost=lambda: append_tokens_cost(num_lanes, layout, lanes.cache.dtype.itemsize, num_parts, has_queries),
     )
 
 
-def append_tokens_cost(num_tokens: int, layout: QkvLayout, itemsize: int, num_parts: int = 0) -> KernelCost:
-    """What one call moves and adds; `itemsize` is the cache's."""
-    queries = num_tokens * layout.q_size if num_parts else 0
+def append_tokens_cost(
+    num_tokens: int, layout: QkvLayout, itemsize: int, num_parts: int = 0, has_queries: bool = False
+) -> KernelCost:
+    """What one call moves and adds; `itemsize` is the cache's. With parts it always has queries."""
+    queries = num_tokens * layout.q_size if num_parts or has_queries else 0
     added = num_parts * (queries + 2 * num_tokens * layout.kv_size)
     read = 4 * (queries + 2 * num_tokens * layout.kv_size + added)
     return KernelCost(read, 4 * queries + 2 * num_tokens * cached_bytes(layout, itemsize), added)

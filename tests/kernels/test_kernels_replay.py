@@ -19,11 +19,10 @@ from llmcli.kernels.attention_rows import attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns, rotary
+from llmcli.kernels.elementwise import add_parts, gather_columns
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import NextRows, RowNorm, gemv, gemv_float, norm_sums
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.stage_wide import image_bytes, stage_wide
@@ -172,10 +171,6 @@ def lanes(give: Give, has_q_norm: bool = True) -> LaneInputs:
 LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "gather_columns": lambda card, give: gather_columns(
         card, x=give(5, 64, dtype=F16), order=give(64, dtype=I32), out=give(5, 64, dtype=F16)
-    ),
-    "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
-    "rotary": lambda card, give: rotary(
-        card, x=give(5, 4 * 64), positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
     ),
     "attention_prefill": lambda card, give: attention_prefill(card, prompt(give), give(5, LAYOUT.q_size)),
     "append_tokens": lambda card, give: append_tokens(card, lanes(give, has_q_norm=False)),

@@ -249,10 +249,9 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _KERNELS = {
-    simulated_kernels: "repack repack_scales lift_scales repack_zero_points embedding head_norm gather_columns gemv "
-    "gemv_float",
+    simulated_kernels: "repack repack_scales lift_scales repack_zero_points embedding gather_columns gemv gemv_float",
     simulated_wide: "stage_wide gather_image gemm_wide gemm_wide_swiglu add_parts",
-    simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
+    simulated_attention: "append_tokens attention_prefill attention_decode attention_rows attention_span",
 }
 _MEMORY: dict[str, Any] = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)}
 _LAUNCHERS: dict[str, Any] = {

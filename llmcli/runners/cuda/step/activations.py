@@ -76,11 +76,8 @@ class Activations:
 
     def qkv_of(self, projection: Projection[Any]) -> Any:
         """A projection's columns of `qkv`. Shapes: result float32 [count, num_rows]."""
-        return self.qkv_columns(projection.begin, projection.num_rows)
-
-    def qkv_columns(self, begin: int, size: int) -> Any:
-        """Columns of `qkv`. Shapes: result float32 [count, size]."""
-        return self._view(("qkv", begin, size), lambda: self.qkv[:, begin : begin + size])
+        columns = slice(projection.begin, projection.begin + projection.num_rows)
+        return self._view(("qkv", projection.begin), lambda: self.qkv[:, columns])
 
     def _padded(self, key: Hashable, memory: Any, dtype: DTypeLike, width: int) -> Any:
         """Rows of whole spans, of which `width` columns are used."""
