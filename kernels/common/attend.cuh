@@ -107,7 +107,7 @@ struct Attend {
         for (int i = 0; i < 2 * KEY_STEPS; ++i) {
             const int token = between(begin, g + 8 * (i / KEY_STEPS), end);
             const int vector = min(4 * (i % KEY_STEPS) + t, LAST_VECTOR);
-            keys[i / KEY_STEPS][i % KEY_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
+            keys[i / KEY_STEPS][i % KEY_STEPS].set(load(tile, token, vector));
         }
         load_scales(tile, begin, end, key_scales);
     }
@@ -120,11 +120,17 @@ struct Attend {
             const int row = i / VALUE_STEPS;
             const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
             const int vector = min(8 * (i % VALUE_STEPS) + g, LAST_VECTOR);
-            values[row][i % VALUE_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
+            values[row][i % VALUE_STEPS].set(load(tile, token, vector));
         }
         load_scales(tile, begin, end, value_scales);
     }
 
+    // Past L1: no other block needs them soon.
+    static __device__ __forceinline__ typename KvVector<KvT>::Words load(const HeadTokens<KvT>& tile, int token,
+                                                                         int vector) {
+        const KvT* place = tile.elements + token * HEAD_DIM + 8 * vector;
+        return __ldcg(reinterpret_cast<const typename KvVector<KvT>::Words*>(place));
+    }
     static __device__ __forceinline__ void load_scales(const HeadTokens<KvT>& tile, int begin, int end,
                                                        float (&scales)[2]) {
         if constexpr (HAS_SCALES) {

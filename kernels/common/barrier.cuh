@@ -77,7 +77,6 @@ __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int 
 }
 
 // Stores `value` in block `rank`'s copy of `place`. That block's copy of `barrier` counts the bytes when they arrive.
-// `place` is aligned to the size of the value.
 __device__ __forceinline__ void store_async(float* place, float value, unsigned long long* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -87,18 +86,6 @@ __device__ __forceinline__ void store_async(float* place, float value, unsigned 
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %2, [counter];\n}" ::"r"(
             shared_address(place)),
         "r"(shared_address(barrier)), "f"(value), "r"(rank)
-        : "memory");
-#endif
-}
-__device__ __forceinline__ void store_async(float* place, float4 value, unsigned long long* barrier, int rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .b32 there, counter;\n"
-        "mapa.shared::cluster.u32 there, %0, %6;\n"
-        "mapa.shared::cluster.u32 counter, %1, %6;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%2, %3, %4, %5}, "
-        "[counter];\n}" ::"r"(shared_address(place)),
-        "r"(shared_address(barrier)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(rank)
         : "memory");
 #endif
 }

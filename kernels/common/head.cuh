@@ -49,11 +49,23 @@ struct Head {
         }
     }
 
-    __device__ __forceinline__ void store(float* x) const {
+    // Gives each dimension that exists, and its value, to `take`.
+    template <typename Take>
+    __device__ __forceinline__ void each(Take take) const {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
-            if (has(pair)) x[index(pair)] = first[pair], x[index(pair) + HALF] = second[pair];
+            if (!has(pair)) continue;
+            take(index(pair), first[pair]);
+            take(index(pair) + HALF, second[pair]);
         }
+    }
+    __device__ __forceinline__ void store(float* x) const {
+        each([&](int dimension, float value) { x[dimension] = value; });
+    }
+
+    __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) first[pair] *= factor, second[pair] *= factor;
     }
 
     // The angles of a position, for rotate; without a table they rotate nothing.

@@ -44,14 +44,14 @@ __device__ __forceinline__ unsigned widen_codes(unsigned codes, bool is_upper) {
     return *reinterpret_cast<const unsigned*>(&less);
 }
 
-// 8 elements of one token as loaded, past L1: no other block needs them soon.
+// 8 elements of one token as loaded.
 template <typename KvT>
 struct KvVector {
+    using Words = uint4;
     unsigned words[4];
 
-    __device__ __forceinline__ void load(const KvT* address) {
-        const uint4 vector = __ldcg(reinterpret_cast<const uint4*>(address));
-        words[0] = vector.x, words[1] = vector.y, words[2] = vector.z, words[3] = vector.w;
+    __device__ __forceinline__ void set(const uint4& all) {
+        words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
     }
     // Elements 2i and 2i + 1.
     __device__ __forceinline__ unsigned pair(int i) const { return words[i]; }
@@ -63,13 +63,10 @@ struct KvVector {
 };
 template <>
 struct KvVector<KvCode> {
+    using Words = uint2;  // always 8 elements: each lane then holds the same dimensions as with 16-bit ones
     unsigned words[2];
 
-    // Always 8 bytes at a time: each lane then holds the same dimensions as with 16-bit elements.
-    __device__ __forceinline__ void load(const KvCode* address) {
-        const uint2 vector = __ldcg(reinterpret_cast<const uint2*>(address));
-        words[0] = vector.x, words[1] = vector.y;
-    }
+    __device__ __forceinline__ void set(const uint2& all) { words[0] = all.x, words[1] = all.y; }
     __device__ __forceinline__ unsigned pair(int i) const { return widen_codes(words[i / 2], i % 2 == 1); }
     __device__ __forceinline__ void pair_with(const KvVector& other, int i, unsigned& even, unsigned& odd) const {
         const unsigned both = __byte_perm(words[i / 2], other.words[i / 2], i % 2 == 0 ? 0x5140 : 0x7362);
@@ -88,24 +85,23 @@ __device__ __forceinline__ float round_head_with(Head<HEAD_DIM>& head, Store sto
         head.keep_within_range();
         scale = code_scale(head.largest());
     }
+    const auto round = [&](float& value) {
+        if constexpr (KvFormat<KvT>::HAS_SCALES) {
+            const KvT code = encode(value, scale);
+            value = decode(code, scale);
+            return code;
+        } else {
+            const KvT rounded = from_float<KvT>(within_range<KvT>(value));
+            value = to_float(rounded);
+            return rounded;
+        }
+    };
 #pragma unroll
     for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-        KvT rounded[2];
-        if constexpr (KvFormat<KvT>::HAS_SCALES) {
-            rounded[0] = encode(head.first[pair], scale);
-            rounded[1] = encode(head.second[pair], scale);
-            head.first[pair] = decode(rounded[0], scale);
-            head.second[pair] = decode(rounded[1], scale);
-        } else {
-            rounded[0] = from_float<KvT>(within_range<KvT>(head.first[pair]));
-            rounded[1] = from_float<KvT>(within_range<KvT>(head.second[pair]));
-            head.first[pair] = to_float(rounded[0]);
-            head.second[pair] = to_float(rounded[1]);
-        }
-        if (Pairs::has(pair)) {
-            store(Pairs::index(pair), rounded[0]);
-            store(Pairs::index(pair) + Pairs::HALF, rounded[1]);
-        }
+        const KvT first = round(head.first[pair]), second = round(head.second[pair]);
+        if (!Pairs::has(pair)) continue;
+        store(Pairs::index(pair), first);
+        store(Pairs::index(pair) + Pairs::HALF, second);
     }
     return scale;
 }

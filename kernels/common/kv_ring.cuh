@@ -52,13 +52,7 @@ template <typename KvT, int HEAD_DIM, bool IS_KEYS>
 __device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,
                                             int token, int vector) {
     const unsigned char* place = tokens.elements + tokens.offset(token, vector);
-    if constexpr (KvFormat<KvT>::HAS_SCALES) {
-        const uint2 words = *reinterpret_cast<const uint2*>(place);
-        loaded.words[0] = words.x, loaded.words[1] = words.y;
-    } else {
-        const uint4 words = *reinterpret_cast<const uint4*>(place);
-        loaded.words[0] = words.x, loaded.words[1] = words.y, loaded.words[2] = words.z, loaded.words[3] = words.w;
-    }
+    loaded.set(*reinterpret_cast<const typename KvVector<KvT>::Words*>(place));
 }
 template <typename KvT, int HEAD_DIM, bool IS_KEYS>
 __device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,

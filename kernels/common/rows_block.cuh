@@ -193,12 +193,7 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
             own_key.norm_and_rotate(call.k_norm, call.eps, angles);
             round_head(own_key, call.keys + place * HEAD_DIM, call.key_scales + place, stores);
             round_head(new_value, call.values + place * HEAD_DIM, call.value_scales + place, stores);
-#pragma unroll
-            for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-                if (!Pairs::has(pair)) continue;
-                shared.own_value[buffer][Pairs::index(pair)] = new_value.first[pair];
-                shared.own_value[buffer][Pairs::index(pair) + Pairs::HALF] = new_value.second[pair];
-            }
+            new_value.store(shared.own_value[buffer]);
         }
         for (int begin = 0; begin < heads; begin += HEADS_AT_ONCE) {
 #pragma unroll
@@ -214,14 +209,8 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
                 if (head >= heads) break;
                 Pairs& query = own_queries[i];
                 query.norm_and_rotate(call.q_norm, call.eps, angles);
-#pragma unroll
-                for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-                    query.first[pair] *= call.scale;
-                    query.second[pair] *= call.scale;
-                    if (!Pairs::has(pair)) continue;
-                    shared.queries[buffer].store(head, Pairs::index(pair), query.first[pair]);
-                    shared.queries[buffer].store(head, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
-                }
+                query.scale(call.scale);
+                query.each([&](int dimension, float value) { shared.queries[buffer].store(head, dimension, value); });
                 if (has_own) {
                     const float own_score = query.dot(own_key);
                     if (lane == 0) shared.own_scores[buffer][head] = own_score;

@@ -114,13 +114,7 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
             round_into_tile<true>(made[i], tile, place, call.keys + cached * HEAD_DIM, call.key_scales + cached,
                                   stores);
         }
-        float* own = is_value(i) ? shared.own_values[token] : shared.own_keys[token];
-#pragma unroll
-        for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-            if (!Pairs::has(pair)) continue;
-            own[Pairs::index(pair)] = made[i].first[pair];
-            own[Pairs::index(pair) + Pairs::HALF] = made[i].second[pair];
-        }
+        made[i].store(is_value(i) ? shared.own_values[token] : shared.own_keys[token]);
     }
     copy_async_commit();
     copy_async_wait<0>();
@@ -141,14 +135,8 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
             }
             shared.queries[team].eight.store(column, dimension, value);
         };
-#pragma unroll
-        for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-            query.first[pair] *= call.scale;
-            query.second[pair] *= call.scale;
-            if (!Pairs::has(pair)) continue;
-            store(Pairs::index(pair), query.first[pair]);
-            store(Pairs::index(pair) + Pairs::HALF, query.second[pair]);
-        }
+        query.scale(call.scale);
+        query.each(store);
         if (piece.has_split(piece.splits[token].count - 1)) {
             Pairs own_key;
 #pragma unroll
