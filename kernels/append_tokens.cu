@@ -23,7 +23,6 @@
 //           norms and rotates the queries of prompts: launches less in front of attention, where nothing else runs. On
 //           sm_90 attention_prefill_wgmma rotates the queries that it loads, which costs no pass over memory
 #include "common/head.cuh"
-#include "common/kv_code.cuh"
 #include "common/launch.cuh"
 
 constexpr int WARPS = 4;

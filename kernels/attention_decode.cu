@@ -40,10 +40,7 @@
 #include "common/mixed.cuh"
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
-#include "common/attend_float.cuh"
-#include "common/head.cuh"
 #include "common/launch.cuh"
-#include "common/load.cuh"
 #include "common/splits.cuh"
 
 // Splits that a multiprocessor attends to at once: three with warps of 168 registers; two with 255, where a warp holds

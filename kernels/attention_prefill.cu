@@ -20,16 +20,6 @@
 //           for 64 mma). Blocks with the most keys start first. Rejected: the queries in registers (over 255). Speed:
 //           scripts/benchmark_attention.py
 #include "common/prefill_float.cuh"
-#include "common/prefill_mma.cuh"
-
-template <typename KvT, int HEAD_DIM>
-struct PrefillOf {
-    using Form = PrefillMma<KvT, HEAD_DIM>;
-};
-template <int HEAD_DIM>
-struct PrefillOf<float, HEAD_DIM> {
-    using Form = PrefillFloat<HEAD_DIM>;
-};
 
 template <typename KvT, int HEAD_DIM>
 __global__ void __launch_bounds__(128, 2)
@@ -38,7 +28,7 @@ __global__ void __launch_bounds__(128, 2)
                       const float* __restrict__ value_scales, const int* __restrict__ pages,
                       int num_key_value_heads, int num_tokens, int start, int window, float scale,
                       void* out, int out_is_float) {
-    using Form = typename PrefillOf<KvT, HEAD_DIM>::Form;
+    using Form = Prefill<KvT, HEAD_DIM>;
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const int head = blockIdx.x, kv_head = head / (gridDim.x / num_key_value_heads);
     PrefillBlock<KvT> block;

@@ -22,7 +22,6 @@
 #include "common/sample_scores.cuh"
 #include "common/sample_select.cuh"
 #include "common/sample_state.cuh"
-#include "common/sample_sums.cuh"
 
 namespace sampling {
 

@@ -13,8 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs, append_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.launches import Launch, addresses_of

@@ -75,7 +75,7 @@ struct AttendColumns {
         const RingTokens<KvT, HEAD_DIM, false> values(tile);
         const int lane = number_here(threadIdx.x % 32), g = lane / 4, t = lane % 4;
 
-        // Only on Hopper do warps get registers for all steps at once (registers.cuh).
+        // Only on Hopper do warps get registers for all steps at once (barrier.cuh).
         constexpr int STEPS_AT_ONCE = __CUDA_ARCH__ == 900 ? KEY_STEPS : KEY_STEPS < 2 ? 1 : 2;
         float high[2][4] = {}, low[2][4] = {};  // of tokens 2t, 2t + 1 of each eight; columns g, g + 8
 #pragma unroll STEPS_AT_ONCE

@@ -1,8 +1,8 @@
-// barrier: mbarriers in shared memory, and __syncthreads for some warps. Some threads arrive at an mbarrier, others
-// wait there. Arriving releases the thread's writes to its own block, and waiting acquires them. Nothing here releases
-// to the whole cluster: that takes a fence, which waits for all running copies of a warp. Writes to the other block
-// are asynchronous stores instead, which count themselves at a barrier there. Source: PTX ISA, mbarrier, st.async and
-// barrier.
+// barrier: mbarriers in shared memory, __syncthreads for some warps, and registers that warps hand to others.
+// Some threads arrive at an mbarrier, others wait there. Arriving releases the thread's writes to its own block, and
+// waiting acquires them. Nothing here releases to the whole cluster: that takes a fence, which waits for all running
+// copies of a warp. Writes to the other block are asynchronous stores instead, which count themselves at a barrier
+// there. Source: PTX ISA, mbarrier, st.async, barrier and setmaxnreg.
 #pragma once
 
 #include "common/mma.cuh"
@@ -104,4 +104,19 @@ __device__ __forceinline__ void sync_threads_of(int id, int num_threads) {
 template <int NUM_THREADS>
 __device__ __forceinline__ void arrive_threads_of(int id) {
     asm volatile("barrier.arrive %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");
+}
+
+// Sets this thread's registers: fewer, so that others may take some, or more, once others have freed them. Four warps,
+// the first a multiple of four, call it together. On cards other than Hopper nothing happens.
+template <int COUNT>
+__device__ __forceinline__ void registers_down_to() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void registers_up_to() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
 }

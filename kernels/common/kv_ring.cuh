@@ -4,6 +4,7 @@
 
 #include "common/attend.cuh"
 #include "common/barrier.cuh"
+#include "common/mixed.cuh"
 
 // Where a tile's vectors of 8 elements lie in shared memory.
 template <typename KvT, int HEAD_DIM>
@@ -112,43 +113,66 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
     }
 }
 
+// What kernels with a ring are launched with, but for rows and positions.
+template <typename KvT>
+struct LaneCall {
+    const float *q, *k, *v;
+    int qkv_stride;
+    const float *q_norm, *k_norm;
+    float eps, scale;
+    const float2* cos_sin;
+    const int* page_table;
+    int pages_per_row;
+    KvT *keys, *values;
+    float *key_scales, *value_scales;
+    int window, num_attention_heads, num_key_value_heads, max_splits;
+    float* partials;
+    unsigned* counters;
+    MixedRows out;
+
+    __device__ __forceinline__ const int* pages(int row) const { return page_table + size_t(row) * pages_per_row; }
+    __device__ __forceinline__ size_t place_of(int page, int kv_head, int position) const {
+        return token_place(page, num_key_value_heads, kv_head, position);
+    }
+    // One warp starts copying the tokens begin ... end - 1 of a page.
+    template <int HEAD_DIM>
+    __device__ __forceinline__ void copy_page(unsigned char* tile, int page, int kv_head, int begin, int end,
+                                              int lane) const {
+        const size_t place = place_of(page, kv_head, 0);
+        copy_tile<KvT, HEAD_DIM>(tile, {keys + place * HEAD_DIM, key_scales + place},
+                                 {values + place * HEAD_DIM, value_scales + place}, begin, end, lane);
+    }
+};
+
 // Adds a tile in the ring, whose tokens `begin` to `end` - 1 may be read: operation by operation what Attend's `take`
 // does with a loaded tile, but each vector is loaded where it is used, which takes fewer registers. `is_seen` says
-// whether a column sees a token: column, 0 or 1 for its heads, token. With SOME_SEE_NONE a column may see none; then
-// it does not change. Only the first HEADS heads exist.
-template <int HEADS, bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen>
+// whether a column sees a token: column, 0 or 1 for its heads, token. SOME_SEE_NONE: as in Attend's `weigh`.
+template <bool SOME_SEE_NONE, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen>
 __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
                                                const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
                                                const unsigned char* tile, int begin, int end, Seen is_seen) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
-    using MmaT = typename Tile::MmaT;
-    constexpr int COLUMNS = HEADS / 8;
+    constexpr int COLUMNS = Tile::COLUMNS;
     const RingTokens<KvT, HEAD_DIM, true> keys(tile);
     const RingTokens<KvT, HEAD_DIM, false> values(tile);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
-    float scores_high[COLUMNS][4] = {}, scores_low[COLUMNS][4] = {}, scales[2];
+    float scores[COLUMNS][4] = {}, scores_low[COLUMNS][4] = {}, scales[2];
 #pragma unroll
     for (int step = 0; step < Tile::KEY_STEPS; ++step) {
-        const int vector = min(4 * step + t, Tile::LAST_VECTOR), place = 32 * step + 8 * t;
+        const int vector = min(4 * step + t, Tile::LAST_VECTOR);
         KvVector<KvT> k0, k8;
         load_vector(k0, keys, between(begin, g, end), vector);
         load_vector(k8, keys, between(begin, g + 8, end), vector);
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
-            const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
-            float(&high)[4] = scores_high[column], (&low)[4] = scores_low[column];
-            mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
-            mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
-            mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
-            mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
+            Tile::multiply(queries, column, 32 * step + 8 * t, k0, k8, scores[column], scores_low[column]);
         }
     }
     load_scales(scales, keys, begin, end);
 #pragma unroll
     for (int i = 0; i < 4 * COLUMNS; ++i) {
-        float& score = scores_high[i / 4][i % 4];
+        float& score = scores[i / 4][i % 4];
         score += scores_low[i / 4][i % 4];
         if constexpr (Tile::HAS_SCALES) score *= scales[i % 4 / 2];
     }
@@ -157,37 +181,9 @@ __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>&
     unsigned high[COLUMNS][2], low[COLUMNS][2];
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
-        float(&weights)[4] = scores_high[column];
-        float factor[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (!is_seen(column, i, g)) weights[i] = reduce::minus_infinity();
-            if (!is_seen(column, i, g + 8)) weights[2 + i] = reduce::minus_infinity();
-            float &maximum = attend.maximum[column][i], &sum = attend.sum[column][i];
-            float larger = fmaxf(maximum, max_over_rows(fmaxf(weights[i], weights[2 + i])));
-            const float known = maximum;
-            maximum = larger;
-            if (SOME_SEE_NONE && larger == reduce::minus_infinity()) larger = 0.0f;  // all weights are 0 then
-            factor[i] = exp2_fast(known - larger);
-            weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
-            weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
-            sum = fmaf(sum, factor[i], weights[i] + weights[2 + i]);
-            if constexpr (Tile::HAS_SCALES) weights[i] *= scales[0], weights[2 + i] *= scales[1];
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
-            const float2 rounded = unpack_pair<MmaT>(pair);
-            high[column][i] = transpose_matrix(pair);
-            low[column][i] =
-                transpose_matrix(pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
-        }
-#pragma unroll
-        for (int i = 0; i < 16 * Tile::VALUE_STEPS; ++i) {
-            attend.mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
-        }
+        attend.template weigh<SOME_SEE_NONE>(column, scores[column], scales, high[column], low[column],
+                                             [&](int i, int token) { return is_seen(column, i, token); });
     }
-
 #pragma unroll
     for (int step = 0; step < Tile::VALUE_STEPS; ++step) {
         KvVector<KvT> found[4];  // of tokens 2t, 2t + 1, 2t + 8 and 2t + 9
@@ -196,17 +192,6 @@ __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>&
             const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
             load_vector(found[row], values, token, min(8 * step + g, Tile::LAST_VECTOR));
         }
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-            unsigned even[2], odd[2];
-            found[0].pair_with(found[1], word, even[0], odd[0]);
-            found[2].pair_with(found[3], word, even[1], odd[1]);
-#pragma unroll
-            for (int column = 0; column < COLUMNS; ++column) {
-                float(&places)[4] = attend.mixed[step][word][column];
-                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
-                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
-            }
-        }
+        attend.mix(step, found[0], found[1], found[2], found[3], high, low);
     }
 }

@@ -8,7 +8,7 @@
 #include "common/prefill_mma.cuh"
 
 template <int HEAD_DIM>
-struct PrefillFloat {
+struct Prefill<float, HEAD_DIM> {
     static constexpr int BLOCK_QUERIES = 32;
     static constexpr int BLOCK_TOKENS = 32;
     static constexpr int BLOCK_SIZE = 128;

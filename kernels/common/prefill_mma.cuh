@@ -8,9 +8,7 @@
 #pragma once
 
 #include "common/mixed.cuh"
-#include "common/kv_code.cuh"
-#include "common/matrix.cuh"
-#include "common/reduce.cuh"
+#include "common/head.cuh"
 
 // The arguments of one block of attention_prefill.
 template <typename KvT>
@@ -37,7 +35,7 @@ struct PrefillBlock {
 };
 
 template <typename KvT, int HEAD_DIM>
-struct PrefillMma {
+struct Prefill {
     using MmaT = typename KvFormat<KvT>::MmaT;
     static constexpr bool HAS_SCALES = KvFormat<KvT>::HAS_SCALES;
     static constexpr int BLOCK_SIZE = 128;

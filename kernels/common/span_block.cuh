@@ -2,10 +2,6 @@
 #pragma once
 
 #include "common/attend_columns.cuh"
-#include "common/head.cuh"
-#include "common/kv_ring.cuh"
-#include "common/load.cuh"
-#include "common/registers.cuh"
 #include "common/splits.cuh"
 
 constexpr int MAX_SPAN = 8;   // new tokens of a row; also in llmcli/runners/base.py

@@ -49,6 +49,11 @@ def c_type(array: Array) -> str:
         raise ValueError(f"kernels take float32, float16 and uint16 (bfloat16) arrays, not {array.dtype}") from None
 
 
+def int32s(*values: int) -> tuple[np.int32, ...]:
+    """Whole numbers as a kernel takes them."""
+    return tuple(map(np.int32, values))
+
+
 def row_stride(array: Array) -> int:
     """Elements from one row of a matrix to the next; 0 if there is no next."""
     return array.strides[0] // array.dtype.itemsize if array.shape[0] > 1 else 0

@@ -9,7 +9,7 @@ from right import assert_right
 from test_attention_decode import KINDS, LLAMA, cupy_array, run
 from test_attention_decode_launch import F32, Recorder, host
 
-from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
+from llmcli.kernels.attention_decode import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import EPS, NewTokens, new_tokens, paged, visible_table, with_unused_lanes

@@ -11,12 +11,9 @@ import pytest
 from driverless_card import DriverlessCard
 
 from llmcli.errors import DeviceError
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, LaneInputs, append_tokens, attention_decode, grid_heads
 from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill
-from llmcli.kernels.attention_rows import attention_rows
-from llmcli.kernels.attention_span import attention_span
+from llmcli.kernels.attention_rings import attention_rows, attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts, gather_columns

@@ -8,7 +8,7 @@ import numpy as np
 from simulated_kernels import floats, normed, on_host, store
 from simulated_wide import write_image_rows
 
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.kernels.attention_prefill import PromptInputs
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache
 from llmcli.kernels.stage_wide import ImageRows

@@ -11,7 +11,7 @@ cupy = pytest.importorskip("cupy")
 from simulated_attention import append_tokens, attention_decode, attention_prefill  # noqa: E402
 from simulated_kernels import allocate, embedding, on_host, product  # noqa: E402
 
-from llmcli.kernels.attention_lanes import LaneInputs  # noqa: E402
+from llmcli.kernels.attention_decode import LaneInputs  # noqa: E402
 from llmcli.kernels.attention_prefill import PromptInputs  # noqa: E402
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout  # noqa: E402
 from llmcli.lab.matrices import StoredMatrix, tiles_of  # noqa: E402

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels import attention_decode as kernel
-from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
-from llmcli.kernels.attention_rows import RowsPlan, attention_rows
-from llmcli.kernels.attention_span import attention_span, attention_span_cost
+from llmcli.kernels.attention_decode import append_tokens, append_tokens_cost
+from llmcli.kernels.attention_rings import RowsPlan, attention_rows, attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout

@@ -7,8 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
-from llmcli.kernels.attention_rows import RowsPlan
-from llmcli.kernels.attention_span import SpanPlan
+from llmcli.kernels.attention_rings import RowsPlan, SpanPlan
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.gemv import MAX_ROWS, norm_sums

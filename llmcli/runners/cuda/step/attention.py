@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_decode import attention_decode
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs, append_tokens, attention_decode
 from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill, rotates_queries, writes_images
-from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
-from llmcli.kernels.attention_span import attention_span
+from llmcli.kernels.attention_rings import MAX_LANES, attention_rows, attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.qkv import LayerCache
