@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, check, struct_fields
+from llmcli.kernels.arguments import C_TYPES, Array, check, int32s, struct_fields
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
@@ -155,15 +155,8 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     if inputs.cos_sin is not None:
         _check_rotary(device, inputs.cos_sin, inputs)
     window = check_window(kernel, inputs.window)
-    cost = partial(
-        attention_prefill_cost,
-        inputs.num_tokens,
-        inputs.start,
-        layout,
-        dtype.itemsize,
-        inputs.window,
-        2 if isinstance(out, ImageRows) else out.dtype.itemsize,
-    )
+    sizes = inputs.num_tokens, inputs.start, layout, dtype.itemsize, inputs.window, _itemsize(out)
+    cost = partial(attention_prefill_cost, *sizes)
     if rotates_queries(device, layout, dtype):
         rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)
         _launch_wgmma(device, inputs, stride, window, rows, cost)
@@ -175,21 +168,17 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
         grid=(layout.num_attention_heads, -(-inputs.num_tokens // block_queries)),
         block=_BLOCK_SIZE,
         arguments=(
-            inputs.qkv,
-            np.int32(stride),
-            *inputs.cache.arrays,
-            inputs.pages,
-            np.int32(layout.num_key_value_heads),
-            np.int32(inputs.num_tokens),
-            np.int32(inputs.start),
-            window,
-            softmax_scale(layout),
-            out,
-            np.int32(not isinstance(out, ImageRows) and out.dtype == np.float32),
+            *(inputs.qkv, np.int32(stride), *inputs.cache.arrays, inputs.pages),
+            *int32s(layout.num_key_value_heads, inputs.num_tokens, inputs.start),
+            *(window, softmax_scale(layout), out, np.int32(_itemsize(out) == 4)),
         ),
         shared_bytes=shared_bytes,
         cost=cost,
     )
+
+
+def _itemsize(out: Array | ImageRows) -> int:
+    return 2 if isinstance(out, ImageRows) else out.dtype.itemsize
 
 
 def _launch_wgmma(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, VECTOR, Array, check, row_stride
+from llmcli.kernels.arguments import C_TYPES, VECTOR, Array, check, int32s, row_stride
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, UNIT_INPUTS, check_image, num_steps
@@ -70,9 +70,9 @@ def gather_columns(device: Launcher, *, x: Any, order: Any, out: Any) -> None:
     Raises: ValueError for arrays that do not fit
     """
     check("gather_columns", "x", x, dtype=np.float16, shape=(None, None), row_stride=True, aligned=2)
-    num_rows, num_columns = x.shape
     check("gather_columns", "out", out, dtype=np.float16, shape=x.shape, row_stride=True, aligned=2)
-    _gather(device, x, order, out, 0, num_rows, num_columns, (row_stride(x), row_stride(out)))
+    check("gather_columns", "order", order, dtype=np.int32, shape=x.shape[1:], aligned=4)
+    _gather(device, x, order, out, 0, len(x), (row_stride(x), row_stride(out)))
 
 
 def gather_image(device: Launcher, *, image: Any, order: Any, unit_inputs: int, rows: int, out: Any) -> None:
@@ -81,30 +81,23 @@ def gather_image(device: Launcher, *, image: Any, order: Any, unit_inputs: int, 
     Shapes: image, out uint8 [at least image_bytes]; order int32 [num_columns]
     Raises: ValueError for arrays that do not fit
     """
-    (num_columns,) = order.shape
+    check("gather_columns", "order", order, dtype=np.int32, shape=(None,), aligned=4)
     for name, array in (("image", image), ("out", out)):
-        check_image("gather_columns", name, array, num_columns, rows)
-    _gather(device, image, order, out, unit_inputs, rows, num_columns, (0, 0))
+        check_image("gather_columns", name, array, len(order), rows)
+    _gather(device, image, order, out, unit_inputs, rows, (0, 0))
 
 
 def _gather(
-    device: Launcher,
-    x: Any,
-    order: Any,
-    out: Any,
-    unit_inputs: int,
-    num_rows: int,
-    num_columns: int,
-    strides: tuple[int, int],
+    device: Launcher, x: Any, order: Any, out: Any, unit_inputs: int, num_rows: int, strides: tuple[int, int]
 ) -> None:
-    check("gather_columns", "order", order, dtype=np.int32, shape=(num_columns,), aligned=4)
+    (num_columns,) = order.shape
     columns = num_steps(num_columns) * STEP_INPUTS if unit_inputs else num_columns
     device.launch(
         "gather_columns",
         f"gather_columns<{unit_inputs}>",
         grid=(num_rows, -(-columns // (_BLOCK * _STEPS))),
         block=_BLOCK,
-        arguments=(x, order, out, np.int32(num_columns), *map(np.int32, strides)),
+        arguments=(x, order, out, *int32s(num_columns, *strides)),
         overlaps=True,
         cost=lambda: gather_columns_cost(num_rows=num_rows, num_columns=num_columns),
     )

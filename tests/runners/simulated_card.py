@@ -116,8 +116,8 @@ class SimulatedMailbox:
 class SimulatedSampler:
     """A stand-in for `DeviceSampler`, with the host's chain. A token arrives when its run is queued."""
 
-    def __init__(self, device: Any, num_rows: int, vocab_size: int, mailbox: Any):
-        self._vocab_size = vocab_size
+    def __init__(self, device: Any, vocab_size: int, mailbox: Any, token_ids: Any, history: Any):
+        self._vocab_size, self._token_ids, self._history = vocab_size, token_ids, history
         self._samplers: dict[int, Sampler] = {}
         self._masks: dict[int, np.ndarray | None] = {}
         self._results: dict[tuple[int, int], Choice | LLMCliError] = {}
@@ -147,18 +147,9 @@ class SimulatedSampler:
         self._num_counted[slot] += 1
         return self._num_counted[slot]
 
-    def enqueue(
-        self,
-        *,
-        logits: Any,
-        rows: Any,
-        positions: Any,
-        token_ids: Any,
-        history: Any,
-        next_row: Any = None,
-        draft: Any = None,
-    ) -> None:
-        self._choose(logits, rows, positions, token_ids, history)
+    def enqueue(self, *, logits: Any, rows: Any, positions: Any, next_row: Any = None, draft: Any = None) -> None:
+        token_ids = self._token_ids
+        self._choose(logits, rows, positions, token_ids, self._history)
         if next_row is not None:
             row, position = int(on_host(rows)[0]), int(on_host(positions)[0])
             is_right = row >= 0 and self._moved_to[row] == position and on_host(token_ids)[row] == on_host(draft)[0]

@@ -108,7 +108,8 @@ def load(
 
     forward = Forward(device, plan, weights, cache, workspace)
     mailbox = Mailbox(device, MAILBOX_BYTES)
-    sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
+    vocab_size, chosen, history = model.config.vocab_size, workspace.slot_token_ids, workspace.history
+    sampler = DeviceSampler(device, vocab_size, mailbox, chosen, history)
     device.synchronize()
     return SteppingRunner(
         CudaDevice(

@@ -135,14 +135,8 @@ class DecodeLanes:
         self._choose(self._workspace.held_rows[:count], count)
 
     def _choose(self, rows: Any, count: int) -> None:
-        workspace = self._workspace
-        self._sampler.enqueue(
-            logits=self.logits[:count],
-            rows=rows,
-            positions=workspace.lane_positions[:count],
-            token_ids=workspace.slot_token_ids,
-            history=workspace.history,
-        )
+        positions = self._workspace.lane_positions[:count]
+        self._sampler.enqueue(logits=self.logits[:count], rows=rows, positions=positions)
 
     def queue_drafts(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
@@ -180,8 +174,8 @@ class DecodeLanes:
 
     def _choose_drafts(self, first: int, work: Work, masks: WorkMasks) -> None:
         assert work.slot is not None
-        workspace, num_drafts = self._workspace, len(work.drafts)
-        token_ids, rows, positions = (workspace.drafted[place] for place in range(3))
+        num_drafts = len(work.drafts)
+        token_ids, rows, positions = (self._workspace.drafted[place] for place in range(3))
         for lane in range(first, first + num_drafts + 1):
             this, following = slice(lane, lane + 1), slice(lane + 1, lane + 2)
             has_draft = lane < first + num_drafts
@@ -190,8 +184,6 @@ class DecodeLanes:
                 logits=self.draft_logits[this],
                 rows=rows[this],
                 positions=positions[this],
-                token_ids=workspace.slot_token_ids,
-                history=workspace.history,
                 next_row=rows[following] if has_draft else None,
                 draft=token_ids[following] if has_draft else None,
             )
