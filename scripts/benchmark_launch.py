@@ -15,10 +15,10 @@ import numpy as np
 
 from llmcli.kernels.attention_decode import LaneInputs, append_tokens
 from llmcli.kernels.device import Device
+from llmcli.kernels.driver import RawLaunch
 from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.launches import Launch, addresses_of
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
-from llmcli.kernels.raw_kernel import RawLaunch
 from llmcli.kernels.replay import Starter
 
 BATCH = 200  # the driver's queue takes about a thousand

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmcli.errors import KernelCompileError
 from llmcli.kernels import compiler, environment
@@ -25,6 +25,8 @@ from llmcli.resources import kernel_cache_folder, private_folder, read_private, 
 
 _FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Kernel = tuple[str, str]  # the stem of its `.cu` file, and a name expression
 OnCompile = Callable[[int, int], None]  # kernels compiled so far, kernels to compile
@@ -120,20 +122,12 @@ class KernelCache:
     def _keep(self, compiled: CompiledKernels, source: str, stem: str, name: str, arch: str) -> CachedKernels:
         file_name = self._file_name(source, stem, name, arch)
         try:
-            return _write(private_folder(self._folder) / file_name, compiled)
-        except OSError as error:
-            _log.debug("kernel cache: %s cannot be written (%s)", file_name, error)
-        try:
-            return _write(Path(self._temporary.name) / file_name, compiled)
+            return keep_files(self._folder, lambda folder: _write(folder / file_name, compiled))
         except OSError as error:
             folders = f"{self._folder} or {tempfile.gettempdir()}"
             raise KernelCompileError(
                 f"kernel {stem} cannot be cached in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
             ) from error
-
-    @cached_property
-    def _temporary(self) -> tempfile.TemporaryDirectory[str]:
-        return temporary_folder("llmcli-kernels-")
 
     def _file_name(self, source: str, stem: str, name: str, arch: str) -> str:
         parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, name)
@@ -181,6 +175,20 @@ def _sidecar(cubin: Path) -> Path:
 def _digest(cubin: bytes, kernels: Any) -> str:
     """The SHA-256 of the machine code and of its description."""
     return hashlib.sha256(cubin + json.dumps(kernels, sort_keys=True).encode()).hexdigest()
+
+
+def keep_files(folder: Path, write: Callable[[Path], T]) -> T:
+    """Let `write` make files in a private folder, or if that fails, in one of this process. Raises: OSError"""
+    try:
+        return write(private_folder(folder))
+    except OSError as error:
+        _log.debug("nothing can be kept in %s (%s)", folder, error)
+    return write(Path(_temporary().name))
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return temporary_folder("llmcli-kernels-")
 
 
 def replace_file(path: Path, content: bytes) -> None:

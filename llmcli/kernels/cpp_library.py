@@ -12,11 +12,9 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
 
-from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
+from llmcli.kernels.cache import OnCompile, keep_files, replace_file, say_nothing
 from llmcli.resources import kernel_cache_folder, private_folder, read_private, resource_folder, temporary_folder
 
 # Without contraction a product and its sum are rounded separately, on every processor and by every compiler.
@@ -87,7 +85,8 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
         if kept is None:
             on_compile(0, 1)
             try:
-                kept = _keep(_compile(sources, options), name)
+                content = _compile(sources, options)
+                kept = keep_files(kernel_cache_folder(), lambda folder: _written(folder / name, content))
             finally:
                 on_compile(1, 1)
         return ctypes.CDLL(str(kept))
@@ -138,23 +137,9 @@ def _find(name: str) -> Path | None:
     return path if _with_digest(content[:-_DIGEST_BYTES]) == content else None
 
 
-def _keep(content: bytes, name: str) -> Path:
-    """Write the library to the cache, or if that fails, to a folder of this process. Raises: OSError"""
-    try:
-        return _written(private_folder(kernel_cache_folder()) / name, content)
-    except OSError as error:
-        _log.debug("%s cannot be kept: %s", name, error)
-    return _written(Path(_temporary().name) / name, content)
-
-
 def _written(path: Path, content: bytes) -> Path:
     replace_file(path, _with_digest(content))
     return path
-
-
-@cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return temporary_folder("llmcli-kernels-")
 
 
 def _with_digest(content: bytes) -> bytes:

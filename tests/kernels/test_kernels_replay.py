@@ -57,7 +57,7 @@ def test_a_replay_launches_the_same_with_the_addresses_of_other_arrays() -> None
     assert card.launches == [[4104, 7, 8192, 0], [8192, 4096]]
     replay.start(base_addresses([None, Array((4,), ptr=1 << 40)]))
     assert card.launches[2:] == [[(1 << 40) + 8, 7, 8192, 0], [8192, 1 << 40]]
-    assert card.trace == [("a", "a<1>"), ("b", "b<2>")] * 2
+    assert [starter.label for starter, _ in card.noted] == [("a", "a<1>"), ("b", "b<2>")] * 2
 
 
 def test_an_address_belongs_to_the_array_it_is_in() -> None:
@@ -76,9 +76,9 @@ def test_only_what_is_recorded_is_replayed() -> None:
     launch_two(card, own, shared)
     replay = card.record(lambda: card.launch("c", "c<3>", grid=(1,), block=32, arguments=()), [own])
     launch_two(card, own, shared)
-    card.trace = []
+    card.noted = []
     replay.start([64])
-    assert card.trace == [("c", "c<3>")]
+    assert [starter.label for starter, _ in card.noted] == [("c", "c<3>")]
 
 
 def test_after_a_failure_nothing_is_recorded() -> None:
@@ -281,7 +281,7 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
         assert values[6:12] == [2 * ptr, 2, 64, ptr, 2, 64]
         assert values[13:] == [4 * 4096, 0, 32, 68, -1]
         assert [operations[place]._obj.value for place in (5, 12)] == [1, 0]
-    assert card.trace == []
+    assert {starter.label for starter, _ in card.noted} == {None}
     with pytest.raises(ValueError, match=r"out is \[4, 32\], expected \[5, 32\]"):
         library.matmul(x=x, weight=weight, out=out[:4])
 

@@ -143,15 +143,9 @@ class DryModel:
         self._forward.run(Batch(token_ids, rows, positions, workspace.page_table, lanes, by_row=True))
         self._forward.project_logits(self._forward.hidden[:lanes], logits)
         sample_token(
-            self.device,
-            logits=logits,
-            rows=rows,
-            positions=positions,
-            token_ids=token_ids,
-            history=workspace.history,
-            state=self._sampler_state,
-            results=self._results,
-        )
+            self.device, logits=logits, rows=rows, positions=positions, token_ids=token_ids,
+            history=workspace.history, state=self._sampler_state, results=self._results,
+        )  # fmt: skip
         return self.take()
 
     def span(self, num_tokens: int, start: int, *, is_last: bool) -> list[Started]:

@@ -38,11 +38,8 @@ class Activations:
 
     def rows(self, width: int, count: int) -> Any:
         """Memory of `inputs` for rows in fp16. Shapes: result float16 [count, width of whole spans]."""
-        rows = self._view(
-            ("rows", width, count),
-            lambda: self._workspace.inputs[: 2 * count * padded_inputs(width)].view(np.float16).reshape(count, -1),
-        )
-        return rows
+        memory, size = self._workspace.inputs, 2 * count * padded_inputs(width)
+        return self._view(("rows", width, count), lambda: memory[:size].view(np.float16).reshape(count, -1))
 
     def outputs(self, width: int) -> Any:
         """Memory for a product's outputs; all widths share it. Shapes: result float32 [count, width]."""
@@ -81,12 +78,8 @@ class Activations:
 
     def _padded(self, key: Hashable, memory: Any, dtype: DTypeLike, width: int) -> Any:
         """Rows of whole spans, of which `width` columns are used."""
-
-        def cut() -> Any:
-            size = self.count * padded_inputs(width)
-            return memory.view(dtype)[:size].reshape(self.count, -1)[:, :width]
-
-        return self._view((key, width), cut)
+        size, count = self.count * padded_inputs(width), self.count
+        return self._view((key, width), lambda: memory.view(dtype)[:size].reshape(count, -1)[:, :width])
 
     def _view(self, key: Hashable, cut: Callable[[], Any]) -> Any:
         view = self._views.get(key)
