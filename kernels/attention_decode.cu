@@ -207,7 +207,6 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
             out.store(result, make_float4(mixed[0].x / sum, mixed[0].y / sum, mixed[0].z / sum, mixed[0].w / sum));
         } else if (num_splits == count) {
             SplitMerge merged;
-            merged.clear();
             merged.add(
                 count, [&](int j) { return found[min(j, SPLITS - 1)]; },
                 [&](int j) { return mixed[min(j, SPLITS - 1)]; });

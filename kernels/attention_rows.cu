@@ -104,9 +104,7 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
                                merging.parts[merging.num_vectors + i]);
         } else {
             SplitMerge merged;
-            if (split < PARTS_AT_ONCE) {
-                merged.clear();
-            } else {
+            if (split >= PARTS_AT_ONCE) {
                 merged.found = merging.merged_found[i], merged.mixed = merging.merged_values[i];
             }
             merged.add(

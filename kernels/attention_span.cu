@@ -21,7 +21,7 @@
 //           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
 //           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
 //           a split has fewer columns, so that more blocks take part. Sixteen columns of a team are the rows of its
-//           products (common/attend_columns.cuh). The large blocks that have many splits of the same columns wait for
+//           products (common/kv_ring.cuh). The large blocks that have many splits of the same columns wait for
 //           each other and put a share of them together each; few splits are put together by the block that ends last,
 //           as those of small blocks are. All large blocks run at once: there is at most one a multiprocessor, and a
 //           process has one stream on a card (llmcli/kernels/device.py); those of the kernels in front that have not

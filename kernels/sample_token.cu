@@ -30,15 +30,14 @@ constexpr double LN_2 = 0.6931471805599453;
 // After typical_p or XTC: set the key of every removed token to 0, so `kept` is again a highest score and a least key.
 __device__ __forceinline__ void settle(Row& row, Kept& kept) {
   Word highest = 0;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (key == 0) continue;
+  row.each([&](int id, Word key) {
+    if (key == 0) return;
     if (kept.holds(key, id)) {
       highest = LargerWord::combine(highest, key);
     } else {
       row.keys()[id] = 0;
     }
-  }
+  });
   kept = Kept::all(value_of(find_extreme(row, highest)));
 }
 
@@ -47,26 +46,24 @@ __device__ __forceinline__ void temper(Row& row, Kept& kept, const Sums& sums) {
   const RowSampler& sampler = row.sampler();
   double temperature = sampler.temperature;
   if (sums.count > 1) temperature = dynamic_temperature(sampler, sums);
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (key == 0) continue;
+  row.each([&](int id, Word key) {
+    if (key == 0) return;
     const double score = kept.relative(key);
     // A dynamic temperature may be 0: all but the highest become -inf.
     const Word tempered = key_of(score == 0 ? 0.0 : __ddiv_rn(score, temperature));
     row.keys()[id] = kept.starts_with(key, id) ? tempered : 0;
-  }
+  });
   kept = Kept::all(0.0);
 }
 
 // Keep the scores of at least the highest minus n times the standard deviation of those that are finite.
 __device__ __forceinline__ void keep_near_highest(Row& row, Kept& kept) {
   Word complement = 0;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
+  row.each([&](int id, Word key) {
     if (kept.starts_with(key, id) && value_of(key) > -infinity()) {
       complement = LargerWord::combine(complement, ~key);
     }
-  }
+  });
   const double largest = fmax(-kept.relative(~find_extreme(row, complement)), 1.0);
   const Sums sums = sum_up(row, kept, DISTANCES, largest, 0.0);
   const double count = __ull2double_rn(sums.count);
@@ -80,14 +77,13 @@ __device__ __forceinline__ void keep_near_highest(Row& row, Kept& kept) {
 __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
   const double threshold = row.sampler().xtc_threshold;
   Word least_viable = 0, likeliest_end = 0;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (!kept.starts_with(key, id)) continue;
+  row.each([&](int id, Word key) {
+    if (!kept.starts_with(key, id)) return;
     const double probability = kept.probability(key);
     const Word bits = __double_as_longlong(probability);  // in the order of the numbers, none being negative
     if (probability >= threshold) least_viable = LargerWord::combine(least_viable, ~bits);
     if (row.sampler().uses_ends && row.marks()[id] & IS_END) likeliest_end = LargerWord::combine(likeliest_end, bits);
-  }
+  });
   least_viable = reduce::over_block<LargerWord, BLOCK_SIZE>(least_viable);
   likeliest_end = reduce::over_block<LargerWord, BLOCK_SIZE>(likeliest_end);
   if (threadIdx.x == 0) {
@@ -183,9 +179,8 @@ __device__ __forceinline__ Best run_race(const Row& row, const philox::Stream& s
 __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const philox::Stream& stream) {
   float likeliest = -infinity(), second = -infinity();
   int likeliest_id = -1;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (!kept.holds(key, id)) continue;
+  row.each([&](int id, Word key) {
+    if (!kept.holds(key, id)) return;
     const unsigned long long bits = philox::random_bits(stream, id, philox::PURPOSE_NOISE);
     const float estimate = static_cast<float>(kept.relative(key)) + philox::gumbel_estimate(bits);
     if (estimate > likeliest || likeliest_id < 0) {
@@ -195,7 +190,7 @@ __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const phi
     } else {
       second = fmaxf(second, estimate);
     }
-  }
+  });
   const float least = block_max<BLOCK_SIZE>(likeliest) - 2 * philox::GUMBEL_ERROR;
   Best best{0, ~0ull};
   if (likeliest_id >= 0 && likeliest >= least) {

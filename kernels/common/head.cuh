@@ -81,34 +81,26 @@ struct Head {
         }
     }
 
-    // Norm a query or key if there is a weight, and rotate it. All lanes must call it.
+    // weight * x / sqrt(mean(x^2) + eps), if there is a weight; then every pair is turned by its angle, given as (cos,
+    // sin). All lanes must call it.
     __device__ __forceinline__ void norm_and_rotate(const float* weight, float eps, const float2 (&angles)[PAIRS]) {
-        if (weight != nullptr) normalize(weight, eps);
-        rotate(angles);
-    }
-
-    // weight * x / sqrt(mean(x^2) + eps). All lanes must call it.
-    __device__ __forceinline__ void normalize(const float* weight, float eps) {
-        float squares = 0.0f;
+        if (weight != nullptr) {
+            float squares = 0.0f;
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair) {
-            squares = fmaf(first[pair], first[pair], fmaf(second[pair], second[pair], squares));
-        }
-        const float inverse = rsqrtf(fmaf(warp_sum(squares), 1.0f / HEAD_DIM, eps));
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                squares = fmaf(first[pair], first[pair], fmaf(second[pair], second[pair], squares));
+            }
+            const float inverse = rsqrtf(fmaf(warp_sum(squares), 1.0f / HEAD_DIM, eps));
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair) {
-            if (has(pair)) {
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                if (!has(pair)) continue;
                 first[pair] *= inverse * weight[index(pair)];
                 second[pair] *= inverse * weight[index(pair) + HALF];
             }
         }
-    }
-
-    // Rotate every pair by its angle, given as (cos, sin).
-    __device__ __forceinline__ void rotate(const float2 (&cos_sin)[PAIRS]) {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
-            const float2 angle = cos_sin[pair];
+            const float2 angle = angles[pair];
             const float rotated = fmaf(first[pair], angle.x, -__fmul_rn(second[pair], angle.y));
             second[pair] = fmaf(second[pair], angle.x, __fmul_rn(first[pair], angle.y));
             first[pair] = rotated;
@@ -166,17 +158,6 @@ struct KvFormat<KvCode> {
 template <>
 constexpr float WEIGHT_EXPONENT<KvCode> = 6.0f;
 
-// Rounding of one vector: the scale from its largest magnitude (NaN if one is NaN), then every element. Elements come
-// within_range<__half>. A vector of zeros has the scale 0.
-__device__ __forceinline__ float code_scale(float largest) { return largest / 127.0f; }
-__device__ __forceinline__ KvCode encode(float value, float scale) {
-    const float rounded = rintf(value / (scale == 0.0f ? 1.0f : scale));
-    return KvCode{static_cast<unsigned char>(static_cast<int>(fminf(fmaxf(rounded, -127.0f), 127.0f)) + 128)};
-}
-__device__ __forceinline__ float decode(KvCode code, float scale) {
-    return scale * static_cast<float>(static_cast<int>(code.code) - 128);
-}
-
 // Two bytes of a word below a byte 0x64 each are the fp16 numbers 1024 + code: bytes 0 and 1, or 2 and 3.
 __device__ __forceinline__ unsigned widen_codes(unsigned codes, bool is_upper) {
     const unsigned pair = __byte_perm(codes, 0x64646464u, is_upper ? 0x4342 : 0x4140);
@@ -215,21 +196,23 @@ struct KvVector<KvCode> {
     }
 };
 
-// Round a head as the cache holds it. `store` gets each dimension and its rounded element. Returns the scale of codes.
-// All lanes must call it.
+// Round a head as the cache holds it. `store` gets each dimension and its rounded element. Returns the scale of codes:
+// that of the largest magnitude, NaN if one is NaN, and 0 for a vector of zeros. All lanes must call it.
 template <typename KvT, int HEAD_DIM, typename Store>
 __device__ __forceinline__ float round_head_with(Head<HEAD_DIM>& head, Store store) {
     using Pairs = Head<HEAD_DIM>;
     float scale = 0.0f;
     if constexpr (KvFormat<KvT>::HAS_SCALES) {
         head.keep_within_range();
-        scale = code_scale(head.largest());
+        scale = head.largest() / 127.0f;
     }
     const auto round = [&](float& value) {
         if constexpr (KvFormat<KvT>::HAS_SCALES) {
-            const KvT code = encode(value, scale);
-            value = decode(code, scale);
-            return code;
+            const float steps = rintf(value / (scale == 0.0f ? 1.0f : scale));
+            const int code = static_cast<int>(fminf(fmaxf(steps, -127.0f), 127.0f)) + 128;
+            const KvT rounded = {static_cast<unsigned char>(code)};
+            value = scale * static_cast<float>(static_cast<int>(rounded.code) - 128);
+            return rounded;
         } else {
             const KvT rounded = from_float<KvT>(within_range<KvT>(value));
             value = to_float(rounded);

@@ -140,22 +140,21 @@ __device__ __forceinline__ void count_digits(const Row& row, const Kept& kept, c
     // The last bin holds all of the far tail, up to the whole vocabulary: one addition a thread, not one a token.
     unsigned num_far = 0;
     Word far_mass = 0;
-    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-        const Word key = row.keys()[id];
-        if (!kept.starts_with(key, id)) continue;
+    row.each([&](int id, Word key) {
+        if (!kept.starts_with(key, id)) return;
         const int bin = selection.bin_of(key, kept);
         const Word order = selection.order_of(key, kept);
-        if (!prefix.fits(bin, order, id)) continue;
+        if (!prefix.fits(bin, order, id)) return;
         const Word mass = selection.mass_of_key(key, kept);
         const int digit = prefix.digit(bin, order, id);
         if (digit == NUM_BINS - 1) {
             ++num_far;
             far_mass += mass;
-            continue;
+            return;
         }
         atomicAdd(&scratch.histogram.counts[digit], 1u);
         if (mass != 0) atomicAdd(&scratch.histogram.masses[digit], mass);
-    }
+    });
     if (num_far != 0) {
         atomicAdd(&scratch.histogram.counts[NUM_BINS - 1], num_far);
         atomicAdd(&scratch.histogram.masses[NUM_BINS - 1], far_mass);
@@ -222,14 +221,13 @@ __device__ __forceinline__ int find_crossing(const Row& row, double fraction, in
 // Put the candidates that fit the prefix into the row's list.
 __device__ __forceinline__ void gather_members(const Row& row, const Kept& kept, const Selection& selection,
                                                const Prefix& prefix) {
-    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-        const Word key = row.keys()[id];
-        if (!kept.starts_with(key, id)) continue;
+    row.each([&](int id, Word key) {
+        if (!kept.starts_with(key, id)) return;
         const Word order = selection.order_of(key, kept);
-        if (!prefix.fits(selection.bin_of(key, kept), order, id)) continue;
+        if (!prefix.fits(selection.bin_of(key, kept), order, id)) return;
         const unsigned place = atomicAdd(&row.current().num_members, 1u);
         row.members()[place] = Member{order, selection.mass_of_key(key, kept), static_cast<unsigned>(id), 0};
-    }
+    });
 }
 
 // Which of the listed members crosses the target: each thread sums what precedes its own.
@@ -293,9 +291,8 @@ enum Quantity { MASSES, DISTANCES, DEVIATIONS };
 // of the row must call it, and all get the same.
 __device__ __forceinline__ Sums sum_up(Row& row, const Kept& kept, Quantity quantity, double scale, double mean) {
     Sums sums{};
-    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-        const Word key = row.keys()[id];
-        if (!kept.starts_with(key, id)) continue;
+    row.each([&](int id, Word key) {
+        if (!kept.starts_with(key, id)) return;
         const double distance = -kept.relative(key);
         if (quantity == MASSES) {
             const double mass = exp(-distance);
@@ -311,7 +308,7 @@ __device__ __forceinline__ Sums sum_up(Row& row, const Kept& kept, Quantity quan
             sums.total.add(share);
             ++sums.count;
         }
-    }
+    });
     sums = reduce::over_block<reduce::Sum, BLOCK_SIZE>(sums);
     if (threadIdx.x == 0) {
         Sums& all = row.current().sums;

@@ -175,6 +175,14 @@ struct Row {
     return reinterpret_cast<const int*>(memory + SEQUENCE_IDS);
   }
 
+  // Gives this thread's tokens and their keys to `take`.
+  template <typename Take>
+  __device__ __forceinline__ void each(Take take) const {
+    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < vocab_size; id += gridDim.x * BLOCK_SIZE) {
+      take(id, keys()[id]);
+    }
+  }
+
   __device__ __forceinline__ Round& current() const { return rounds()[num_rounds % 3]; }
   __device__ __forceinline__ Round& previous() const { return rounds()[(num_rounds + 2) % 3]; }
 

@@ -164,7 +164,6 @@ __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>
         const size_t head = call.head_of(piece.span, column);
         const float* parts = call.partials + head * call.max_splits * PART;
         SplitMerge merged;
-        merged.clear();
         for (int first = 0; first < count; first += AT_ONCE) {
             const int some = min(AT_ONCE, count - first);
             for (int i = lane; i < 8 * some; i += 32) {

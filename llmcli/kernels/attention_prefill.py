@@ -214,7 +214,7 @@ def _launch_wgmma(
 
 
 def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
-    """Queries and bytes of shared memory of a block, as prefill_mma.cuh and prefill_float.cuh lay them out."""
+    """Queries and bytes of shared memory of a block, as prefill_mma.cuh lays them out."""
     if itemsize == 4:
         return 32, 4 * ((32 + 32) * (head_dim + 4) + 32 * 36)
     is_coded = has_scales(itemsize)

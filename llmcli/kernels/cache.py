@@ -13,20 +13,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llmcli.errors import KernelCompileError
 from llmcli.kernels import compiler, environment
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 from llmcli.kernels.sources import flatten
-from llmcli.resources import kernel_cache_folder, private_folder, read_private, temporary_folder
+from llmcli.resources import keep_files, kernel_cache_folder, private_folder, read_private, replace_file
 
 _FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Kernel = tuple[str, str]  # the stem of its `.cu` file, and a name expression
 OnCompile = Callable[[int, int], None]  # kernels compiled so far, kernels to compile
@@ -175,29 +173,3 @@ def _sidecar(cubin: Path) -> Path:
 def _digest(cubin: bytes, kernels: Any) -> str:
     """The SHA-256 of the machine code and of its description."""
     return hashlib.sha256(cubin + json.dumps(kernels, sort_keys=True).encode()).hexdigest()
-
-
-def keep_files(folder: Path, write: Callable[[Path], T]) -> T:
-    """Let `write` make files in a private folder, or if that fails, in one of this process. Raises: OSError"""
-    try:
-        return write(private_folder(folder))
-    except OSError as error:
-        _log.debug("nothing can be kept in %s (%s)", folder, error)
-    return write(Path(_temporary().name))
-
-
-@cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return temporary_folder("llmcli-kernels-")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file: a reader, or a second writer, sees all of it or nothing. Raises: OSError"""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:  # a Ctrl-C, too
-        Path(name).unlink(missing_ok=True)
-        raise

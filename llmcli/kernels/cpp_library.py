@@ -14,8 +14,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from llmcli.kernels.cache import OnCompile, keep_files, replace_file, say_nothing
-from llmcli.resources import kernel_cache_folder, private_folder, read_private, resource_folder, temporary_folder
+from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.resources import (
+    keep_files,
+    kernel_cache_folder,
+    private_folder,
+    read_private,
+    replace_file,
+    resource_folder,
+    temporary_folder,
+)
 
 # Without contraction a product and its sum are rounded separately, on every processor and by every compiler.
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")

@@ -96,13 +96,8 @@ def load(
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace.gated_unit, np.full(plan.chunk_tokens, GATED_SCALE, np.float32))
     send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
-    for zeros in (
-        workspace.counters,
-        workspace.row_counters,
-        workspace.span_counters,
-        workspace.slot_token_ids,
-        workspace.norm_sums,
-    ):
+    counters = workspace.counters, workspace.row_counters, workspace.span_counters
+    for zeros in (*counters, workspace.slot_token_ids, workspace.norm_sums):
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
