@@ -238,13 +238,7 @@ def kernel_name(layout: QkvLayout, dtype: np.dtype[Any], splits: int) -> str:
 
 
 def attention_decode(
-    device: Launcher,
-    lanes: LaneInputs,
-    *,
-    is_cached: bool,
-    partials: Array,
-    counters: Array,
-    out: Array,
+    device: Launcher, lanes: LaneInputs, *, is_cached: bool, partials: Array, counters: Array, out: Array
 ) -> None:
     """Attend from the new token of each lane to every token its window shows, after appending it to the cache.
 

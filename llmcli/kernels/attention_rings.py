@@ -19,8 +19,7 @@ from llmcli.kernels.attention_decode import (
     cost_of_lanes,
     head_tile,
 )
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.launches import Launcher
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts, Launcher
 from llmcli.kernels.qkv import CACHE_TYPES, PAGE_TOKENS, QkvLayout, cached_bytes, has_scales
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import ImageRows
@@ -277,13 +276,7 @@ class SpanPlan:
 
 
 def attention_span(
-    device: Launcher,
-    lanes: LaneInputs,
-    *,
-    num_spans: int,
-    partials: Array,
-    counters: Array,
-    out: Array,
+    device: Launcher, lanes: LaneInputs, *, num_spans: int, partials: Array, counters: Array, out: Array
 ) -> None:
     """Do what attention_decode does for lanes of `num_spans` rows, each with up to MAX_SPAN neighbouring lanes.
 

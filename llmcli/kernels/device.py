@@ -14,9 +14,8 @@ from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
 from llmcli.kernels.arguments import Array
 from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.driver import LaunchDriver, LoadedKernel, RawLaunch
-from llmcli.kernels.launches import Launch, Launcher, addresses_of, check_launch
+from llmcli.kernels.launches import CardFacts, Launch, Launcher, addresses_of, check_launch
 from llmcli.kernels.replay import Replay, Starter
 from llmcli.resources import install_command
 

@@ -34,11 +34,7 @@ _CCCL_PARTS = ("cub", "libcudacxx", "thrust")
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 # Where NVIDIA's packages for CUDA 12 keep the libraries that CuPy loads, dependencies first.
-_CUDA12_LIBRARIES = (
-    "cuda_nvrtc/lib/libnvrtc.so.12",
-    "cublas/lib/libcublasLt.so.12",
-    "cublas/lib/libcublas.so.12",
-)
+_CUDA12_LIBRARIES = ("cuda_nvrtc/lib/libnvrtc.so.12", "cublas/lib/libcublasLt.so.12", "cublas/lib/libcublas.so.12")
 
 
 @dataclass(frozen=True)

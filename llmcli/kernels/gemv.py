@@ -133,13 +133,7 @@ def plan_gemv(
 
 
 def _plan(
-    layout: TileLayout,
-    widening: Widening,
-    rows: int,
-    chunks: int,
-    cluster: int,
-    num_multiprocessors: int,
-    room: int,
+    layout: TileLayout, widening: Widening, rows: int, chunks: int, cluster: int, num_multiprocessors: int, room: int
 ) -> GemvPlan | None:
     """Of the plans whose rings fit, the one with the most warps that have work."""
     own_chunks = chunks // cluster
@@ -183,14 +177,7 @@ def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
 
 
 def gemv_name(
-    layout: TileLayout,
-    widening: Widening,
-    rows: int,
-    is_gated: bool,
-    warps: int,
-    slots: int,
-    spans: int,
-    cluster: int,
+    layout: TileLayout, widening: Widening, rows: int, is_gated: bool, warps: int, slots: int, spans: int, cluster: int
 ) -> str:
     """The name expression; its last parameter is a size, for the compiler to compare."""
     arguments = (

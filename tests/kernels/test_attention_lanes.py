@@ -11,7 +11,7 @@ from test_attention_decode import F16, F32
 from test_attention_decode_launch import Recorder, host
 
 from llmcli.kernels.attention_rings import attention_rows, attention_span
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import CODES
 

@@ -14,8 +14,8 @@ from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
 import llmcli.kernels.attention_rings as attention_span_launcher
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, append_tokens, attention_decode, grid_heads, max_splits
 from llmcli.kernels.attention_rings import MAX_SPAN, SpanPlan, attention_span
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.lab.attention import CODES, NewTokens, new_tokens, spans_of
 from llmcli.lab.cases.attention import span_case
@@ -180,9 +180,9 @@ def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, lay
         for out in outs:
             attention_span(device, lanes, num_spans=1, partials=partials, counters=counters, out=out)
 
-    graphs: StepGraphs[int] = StepGraphs(device, uses_graphs=True)
+    graphs = StepGraphs(device, uses_graphs=True)
     for _ in range(3):
-        graphs.start(0, launch)
+        graphs.start("spans", 0, launch)
     append_tokens(device, lanes)
     attention_decode(device, lanes, is_cached=True, partials=partials, counters=of_decode, out=expected)
     device.synchronize()

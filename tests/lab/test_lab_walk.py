@@ -12,8 +12,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import shape_model, shape_names
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.lab.occupancy import MULTIPROCESSORS
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, card_of, plan_walk, walk_model
 from llmcli.runners.cuda.predict.dry_run import DryModel

@@ -14,8 +14,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import shape_model
 from llmcli.errors import DeviceError, KernelCompileError, UsageError
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.sources import kernels_folder
 from llmcli.lab import own_kernel, verify
 from llmcli.lab.engine import CASES, KERNELS

@@ -24,7 +24,7 @@ from emulated import EmulatedDevice  # noqa: E402
 from simulated_kernels import allocate, floats, on_host  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts  # noqa: E402
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts  # noqa: E402
 from llmcli.runners.cuda.step.packed_sampler import pack_sampler  # noqa: E402
 from llmcli.sampling.chain import Choice, choose  # noqa: E402
 from llmcli.sampling.params import Sampler  # noqa: E402

@@ -12,7 +12,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import shape_model
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.load.model import needed_kernels
 from llmcli.runners.cuda.plan.memory import plan_memory

@@ -9,8 +9,8 @@ import numpy as np
 from llmcli.kernels import attention_decode as kernel
 from llmcli.kernels.attention_decode import append_tokens, append_tokens_cost
 from llmcli.kernels.attention_rings import RowsPlan, attention_rows, attention_span, attention_span_cost
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
 from llmcli.lab import attention

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels import read_bandwidth as kernel
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.lab.matrices import STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, by_engine
 from llmcli.lab.problems.rows import EPS, rms_normed

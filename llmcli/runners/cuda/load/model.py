@@ -10,9 +10,9 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.cache import OnCompile, say_nothing
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
+from llmcli.kernels.launches import CardFacts
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import MAX_SPAN, Arithmetic, Limits
@@ -153,12 +153,7 @@ def _digests(sources: Mapping[str, str]) -> Mapping[str, str]:
     return {stem: text_digest(text) for stem, text in sorted(sources.items())}
 
 
-def _prepare(
-    device: Device,
-    wanted: Mapping[str, Collection[str]],
-    on_compile: OnCompile,
-    timeline: Timeline,
-) -> None:
+def _prepare(device: Device, wanted: Mapping[str, Collection[str]], on_compile: OnCompile, timeline: Timeline) -> None:
     """Load the kernels, compiling what the cache lacks."""
     compiled = 0
 

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of

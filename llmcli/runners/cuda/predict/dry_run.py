@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch, Launcher
+from llmcli.kernels.launches import CardFacts, Launch, Launcher
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS

@@ -56,12 +56,7 @@ class Attention:
     """Attention of all layers: computes `mixed` from `qkv`. `cache_dtype` is the type of cached keys and values."""
 
     def __init__(
-        self,
-        device: Device,
-        config: LlamaConfig,
-        workspace: Workspace[Any],
-        cos_sin: Any,
-        cache_dtype: np.dtype[Any],
+        self, device: Device, config: LlamaConfig, workspace: Workspace[Any], cos_sin: Any, cache_dtype: np.dtype[Any]
     ):
         self._device = device
         self._config = config

@@ -36,12 +36,7 @@ class Forward:
     """
 
     def __init__(
-        self,
-        device: Device,
-        plan: MemoryPlan,
-        weights: Weights[Any],
-        cache: Cache[Any],
-        workspace: Workspace[Any],
+        self, device: Device, plan: MemoryPlan, weights: Weights[Any], cache: Cache[Any], workspace: Workspace[Any]
     ):
         self.device = device
         self.config: LlamaConfig = plan.stored.config
