@@ -97,12 +97,6 @@ __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
   }
 }
 
-// Keep the tokens whose surprise is at most mu; if there is none, keep the likeliest.
-__device__ __forceinline__ void keep_unsurprising(const RowSampler& sampler, Kept& kept, double log_total) {
-  const double cut = __dadd_rn(log_total, -__dmul_rn(sampler.mirostat_mu, LN_2));
-  kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
-}
-
 // top_k, top_p, typical_p: keep this many tokens, or this much of the mass.
 __device__ __forceinline__ void keep_until(
     Row& row, Kept& kept, Step step, const Sums& sums, Scratch& scratch, Crossing& crossing) {
@@ -116,12 +110,6 @@ __device__ __forceinline__ void keep_until(
   } else {
     kept.raise(~end.order, end.token_id);
   }
-}
-
-// Whether the step needs the candidates' masses.
-__device__ __forceinline__ bool needs_masses(const RowSampler& sampler, Step step) {
-  if (step == TEMPERATURE) return sampler.dynatemp_low != sampler.dynatemp_high;
-  return step == TYPICAL_P || step == XTC || step == MIROSTAT || step == TEXT_SURPRISE;
 }
 
 // The temperature and the filters that are on, in the row's order. All blocks of the row must call it.
@@ -139,7 +127,8 @@ __device__ __forceinline__ Kept filter_candidates(
     }
     if (!kept.is_settled()) settle(row, kept);
     Sums sums{};
-    if (needs_masses(sampler, step)) {
+    const bool is_weighing = step == TYPICAL_P || step == XTC || step == MIROSTAT || step == TEXT_SURPRISE;
+    if (is_weighing || (step == TEMPERATURE && sampler.dynatemp_low != sampler.dynatemp_high)) {
       sums = sum_up(row, kept, MASSES, 1.0, 0.0);
       kept.total = sums.total.value();
     }
@@ -152,7 +141,9 @@ __device__ __forceinline__ Kept filter_candidates(
     } else if (step == XTC) {
       exclude_top_choices(row, kept);
     } else if (step == MIROSTAT) {
-      keep_unsurprising(sampler, kept, log(kept.total));
+      // Keep the tokens whose surprise is at most mu; if there is none, keep the likeliest.
+      const double cut = __dadd_rn(log(kept.total), -__dmul_rn(sampler.mirostat_mu, LN_2));
+      kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
     } else if (step != TEXT_SURPRISE) {
       keep_until(row, kept, step, sums, scratch, crossing);
     }

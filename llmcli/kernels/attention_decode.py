@@ -231,12 +231,6 @@ def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_s
     return max(1, min(filling, -(-max_seq_len // _MIN_SPLIT_TOKENS), _MAX_SPLITS))
 
 
-def kernel_name(layout: QkvLayout, dtype: np.dtype[Any], splits: int) -> str:
-    """The name expression for these heads, this cache, and `splits` splits a block."""
-    kind, tile = CACHE_TYPES[dtype], head_tile(layout, dtype.itemsize)
-    return f"attention_decode<{kind}, {layout.head_dim}, {tile}, {splits}>"
-
-
 def attention_decode(
     device: Launcher, lanes: LaneInputs, *, is_cached: bool, partials: Array, counters: Array, out: Array
 ) -> None:
@@ -254,7 +248,7 @@ def attention_decode(
     """
     kernel, layout, dtype = "attention_decode", lanes.layout, lanes.cache.dtype
     arguments = lanes.arguments(kernel, out, copies_tiles=False)
-    heads = grid_heads(layout, dtype.itemsize)
+    tile, heads = head_tile(layout, dtype.itemsize), grid_heads(layout, dtype.itemsize)
     num_splits = check_workspace(kernel, lanes, partials, counters, heads)
     # A block has a multiprocessor of its own if there is one for each head of each lane.
     alone = device.num_multiprocessors // (heads * lanes.num_lanes)
@@ -262,7 +256,7 @@ def attention_decode(
     blocks_a_head = max(1, min(alone, num_splits))
     device.launch(
         kernel,
-        kernel_name(layout, dtype, splits),
+        f"attention_decode<{CACHE_TYPES[dtype]}, {layout.head_dim}, {tile}, {splits}>",
         grid=(max(-(-num_splits // splits), blocks_a_head), heads, lanes.num_lanes),
         block=32 * _WARPS * splits,
         arguments=(
@@ -270,7 +264,7 @@ def attention_decode(
             *int32s(is_cached, layout.num_attention_heads, layout.num_key_value_heads, num_splits, blocks_a_head),
             *(partials, counters, out, np.int32(out.dtype == np.float32)),
         ),
-        shared_bytes=4 * splits * _WARPS * head_tile(layout, dtype.itemsize) * (layout.head_dim + 2),
+        shared_bytes=4 * splits * _WARPS * tile * (layout.head_dim + 2),
         overlaps=True,
         cost=partial(cost_of_lanes, lanes),
     )

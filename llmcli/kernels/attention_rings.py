@@ -48,11 +48,6 @@ def room_for_block(card: CardFacts | Launcher, blocks: int) -> int:
     return (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
 
 
-def bytes_of_lone_block(card: CardFacts | Launcher) -> int:
-    """Shared memory of a block that has a multiprocessor to itself."""
-    return lines(room_for_block(card, 2) + 1)
-
-
 def tile_bytes(layout: QkvLayout, itemsize: int) -> int:
     """Bytes of a page's keys and values of one head in shared memory."""
     return 2 * PAGE_TOKENS * layout.head_dim * itemsize + (8 * PAGE_TOKENS if has_scales(itemsize) else 0)
@@ -71,7 +66,8 @@ def lines(num_bytes: int) -> int:
 class RowsPlan:
     """How one cache's attention is spread over a card; depends on nothing that changes after load.
 
-    Attributes: stages: tiles being copied in a block; num_blocks: of every launch; head_tile: query heads a block takes
+    Attributes: stages: tiles being copied in a block; num_blocks: of every launch; head_tile: query heads a block
+        takes; shared_bytes: dynamic shared memory of a block
     """
 
     def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int):
@@ -85,6 +81,7 @@ class RowsPlan:
             self.stages = max((n for n in range(_MAX_ROW_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
             if self.stages >= _MIN_STAGES:
                 break
+        self.shared_bytes = self._shared_bytes(self.stages)
 
     @property
     def is_possible(self) -> bool:
@@ -95,11 +92,6 @@ class RowsPlan:
     def num_heads(self) -> int:
         """Query heads whose parts a block keeps."""
         return min(self._layout.group_size, self.head_tile)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return self._shared_bytes(self.stages)
 
     def partials_shape(self, num_splits: int) -> tuple[int, int, int, int]:
         """Shape of the memory for the parts of rows that several blocks share."""
@@ -209,29 +201,21 @@ class SpanForm:
         self._layout = layout
         self._itemsize = itemsize
         self.columns = columns
-        self._teams, self._copiers = (1, 1) if columns == NARROW else (2, 4)
+        teams, copiers = (1, 1) if columns == NARROW else (2, 4)
+        self.num_threads = 32 * (teams * _WARPS + copiers)
         most = 1 if layout.head_dim > _WIDE_HEAD_DIM or columns == WIDE else 2 if layout.head_dim % 32 else 3
         for self.blocks in range(most, 0, -1):
             room = room_for_block(card, self.blocks)
-            some = range(0, _MAX_SPAN_STAGES + 1, self._copiers)  # each stage has one copier: see copy_pieces
+            some = range(0, _MAX_SPAN_STAGES + 1, copiers)  # each stage has one copier: see copy_pieces
             self.stages = max((n for n in some if self._shared_bytes(n) <= room), default=0)
             if self.stages >= _MIN_STAGES:
                 break
+        self.shared_bytes = self._shared_bytes(self.stages)
 
     @property
     def is_possible(self) -> bool:
         """Whether there are enough registers, and enough shared memory for a block."""
         return self.stages >= _MIN_STAGES and (self.columns == NARROW or self._layout.head_dim in _WIDE_FORM_HEAD_DIMS)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return self._shared_bytes(self.stages)
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of a block."""
-        return 32 * (self._teams * _WARPS + self._copiers)
 
     def kernel_name(self, dtype: np.dtype[Any]) -> str:
         """The name expression; the last parameter but one is a size of shared memory, for the compiler to compare."""
@@ -298,8 +282,8 @@ def attention_span(
     form = plan.form(most_lanes)
     num_blocks = plan.num_blocks(form, most_lanes, num_spans, num_splits, layout.num_key_value_heads)
     shared_bytes = form.shared_bytes
-    if num_blocks <= device.num_multiprocessors:  # else several gather on the first free multiprocessor
-        shared_bytes = max(shared_bytes, bytes_of_lone_block(device))
+    if num_blocks <= device.num_multiprocessors:  # alone on it, or several gather on the first free multiprocessor
+        shared_bytes = max(shared_bytes, lines(room_for_block(device, 2) + 1))
     device.launch(
         kernel,
         form.kernel_name(dtype),

@@ -14,16 +14,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from llmcli import resources
 from llmcli.kernels.cache import OnCompile, say_nothing
-from llmcli.resources import (
-    keep_files,
-    kernel_cache_folder,
-    private_folder,
-    read_private,
-    replace_file,
-    resource_folder,
-    temporary_folder,
-)
 
 # Without contraction a product and its sum are rounded separately, on every processor and by every compiler.
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
@@ -49,7 +41,7 @@ def compiler_problem() -> str | None:
     if shutil.which(cpp_compiler()[0]) is None:
         return f"{cpp_compiler()[0]} not found"
     try:
-        with temporary_folder("llmcli-compile-") as folder:
+        with resources.temporary_folder("llmcli-compile-") as folder:
             source = Path(folder) / "one.cpp"
             source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
             _compile([source], OPTIONS)
@@ -61,7 +53,7 @@ def compiler_problem() -> str | None:
 
 def source_folder() -> Path:
     """Where the C++ is."""
-    return resource_folder("kernels") / "cpu"
+    return resources.resource_folder("kernels") / "cpu"
 
 
 def source_digest(stem: str) -> str:
@@ -94,7 +86,9 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
             on_compile(0, 1)
             try:
                 content = _compile(sources, options)
-                kept = keep_files(kernel_cache_folder(), lambda folder: _written(folder / name, content))
+                kept = resources.keep_files(
+                    resources.kernel_cache_folder(), lambda folder: _written(folder / name, content)
+                )
             finally:
                 on_compile(1, 1)
         return ctypes.CDLL(str(kept))
@@ -110,7 +104,7 @@ _GUARD = 'exec 3<&0; { cat <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </
 
 def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
     """The library's file. Raises: SubprocessError, OSError"""
-    with temporary_folder("llmcli-compile-") as folder:
+    with resources.temporary_folder("llmcli-compile-") as folder:
         target = Path(folder) / "library.so"
         command = [*cpp_compiler(), *options, *map(str, sources), "-o", str(target)]
         guard = ["sh", "-c", _GUARD, "sh"] if os.name == "posix" else []
@@ -137,8 +131,8 @@ def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
 def _find(name: str) -> Path | None:
     """The cached library, if it was written completely: opening half of one may end the process."""
     try:
-        path = private_folder(kernel_cache_folder(), make=False) / name
-        content = read_private(path)
+        path = resources.private_folder(resources.kernel_cache_folder(), make=False) / name
+        content = resources.read_private(path)
     except OSError as error:
         _log.debug("%s cannot be used: %s", name, error)
         return None
@@ -146,7 +140,7 @@ def _find(name: str) -> Path | None:
 
 
 def _written(path: Path, content: bytes) -> Path:
-    replace_file(path, _with_digest(content))
+    resources.replace_file(path, _with_digest(content))
     return path
 
 

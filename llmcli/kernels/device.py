@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -76,14 +77,7 @@ class Device(Launcher):
     @property
     def facts(self) -> CardFacts:
         """What plans and predictions need to know of the card."""
-        return CardFacts(
-            num_multiprocessors=self.num_multiprocessors,
-            shared_bytes_per_block=self.shared_bytes_per_block,
-            can_cluster=self.can_cluster,
-            can_wgmma=self.can_wgmma,
-            clock_hertz=self.clock_hertz,
-            l2_bytes=self.l2_bytes,
-        )
+        return CardFacts(**{one.name: getattr(self, one.name) for one in fields(CardFacts)})
 
     def activate(self) -> None:
         """Make this the current card of the calling thread; every thread that launches does this once."""

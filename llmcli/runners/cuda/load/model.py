@@ -91,7 +91,10 @@ def load(
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
         uploading.run(lambda done: on_progress(done, total))
         weights = pieces.checked(fetch(device, staging.flags))
-    _send_orders(device, weights)
+    for part in weights.projections:
+        if part.order is not None:
+            assert part.format.order is not None  # the inputs of columns that were sorted
+            send(device, part.order, np.frombuffer(part.format.order, np.int32))
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace.gated_unit, np.full(plan.chunk_tokens, GATED_SCALE, np.float32))
@@ -101,6 +104,7 @@ def load(
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
+    own_digests = {stem: text_digest(text) for stem, text in sorted(device.own_sources.items())}
     forward = Forward(device, plan, weights, cache, workspace)
     mailbox = Mailbox(device, MAILBOX_BYTES)
     vocab_size, chosen, history = model.config.vocab_size, workspace.slot_token_ids, workspace.history
@@ -126,17 +130,9 @@ def load(
             ),
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
-            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
+            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), own_digests),
         )
     )
-
-
-def _send_orders(device: Device, weights: Weights[Any]) -> None:
-    """The inputs of columns that were sorted."""
-    for projection in weights.projections:
-        if projection.order is not None:
-            assert projection.format.order is not None
-            send(device, projection.order, np.frombuffer(projection.format.order, np.int32))
 
 
 def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:
@@ -147,10 +143,6 @@ def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[s
     for piece in WeightPieces(dry_model.device, model, plan.stored, dry_model.weights, staging).for_kernels():
         piece.take(staging.slots[0][: piece.num_bytes])
     return {**kernel_names(started + dry_model.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
-
-
-def _digests(sources: Mapping[str, str]) -> Mapping[str, str]:
-    return {stem: text_digest(text) for stem, text in sorted(sources.items())}
 
 
 def _prepare(device: Device, wanted: Mapping[str, Collection[str]], on_compile: OnCompile, timeline: Timeline) -> None:

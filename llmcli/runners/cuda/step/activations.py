@@ -17,7 +17,9 @@ class Activations:
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
             [count, q_size], in the type that attention writes; row_scale and the constants
-            unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them
+            unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them; uint8,
+            flat: image, of a product's input, in the memory of `inputs`; gated_image, of the MLP's inner activations,
+            in the memory of `outputs`; gathered, an image whose columns are in another order
     """
 
     def __init__(self, workspace: Workspace[Any], hidden: Any, qkv_width: int):
@@ -31,6 +33,8 @@ class Activations:
         self.unit_scale = workspace.unit_scale[:count]
         self.gated_unit = workspace.gated_unit[:count]
         self.norm_sums = workspace.norm_sums[: min(count, MAX_ROWS)]
+        self.image, self.gathered = workspace.inputs, workspace.gathered
+        self.gated_image = workspace.outputs.view(np.uint8)
 
     def gated(self, is_float: bool, width: int) -> Any:
         """The MLP's inner activations of a few tokens, in the memory of `outputs`. Shapes: result [count, width]."""
@@ -52,23 +56,8 @@ class Activations:
         assert memory is not None
         return self._view(("others", num_parts, width), lambda: memory[:size].reshape(num_parts, self.count, width))
 
-    @property
-    def image(self) -> Any:
-        """Memory of `inputs` for the image of a product's input. Shapes: uint8, flat."""
-        return self._workspace.inputs
-
-    @property
-    def gated_image(self) -> Any:
-        """Memory of `outputs` for the image of the MLP's inner activations. Shapes: uint8, flat."""
-        return self._view("gated image", lambda: self._workspace.outputs.view(np.uint8))
-
-    @property
-    def gathered(self) -> Any:
-        """Memory for an image whose columns are in another order. Shapes: uint8, flat."""
-        return self._workspace.gathered
-
     def gathered_rows(self, width: int) -> Any:
-        """The same for rows of a few tokens. Shapes: result float16 [count, width]."""
+        """`gathered` for rows of a few tokens. Shapes: result float16 [count, width]."""
         return self._padded("gathered", self._workspace.gathered, np.float16, width)
 
     def qkv_of(self, projection: Projection[Any]) -> Any:

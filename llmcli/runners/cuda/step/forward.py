@@ -89,7 +89,9 @@ class Forward:
         arrays = batch.token_ids, batch.rows, batch.positions, batch.page_table
         others = len(batch.rows), batch.num_rows, batch.slices, batch.in_chunks, leaves
         replays = self._replays_of(self.device.uses_own, *base_addresses(arrays), *others)
-        self._start(replays, None, lambda: self._embed(batch, own.hidden))
+        rows = batch.rows if batch.by_row else None
+        tokens = {"table": self._weights.embed_tokens, "token_ids": batch.token_ids, "rows": rows}
+        self._start(replays, None, lambda: embedding(self.device, **tokens, out=own.hidden))
         yield own.hidden
         for layer in self._layers:
             key: Hashable = layer.kind
@@ -113,10 +115,6 @@ class Forward:
         is_image = self._attention.attend(layer, batch, own, to, left, takes_image=products.takes_wide(weights.o))
         if to.count > 0:
             self._products_of(to, batch.in_chunks).rest(weights, following, is_image=is_image)
-
-    def _embed(self, batch: Batch, hidden: Any) -> None:
-        rows = batch.rows if batch.by_row else None
-        embedding(self.device, table=self._weights.embed_tokens, token_ids=batch.token_ids, rows=rows, out=hidden)
 
     def _start(
         self,

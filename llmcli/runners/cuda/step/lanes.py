@@ -102,7 +102,8 @@ class DecodeLanes:
 
     def choose_held(self) -> None:
         """Choose for the lanes that need a mask, once the slots have theirs."""
-        self._graphs.start("held", num_lanes(len(self._slots)), self._launch_held)
+        rows = self._workspace.held_rows
+        self._graphs.start("held", num_lanes(len(self._slots)), lambda count: self._choose(rows[:count], count))
 
     def forget_positions(self) -> None:
         """Send the positions again with the next step: the card does not advance a row that failed to choose."""
@@ -128,9 +129,6 @@ class DecodeLanes:
         self._forward.run(Batch(workspace.slot_token_ids, rows, positions, workspace.page_table, count, by_row=True))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
-
-    def _launch_held(self, count: int) -> None:
-        self._choose(self._workspace.held_rows[:count], count)
 
     def _choose(self, rows: Any, count: int) -> None:
         positions = self._workspace.lane_positions[:count]
