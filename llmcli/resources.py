@@ -195,8 +195,8 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
     return temporary_folder("llmcli-kernels-")
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file: a reader, or a second writer, sees all of it or nothing. Raises: OSError"""
+def replace_file(path: Path, content: bytes) -> Path:
+    """Write a file, and return its path: a reader, or a second writer, sees all of it or nothing. Raises: OSError"""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -205,6 +205,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:  # a Ctrl-C, too
         Path(name).unlink(missing_ok=True)
         raise
+    return path
 
 
 def _refuse_others(path: Path, info: os.stat_result, *, may_share: bool = False) -> None:

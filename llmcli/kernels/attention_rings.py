@@ -193,8 +193,8 @@ ROWS_SPEC = KernelSpec(
 class SpanForm:
     """How a block works with one cache; depends on nothing that changes after load.
 
-    Attributes: columns: pairs of a lane and a query head that it takes at most; blocks: on a multiprocessor; stages:
-        tiles being copied in a block
+    Attributes: columns: pairs of a lane and a query head that it takes at most; num_threads: of it; blocks: on a
+        multiprocessor; stages: tiles being copied in a block; shared_bytes: dynamic shared memory of a block
     """
 
     def __init__(self, card: CardFacts | Launcher, layout: QkvLayout, itemsize: int, columns: int):

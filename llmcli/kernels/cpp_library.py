@@ -85,10 +85,9 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
         if kept is None:
             on_compile(0, 1)
             try:
-                content = _compile(sources, options)
-                kept = resources.keep_files(
-                    resources.kernel_cache_folder(), lambda folder: _written(folder / name, content)
-                )
+                content = _with_digest(_compile(sources, options))
+                cache = resources.kernel_cache_folder()
+                kept = resources.keep_files(cache, lambda folder: resources.replace_file(folder / name, content))
             finally:
                 on_compile(1, 1)
         return ctypes.CDLL(str(kept))
@@ -137,11 +136,6 @@ def _find(name: str) -> Path | None:
         _log.debug("%s cannot be used: %s", name, error)
         return None
     return path if _with_digest(content[:-_DIGEST_BYTES]) == content else None
-
-
-def _written(path: Path, content: bytes) -> Path:
-    resources.replace_file(path, _with_digest(content))
-    return path
 
 
 def _with_digest(content: bytes) -> bytes:
