@@ -4,7 +4,6 @@
 model always is. The environment variable LLMCLI_HOME moves all of the user's files into one folder.
 """
 
-import functools
 import json
 import logging
 import os
@@ -181,18 +180,13 @@ def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def keep_files(folder: Path, write: Callable[[Path], T]) -> T:
-    """Let `write` make files in a private folder, or if that fails, in one of this process. Raises: OSError"""
+def keep_files(folder: Path, write: Callable[[Path], T], spare: Callable[[], tempfile.TemporaryDirectory[str]]) -> T:
+    """Let `write` make files in a private folder, or if that fails, in the `spare` one. Raises: OSError"""
     try:
         return write(private_folder(folder))
     except OSError as error:
         _log.debug("nothing can be kept in %s (%s)", folder, error)
-    return write(Path(_temporary().name))
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return temporary_folder("llmcli-kernels-")
+    return write(Path(spare().name))
 
 
 def replace_file(path: Path, content: bytes) -> Path:

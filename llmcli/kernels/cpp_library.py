@@ -5,6 +5,7 @@ written, is compiled again: a library runs as soon as it is loaded.
 """
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -29,6 +30,7 @@ INSTRUCTIONS = {
 _COMPILE_SECONDS = 300
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)
+_temporary = functools.cache(functools.partial(resources.temporary_folder, "llmcli-kernels-"))
 
 
 def cpp_compiler() -> list[str]:
@@ -85,9 +87,8 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
         if kept is None:
             on_compile(0, 1)
             try:
-                content = _with_digest(_compile(sources, options))
-                cache = resources.kernel_cache_folder()
-                kept = resources.keep_files(cache, lambda folder: resources.replace_file(folder / name, content))
+                cache, content = resources.kernel_cache_folder(), _with_digest(_compile(sources, options))
+                kept = resources.keep_files(cache, lambda to: resources.replace_file(to / name, content), _temporary)
             finally:
                 on_compile(1, 1)
         return ctypes.CDLL(str(kept))
