@@ -40,10 +40,7 @@
 #include "common/mixed.cuh"
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
-#include "common/attend_float.cuh"
-#include "common/head.cuh"
 #include "common/launch.cuh"
-#include "common/load.cuh"
 #include "common/splits.cuh"
 
 // Splits that a multiprocessor attends to at once: three with warps of 168 registers; two with 255, where a warp holds
@@ -153,12 +150,7 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
         round_head(own_key, keys + own_place * HEAD_DIM, key_scales + own_place, stores && block_warp == 0);
         if (block_warp == NUM_WARPS - 1) {
             round_head(new_value, values + own_place * HEAD_DIM, value_scales + own_place, stores);
-#pragma unroll
-            for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-                if (!Pairs::has(pair)) continue;
-                own_value[Pairs::index(pair)] = new_value.first[pair];
-                own_value[Pairs::index(pair) + Pairs::HALF] = new_value.second[pair];
-            }
+            new_value.store(own_value);
         }
     }
 #pragma unroll
@@ -167,15 +159,8 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
         if (head >= HEAD_TILE) break;
         Pairs& query = own_queries[i];
         query.norm_and_rotate(q_norm, eps, angles);
-#pragma unroll
-        for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-            query.first[pair] *= scale;
-            query.second[pair] *= scale;
-            if (Pairs::has(pair)) {
-                queries.store(head, Pairs::index(pair), query.first[pair]);
-                queries.store(head, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
-            }
-        }
+        query.scale(scale);
+        query.each([&](int dimension, float value) { queries.store(head, dimension, value); });
         if (lane < Tile::QUERY_SIZE - HEAD_DIM) queries.store(head, HEAD_DIM + lane, 0.0f);
         if (has_own) {
             const float own_score = query.dot(own_key);
@@ -222,7 +207,6 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
             out.store(result, make_float4(mixed[0].x / sum, mixed[0].y / sum, mixed[0].z / sum, mixed[0].w / sum));
         } else if (num_splits == count) {
             SplitMerge merged;
-            merged.clear();
             merged.add(
                 count, [&](int j) { return found[min(j, SPLITS - 1)]; },
                 [&](int j) { return mixed[min(j, SPLITS - 1)]; });

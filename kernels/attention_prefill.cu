@@ -19,17 +19,7 @@
 // Choice:   A warp has two tiles of 16 queries up to HEAD_DIM 128. With one, shared memory is the limit (16 KiB of keys
 //           for 64 mma). Blocks with the most keys start first. Rejected: the queries in registers (over 255). Speed:
 //           scripts/benchmark_attention.py
-#include "common/prefill_float.cuh"
 #include "common/prefill_mma.cuh"
-
-template <typename KvT, int HEAD_DIM>
-struct PrefillOf {
-    using Form = PrefillMma<KvT, HEAD_DIM>;
-};
-template <int HEAD_DIM>
-struct PrefillOf<float, HEAD_DIM> {
-    using Form = PrefillFloat<HEAD_DIM>;
-};
 
 template <typename KvT, int HEAD_DIM>
 __global__ void __launch_bounds__(128, 2)
@@ -38,24 +28,13 @@ __global__ void __launch_bounds__(128, 2)
                       const float* __restrict__ value_scales, const int* __restrict__ pages,
                       int num_key_value_heads, int num_tokens, int start, int window, float scale,
                       void* out, int out_is_float) {
-    using Form = typename PrefillOf<KvT, HEAD_DIM>::Form;
+    using Form = Prefill<KvT, HEAD_DIM>;
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const int head = blockIdx.x, kv_head = head / (gridDim.x / num_key_value_heads);
-    PrefillBlock<KvT> block;
-    block.q = q + head * HEAD_DIM;
-    block.out = {out, out_is_float};
-    block.first_output = head * HEAD_DIM;
-    block.q_stride = q_stride;
-    block.out_stride = gridDim.x * HEAD_DIM;
-    const int of_head = kv_head * PAGE_TOKENS;
-    block.keys = {keys + of_head * HEAD_DIM, key_scales + of_head};
-    block.values = {values + of_head * HEAD_DIM, value_scales + of_head};
-    block.pages = pages;
-    block.page_stride = num_key_value_heads * PAGE_TOKENS;
-    block.num_tokens = num_tokens;
-    block.first_query = (gridDim.y - 1 - blockIdx.y) * Form::BLOCK_QUERIES;  // most keys first
-    block.start = start;
-    block.window = window;
-    block.scale = scale;
+    const int of_head = kv_head * PAGE_TOKENS, first_query = (gridDim.y - 1 - blockIdx.y) * Form::BLOCK_QUERIES;
+    const PrefillBlock<KvT> block = {  // most keys first
+        q + head * HEAD_DIM, {out, out_is_float}, head * HEAD_DIM, q_stride, static_cast<int>(gridDim.x * HEAD_DIM),
+        {keys + of_head * HEAD_DIM, key_scales + of_head}, {values + of_head * HEAD_DIM, value_scales + of_head},
+        pages, num_key_value_heads * PAGE_TOKENS, num_tokens, first_query, start, window, scale};
     Form::run(block, shared_memory);
 }

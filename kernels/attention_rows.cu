@@ -12,7 +12,7 @@
 // Numerics: those of attention_decode, bit by bit, with the same max_splits: the same splits, the same tiles for each
 //           of four warps, the same sums in the same order (common/attend.cuh, common/splits.cuh)
 // Choice:   A block of attention_decode lives for one split, and waits for three round trips before its first keys
-//           arrive. Here as many blocks as the card holds share all splits evenly (common/shares.cuh), and each takes
+//           arrive. Here as many blocks as the card holds share all splits evenly (common/rows_block.cuh); each takes
 //           its own one after the other. One warp copies tiles into a ring of shared memory, ahead of four that attend,
 //           also across the ends of rows. Two warps prepare the next rows' queries meanwhile, and say what there is to
 //           do. A split is merged when the next one is published, so no warp waits for another's tiles. Parts of a
@@ -104,9 +104,7 @@ __device__ __forceinline__ void merge_split(const Call<KvT>& call, Shared<KvT, H
                                merging.parts[merging.num_vectors + i]);
         } else {
             SplitMerge merged;
-            if (split < PARTS_AT_ONCE) {
-                merged.clear();
-            } else {
+            if (split >= PARTS_AT_ONCE) {
                 merged.found = merging.merged_found[i], merged.mixed = merging.merged_values[i];
             }
             merged.add(
@@ -151,7 +149,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                 const unsigned index = first_index + (token - first) / TILE, stage = index % STAGES;
                 barrier_wait(&shared.filled[stage], index / STAGES % 2);
                 const int tile_begin = max(0, visible - token), tile_end = min(end - token, TILE);
-                take_from_ring<HEAD_TILE>(
+                take_from_ring<false>(
                     tile, shared.queries[buffer], shared.ring[stage], tile_begin, tile_end,
                     [&](int, int, int place) { return place >= tile_begin && place < tile_end; });
                 __syncwarp();
@@ -224,10 +222,10 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 
     if (warp != COPIER) grid_dependency_launch();
     if (shared.table.ends[num_lanes - 1] == 0) return;  // all lanes are unused
     const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
-    const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
-                            values, key_scales, value_scales, window, num_attention_heads,
-                            num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}, parts,
-                            num_parts, part_size, group, tiles};
+    const Call<KvT> call = {{q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
+                             values, key_scales, value_scales, window, num_attention_heads, num_key_value_heads,
+                             max_splits, partials, counters, {out_data, out_is_float}},
+                            parts, num_parts, part_size, group, tiles};
     if (warp == COPIER) {
         copy_tiles(call, shared, share);
     } else if (warp >= PREPARER) {

@@ -21,14 +21,14 @@
 //           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
 //           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
 //           a split has fewer columns, so that more blocks take part. Sixteen columns of a team are the rows of its
-//           products (common/attend_columns.cuh). The large blocks that have many splits of the same columns wait for
+//           products (common/kv_ring.cuh). The large blocks that have many splits of the same columns wait for
 //           each other and put a share of them together each; few splits are put together by the block that ends last,
 //           as those of small blocks are. All large blocks run at once: there is at most one a multiprocessor, and a
 //           process has one stream on a card (llmcli/kernels/device.py); those of the kernels in front that have not
 //           ended run too, and wait for none after them; and those of the next kernel start when all of these have
 //           called grid_dependency_launch or ended. On Hopper the warps that copy hand registers to those that attend.
 //           Figures: docs/log/2026-11-27-attention.md
-#include "common/span_merge.cuh"
+#include "common/span_prepare.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
 // stages, and the tiles of a warp that attends to a part all come from one copier. So a warp that waits for a stage
@@ -51,7 +51,7 @@ __device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>
                 const int end = part.ring_end(span);
                 for (int begin = part.begin; begin < end; begin += 32 * TILE) {
                     const int number = begin / TILE + lane;
-                    const int page = number * TILE < end ? load_here(call.pages(span) + number) : 0;
+                    const int page = number * TILE < end ? load_here(call.pages(span.row) + number) : 0;
                     for (int token = begin; token < min(end, begin + 32 * TILE); token += TILE, ++index) {
                         const int its_page = __shfl_sync(0xffffffffu, page, (token - begin) / TILE);
                         if (index % COPIERS != copier) continue;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void attend_tiles(const SpanCall<typename Memory::KvT
         if constexpr (SIXTEEN) {
             tile.take(shared.queries[team].sixteen, kept, begin, end, is_seen);
         } else if (has_columns) {
-            take_from_ring<TILE_COLUMNS, true>(tile, shared.queries[team].eight, kept, begin, end,
+            take_from_ring<true>(tile, shared.queries[team].eight, kept, begin, end,
                                                [&](int, int i, int place) { return is_seen(i, place); });
         }
         __syncwarp();
@@ -230,9 +230,9 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
     __syncthreads();
     if (shared.table.num_items() == 0) grid_dependency_wait();  // all lanes are unused; rule 1 of launch.cuh
     if (SpanShare(shared.table).is_over()) return;
-    const SpanCall<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row,
-                                keys, values, key_scales, value_scales, window, num_attention_heads,
-                                num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}};
+    const SpanCall<KvT> call = {{q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row,
+                                 keys, values, key_scales, value_scales, window, num_attention_heads,
+                                 num_key_value_heads, max_splits, partials, counters, {out_data, out_is_float}}};
     if (warp < Memory::ATTENDING_WARPS) {
         if constexpr (Memory::MOVES_REGISTERS) registers_up_to<Memory::MOST_REGISTERS>();
         attend_pieces(call, shared);

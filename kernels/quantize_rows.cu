@@ -73,17 +73,6 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
 }
 
 // Quotients near a tie are right in f32 for 16-bit weights and scales, but only in f64 for f32.
-__device__ __forceinline__ float quotient(float weight, float scale, float) { return __fdiv_rn(weight, scale); }
-__device__ __forceinline__ double quotient(float weight, float scale, double) {
-    return __ddiv_rn(static_cast<double>(weight), static_cast<double>(scale));
-}
-__device__ __forceinline__ float nearest_in(float steps, float low, float high) {
-    return fminf(fmaxf(rintf(steps), low), high);
-}
-__device__ __forceinline__ double nearest_in(double steps, double low, double high) {
-    return fmin(fmax(rint(steps), low), high);
-}
-
 template <typename T>
 struct Quotient {
     using Type = float;
@@ -149,9 +138,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                     zero = zero_points == nullptr ? offset : zero_points[group];
                 }
                 --left;
-                const P steps = quotient(values[i], scale, P());
+                const P steps = static_cast<P>(values[i]) / static_cast<P>(scale);
                 const P low = static_cast<P>(lowest_code - zero), high = static_cast<P>(HIGHEST_CODE - zero);
-                const P nearest = nearest_in(steps, low, high);
+                const P nearest = fmin(fmax(rint(steps), low), high);
                 const int code = static_cast<int>(nearest) + zero;
                 words[i / WORD_CODES] |= static_cast<unsigned>(code) << (BITS * (i % WORD_CODES));
                 saturated += code == lowest_code || code == HIGHEST_CODE;

@@ -22,7 +22,6 @@
 #include "common/sample_scores.cuh"
 #include "common/sample_select.cuh"
 #include "common/sample_state.cuh"
-#include "common/sample_sums.cuh"
 
 namespace sampling {
 
@@ -31,15 +30,14 @@ constexpr double LN_2 = 0.6931471805599453;
 // After typical_p or XTC: set the key of every removed token to 0, so `kept` is again a highest score and a least key.
 __device__ __forceinline__ void settle(Row& row, Kept& kept) {
   Word highest = 0;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (key == 0) continue;
+  row.each([&](int id, Word key) {
+    if (key == 0) return;
     if (kept.holds(key, id)) {
       highest = LargerWord::combine(highest, key);
     } else {
       row.keys()[id] = 0;
     }
-  }
+  });
   kept = Kept::all(value_of(find_extreme(row, highest)));
 }
 
@@ -48,26 +46,24 @@ __device__ __forceinline__ void temper(Row& row, Kept& kept, const Sums& sums) {
   const RowSampler& sampler = row.sampler();
   double temperature = sampler.temperature;
   if (sums.count > 1) temperature = dynamic_temperature(sampler, sums);
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (key == 0) continue;
+  row.each([&](int id, Word key) {
+    if (key == 0) return;
     const double score = kept.relative(key);
     // A dynamic temperature may be 0: all but the highest become -inf.
     const Word tempered = key_of(score == 0 ? 0.0 : __ddiv_rn(score, temperature));
     row.keys()[id] = kept.starts_with(key, id) ? tempered : 0;
-  }
+  });
   kept = Kept::all(0.0);
 }
 
 // Keep the scores of at least the highest minus n times the standard deviation of those that are finite.
 __device__ __forceinline__ void keep_near_highest(Row& row, Kept& kept) {
   Word complement = 0;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
+  row.each([&](int id, Word key) {
     if (kept.starts_with(key, id) && value_of(key) > -infinity()) {
       complement = LargerWord::combine(complement, ~key);
     }
-  }
+  });
   const double largest = fmax(-kept.relative(~find_extreme(row, complement)), 1.0);
   const Sums sums = sum_up(row, kept, DISTANCES, largest, 0.0);
   const double count = __ull2double_rn(sums.count);
@@ -81,14 +77,13 @@ __device__ __forceinline__ void keep_near_highest(Row& row, Kept& kept) {
 __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
   const double threshold = row.sampler().xtc_threshold;
   Word least_viable = 0, likeliest_end = 0;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (!kept.starts_with(key, id)) continue;
+  row.each([&](int id, Word key) {
+    if (!kept.starts_with(key, id)) return;
     const double probability = kept.probability(key);
     const Word bits = __double_as_longlong(probability);  // in the order of the numbers, none being negative
     if (probability >= threshold) least_viable = LargerWord::combine(least_viable, ~bits);
     if (row.sampler().uses_ends && row.marks()[id] & IS_END) likeliest_end = LargerWord::combine(likeliest_end, bits);
-  }
+  });
   least_viable = reduce::over_block<LargerWord, BLOCK_SIZE>(least_viable);
   likeliest_end = reduce::over_block<LargerWord, BLOCK_SIZE>(likeliest_end);
   if (threadIdx.x == 0) {
@@ -100,12 +95,6 @@ __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
   if (complement != 0 && __ldcg(&row.previous().likeliest_end) <= ~complement) {
     kept.most = __longlong_as_double(~complement);
   }
-}
-
-// Keep the tokens whose surprise is at most mu; if there is none, keep the likeliest.
-__device__ __forceinline__ void keep_unsurprising(const RowSampler& sampler, Kept& kept, double log_total) {
-  const double cut = __dadd_rn(log_total, -__dmul_rn(sampler.mirostat_mu, LN_2));
-  kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
 }
 
 // top_k, top_p, typical_p: keep this many tokens, or this much of the mass.
@@ -123,12 +112,6 @@ __device__ __forceinline__ void keep_until(
   }
 }
 
-// Whether the step needs the candidates' masses.
-__device__ __forceinline__ bool needs_masses(const RowSampler& sampler, Step step) {
-  if (step == TEMPERATURE) return sampler.dynatemp_low != sampler.dynatemp_high;
-  return step == TYPICAL_P || step == XTC || step == MIROSTAT || step == TEXT_SURPRISE;
-}
-
 // The temperature and the filters that are on, in the row's order. All blocks of the row must call it.
 __device__ __forceinline__ Kept filter_candidates(
     Row& row, const philox::Stream& stream, double highest, Scratch& scratch, Crossing& crossing) {
@@ -144,7 +127,8 @@ __device__ __forceinline__ Kept filter_candidates(
     }
     if (!kept.is_settled()) settle(row, kept);
     Sums sums{};
-    if (needs_masses(sampler, step)) {
+    const bool is_weighing = step == TYPICAL_P || step == XTC || step == MIROSTAT || step == TEXT_SURPRISE;
+    if (is_weighing || (step == TEMPERATURE && sampler.dynatemp_low != sampler.dynatemp_high)) {
       sums = sum_up(row, kept, MASSES, 1.0, 0.0);
       kept.total = sums.total.value();
     }
@@ -157,7 +141,9 @@ __device__ __forceinline__ Kept filter_candidates(
     } else if (step == XTC) {
       exclude_top_choices(row, kept);
     } else if (step == MIROSTAT) {
-      keep_unsurprising(sampler, kept, log(kept.total));
+      // Keep the tokens whose surprise is at most mu; if there is none, keep the likeliest.
+      const double cut = __dadd_rn(log(kept.total), -__dmul_rn(sampler.mirostat_mu, LN_2));
+      kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
     } else if (step != TEXT_SURPRISE) {
       keep_until(row, kept, step, sums, scratch, crossing);
     }
@@ -184,9 +170,8 @@ __device__ __forceinline__ Best run_race(const Row& row, const philox::Stream& s
 __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const philox::Stream& stream) {
   float likeliest = -infinity(), second = -infinity();
   int likeliest_id = -1;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (!kept.holds(key, id)) continue;
+  row.each([&](int id, Word key) {
+    if (!kept.holds(key, id)) return;
     const unsigned long long bits = philox::random_bits(stream, id, philox::PURPOSE_NOISE);
     const float estimate = static_cast<float>(kept.relative(key)) + philox::gumbel_estimate(bits);
     if (estimate > likeliest || likeliest_id < 0) {
@@ -196,7 +181,7 @@ __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const phi
     } else {
       second = fmaxf(second, estimate);
     }
-  }
+  });
   const float least = block_max<BLOCK_SIZE>(likeliest) - 2 * philox::GUMBEL_ERROR;
   Best best{0, ~0ull};
   if (likeliest_id >= 0 && likeliest >= least) {

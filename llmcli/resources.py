@@ -5,19 +5,25 @@ model always is. The environment variable LLMCLI_HOME moves all of the user's fi
 """
 
 import json
+import logging
 import os
 import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Callable
 from errno import EACCES, ENOENT, EPERM
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # The built-in model, and the same in 16 bits for quantize, diff and eval: folders, and names on the command line.
 STORYTELLER = "storyteller"
@@ -177,6 +183,28 @@ def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
         folder.cleanup()
         raise
     return folder
+
+
+def keep_files(folder: Path, write: Callable[[Path], T], spare: Callable[[], tempfile.TemporaryDirectory[str]]) -> T:
+    """Let `write` make files in a private folder, or if that fails, in the `spare` one. Raises: OSError"""
+    try:
+        return write(private_folder(folder))
+    except OSError as error:
+        _log.debug("nothing can be kept in %s (%s)", folder, error)
+    return write(Path(spare().name))
+
+
+def replace_file(path: Path, content: bytes) -> Path:
+    """Write a file, and return its path: a reader, or a second writer, sees all of it or nothing. Raises: OSError"""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:  # a Ctrl-C, too
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
 
 
 def _refuse_others(path: Path, info: os.stat_result, *, may_share: bool = False) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmcli.kernels import attention_decode as decode
 from llmcli.kernels import attention_prefill as prefill
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 

@@ -13,14 +13,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs, append_tokens
 from llmcli.kernels.device import Device
+from llmcli.kernels.driver import RawLaunch
 from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
-from llmcli.kernels.raw_kernel import RawLaunch
 from llmcli.kernels.replay import Starter
 
 BATCH = 200  # the driver's queue takes about a thousand
@@ -56,7 +54,6 @@ def describe(device: NotingDevice) -> list[Launch]:
     device.launches = []
     row = zeros(1, HIDDEN_SIZE)
     add_parts(device, parts=zeros(1, 1, HIDDEN_SIZE), out=row)
-    head_norm(device, x=row, weight=zeros(HIDDEN_SIZE), eps=1e-5)
     cache = zeros(7, 2, PAGE_TOKENS, 64, dtype=np.float16)
     places = {"rows": zeros(1, dtype=np.int32), "positions": zeros(1, dtype=np.int32)}
     lanes = LaneInputs(

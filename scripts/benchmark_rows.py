@@ -17,8 +17,6 @@ from benchmark_attention import copy_gbps, microseconds
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import embedding, embedding_cost
-from llmcli.kernels.norms import head_norm, head_norm_cost
-from llmcli.kernels.rows import RowForm
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.row_kernels import (
@@ -27,6 +25,7 @@ from llmcli.lab.row_kernels import (
     RMS_NORM_SPEC,
     ROW_REDUCE_SPEC,
     SCALAR_FORMS,
+    RowForm,
     rms_norm,
     rms_norm_cost,
     row_reduce,
@@ -37,7 +36,7 @@ from llmcli.lab.row_kernels import (
     swiglu_cost,
 )
 
-HIDDEN_SIZE, QKV_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE, HEAD_DIM = 4096, 12288, 11008, 32000, 128
+HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 4096, 11008, 32000
 HALF_BYTES = 2
 RING_BYTES = 1 << 29  # several times the L2 of any card
 MAX_COPIES = 64
@@ -86,10 +85,6 @@ def cases(device: Device, n: int) -> list[Case]:
         out = empty(n, HIDDEN_SIZE, dtype=np.float16)
         return lambda: rms_norm(device, x=x, weight=weight, eps=1e-5, out=out, row_scale=scale)
 
-    def make_head_norm() -> Callable[[], None]:
-        heads, weight = normal(n, QKV_SIZE)[:, :HIDDEN_SIZE], normal(HEAD_DIM)
-        return lambda: head_norm(device, x=heads, weight=weight, eps=1e-5)
-
     def make_swiglu() -> Callable[[], None]:
         x, scale, out_scale = normal(n, 2 * INTERMEDIATE_SIZE), cupy.ones(n, dtype=np.float32), empty(n)
         out = empty(n, INTERMEDIATE_SIZE, dtype=np.float16)
@@ -116,11 +111,6 @@ def cases(device: Device, n: int) -> list[Case]:
             make_embedding,
         ),
         Case("rms_norm", rms_norm_cost(**hidden, itemsize=HALF_BYTES), make_rms_norm),
-        Case(
-            "head_norm",
-            head_norm_cost(num_rows=n, num_heads=HIDDEN_SIZE // HEAD_DIM, head_dim=HEAD_DIM),
-            make_head_norm,
-        ),
         Case(
             "swiglu",
             swiglu_cost(num_rows=n, num_columns=INTERMEDIATE_SIZE, itemsize=HALF_BYTES),

@@ -43,14 +43,13 @@ def make_logits(num_rows: int, vocab_size: int) -> np.ndarray:
 def measure(device: Device, params: SamplingParams, num_rows: int, vocab_size: int, num_rounds: int) -> dict[str, Any]:
     """Time `num_rounds` launches of one graph of LAUNCHES_PER_GRAPH steps. Units: us a step"""
     max_seq_len = NUM_HISTORY_TOKENS + LAUNCHES_PER_GRAPH * (num_rounds + 3)
-    sampler = DeviceSampler(device, num_rows, vocab_size, Mailbox(device, 2**20))
     history = np.random.default_rng(1).integers(0, vocab_size, (num_rows, max_seq_len)).astype(np.int32)
+    token_ids = cupy.zeros(num_rows, cupy.int32)
+    sampler = DeviceSampler(device, vocab_size, Mailbox(device, 2**20), token_ids, cupy.asarray(history))
     arrays = {
         "logits": cupy.asarray(make_logits(num_rows, vocab_size)),
         "rows": cupy.arange(num_rows, dtype=cupy.int32),
         "positions": cupy.full(num_rows, NUM_HISTORY_TOKENS - 1, cupy.int32),
-        "token_ids": cupy.zeros(num_rows, cupy.int32),
-        "history": cupy.asarray(history),
     }
     for row in range(num_rows):
         sampler.set_sampler(row, Sampler(params, 1, row))

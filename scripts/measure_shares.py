@@ -14,7 +14,7 @@ import numpy as np
 
 from llmcli.cli.kernels_bench import measure_subject_kernels
 from llmcli.cli.targets import open_subject
-from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.launches import CardFacts
 from llmcli.lab.roofline import TimedStep
 from llmcli.lab.walk import Lengths
 from llmcli.runners.cuda.predict.predictor import Demand, Rates, Shares, demand_of

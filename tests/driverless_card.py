@@ -27,7 +27,7 @@ class DriverlessCard(Device):
         self.num_multiprocessors, self.shared_bytes_per_block = 132, 227 * 1024
         self.can_cluster = self.can_wgmma = True
         self.uses_own = False
-        self.trace, self.noted, self._started = [], None, None
+        self.noted, self._started = [], None
         self.stream = SimpleNamespace(ptr=0)
         driver = Driver()
         self.launches = driver.launches

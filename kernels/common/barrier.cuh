@@ -1,8 +1,8 @@
-// barrier: mbarriers in shared memory, and __syncthreads for some warps. Some threads arrive at an mbarrier, others
-// wait there. Arriving releases the thread's writes to its own block, and waiting acquires them. Nothing here releases
-// to the whole cluster: that takes a fence, which waits for all running copies of a warp. Writes to the other block
-// are asynchronous stores instead, which count themselves at a barrier there. Source: PTX ISA, mbarrier, st.async and
-// barrier.
+// barrier: mbarriers in shared memory, __syncthreads for some warps, and registers that warps hand to others.
+// Some threads arrive at an mbarrier, others wait there. Arriving releases the thread's writes to its own block, and
+// waiting acquires them. Nothing here releases to the whole cluster: that takes a fence, which waits for all running
+// copies of a warp. Writes to the other block are asynchronous stores instead, which count themselves at a barrier
+// there. Source: PTX ISA, mbarrier, st.async, barrier and setmaxnreg.
 #pragma once
 
 #include "common/mma.cuh"
@@ -77,7 +77,6 @@ __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int 
 }
 
 // Stores `value` in block `rank`'s copy of `place`. That block's copy of `barrier` counts the bytes when they arrive.
-// `place` is aligned to the size of the value.
 __device__ __forceinline__ void store_async(float* place, float value, unsigned long long* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -87,18 +86,6 @@ __device__ __forceinline__ void store_async(float* place, float value, unsigned 
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %2, [counter];\n}" ::"r"(
             shared_address(place)),
         "r"(shared_address(barrier)), "f"(value), "r"(rank)
-        : "memory");
-#endif
-}
-__device__ __forceinline__ void store_async(float* place, float4 value, unsigned long long* barrier, int rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .b32 there, counter;\n"
-        "mapa.shared::cluster.u32 there, %0, %6;\n"
-        "mapa.shared::cluster.u32 counter, %1, %6;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%2, %3, %4, %5}, "
-        "[counter];\n}" ::"r"(shared_address(place)),
-        "r"(shared_address(barrier)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(rank)
         : "memory");
 #endif
 }
@@ -117,4 +104,19 @@ __device__ __forceinline__ void sync_threads_of(int id, int num_threads) {
 template <int NUM_THREADS>
 __device__ __forceinline__ void arrive_threads_of(int id) {
     asm volatile("barrier.arrive %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");
+}
+
+// Sets this thread's registers: fewer, so that others may take some, or more, once others have freed them. Four warps,
+// the first a multiple of four, call it together. On cards other than Hopper nothing happens.
+template <int COUNT>
+__device__ __forceinline__ void registers_down_to() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void registers_up_to() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
 }

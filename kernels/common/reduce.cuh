@@ -36,10 +36,10 @@ struct Sum {
         return a + b;
     }
     static __device__ __forceinline__ float2 combine(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
-    static __device__ __forceinline__ void set_identity(float& v) { v = 0.0f; }
-    static __device__ __forceinline__ void set_identity(double& v) { v = 0.0; }
-    static __device__ __forceinline__ void set_identity(int& v) { v = 0; }
-    static __device__ __forceinline__ void set_identity(float2& v) { v = make_float2(0.0f, 0.0f); }
+    template <typename V>
+    static __device__ __forceinline__ void set_identity(V& v) {
+        v = V{};
+    }
 };
 
 struct Max {

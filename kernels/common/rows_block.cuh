@@ -1,11 +1,166 @@
-// rows_block: a block of attention_rows: its shared memory, and the warps that copy tiles and prepare queries.
+// rows_block: a block of attention_rows: its share of the work, its shared memory, and the warps that copy tiles and
+// prepare queries.
 #pragma once
 
-#include "common/mixed.cuh"
-#include "common/head.cuh"
 #include "common/kv_ring.cuh"
-#include "common/load.cuh"
-#include "common/shares.cuh"
+#include "common/splits.cuh"
+
+// The work is shared out evenly among the blocks of the grid. All splits of all lanes and tiles of heads form a line,
+// lane by lane. The length of each is its tiles of tokens and SPLIT_WEIGHT; the last one of a row also has ROW_WEIGHT.
+// A block takes the splits that begin in its part of the line. So it takes consecutive splits, and shares at most its
+// first and last row with other blocks.
+
+// The cost of a split, and of a row, besides their tiles, in tiles.
+constexpr int SPLIT_WEIGHT = 1, ROW_WEIGHT = 2;
+// If a row begins or ends this close to a part's end, the end moves there: a row that several blocks share costs each
+// of them one more round trip.
+constexpr int REACH = 8;
+
+// Consecutive splits of one lane and tile of heads.
+struct Piece {
+    int lane, row, position, tile;
+    int first_split, end_split;
+    int begin;  // of the lane and tile's first split, in the line
+};
+
+// Every lane's row and position, and where it begins in a line of one tile of heads.
+template <int MAX_LANES>
+struct LaneTable {
+    int rows[MAX_LANES], positions[MAX_LANES], ends[MAX_LANES];
+
+    // One warp calls it. Unused lanes have no length.
+    template <typename LengthOf>
+    __device__ __forceinline__ void fill(const int* all_rows, const int* all_positions, int num_lanes,
+                                         LengthOf length_of) {
+        constexpr int AT_ONCE = MAX_LANES / 32;
+        int some_rows[AT_ONCE], some_positions[AT_ONCE], some_ends[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (32 * i >= num_lanes) break;
+            const int lane = 32 * i + threadIdx.x % 32;
+            some_rows[i] = lane < num_lanes ? load_here(all_rows + lane) : -1;
+            some_positions[i] = lane < num_lanes ? load_here(all_positions + lane) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (32 * i >= num_lanes) break;
+            int end = some_rows[i] >= 0 ? length_of(some_positions[i]) : 0;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2) {
+                const int other = __shfl_up_sync(0xffffffffu, end, distance);
+                if (threadIdx.x % 32 >= distance) end += other;
+            }
+            some_ends[i] = end;
+        }
+        int before = 0;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (32 * i >= num_lanes) break;
+            const int lane = 32 * i + threadIdx.x % 32;
+            rows[lane] = some_rows[i];
+            positions[lane] = some_positions[i];
+            ends[lane] = before + some_ends[i];
+            before += __shfl_sync(0xffffffffu, some_ends[i], 31);
+        }
+    }
+};
+
+// Walks over the pieces of this block.
+template <int TILE_TOKENS, int MAX_LANES>
+struct Share {
+    const LaneTable<MAX_LANES>& table;
+    int num_lanes, num_tiles, window, max_splits;
+    int part, longer;  // length of a block's part of the line; the first `longer` blocks' parts are longer by 1
+    int end;           // of this block's part
+    int lane, tile, split;
+
+    static __device__ __forceinline__ int length_of(const Splits<TILE_TOKENS>& splits) {
+        return (splits.cached() + TILE_TOKENS - 1) / TILE_TOKENS + splits.count * SPLIT_WEIGHT + ROW_WEIGHT;
+    }
+    // From one split to the next.
+    static __device__ __forceinline__ int distance_of(const Splits<TILE_TOKENS>& splits) {
+        return splits.tokens / TILE_TOKENS + SPLIT_WEIGHT;
+    }
+    __device__ __forceinline__ Splits<TILE_TOKENS> splits_of(int position) const {
+        return Splits<TILE_TOKENS>(position, window, max_splits);
+    }
+    // The block that has the first split of a row which several blocks share.
+    __device__ __forceinline__ int home_of(int row_begin) const {
+        const int in_longer = longer * (part + 1);
+        const int block =
+            row_begin < in_longer ? row_begin / (part + 1) : longer + (row_begin - in_longer) / max(1, part);
+        return part_begin(block + 1) - row_begin <= reach() ? block + 1 : block;
+    }
+
+    // All lanes of a warp call it together.
+    __device__ __forceinline__ Share(const LaneTable<MAX_LANES>& lane_table, int lanes, int tiles, int row_window,
+                                     int splits_at_most)
+        : table(lane_table), num_lanes(lanes), num_tiles(tiles), window(row_window), max_splits(splits_at_most) {
+        const int length = table.ends[num_lanes - 1] * num_tiles, blocks = gridDim.x;
+        part = length / blocks;
+        longer = length - part * blocks;
+        int begin = part_begin(blockIdx.x);
+        end = part_begin(blockIdx.x + 1);
+        int end_lane = 0;
+        lane = 0;
+        for (int i = threadIdx.x % 32; i < num_lanes; i += 32) {  // lanes that end before these places
+            lane += table.ends[i] * num_tiles <= begin;
+            end_lane += table.ends[i] * num_tiles <= end;
+        }
+        lane = warp_sum(lane);
+        end_lane = warp_sum(end_lane);
+        if (end < length) end = shifted(end, end_lane);
+        const int shifted_begin = begin < length ? shifted(begin, lane) : begin;
+        if (shifted_begin >= end) {
+            lane = num_lanes;
+            return;
+        }
+        const Splits<TILE_TOKENS> splits = splits_of(table.positions[lane]);
+        const int distance = distance_of(splits), before = begin - lane_begin(lane);
+        tile = before / length_of(splits);
+        split = (shifted_begin - lane_begin(lane) - tile * length_of(splits) + distance - 1) / distance;
+        if (split >= splits.count) next_tile();
+    }
+
+    // The next piece, if there is one.
+    __device__ __forceinline__ bool next(Piece& piece) {
+        if (lane >= num_lanes) return false;
+        piece.lane = lane, piece.tile = tile;
+        piece.row = table.rows[lane], piece.position = table.positions[lane];
+        const Splits<TILE_TOKENS> splits = splits_of(piece.position);
+        const int distance = distance_of(splits);
+        piece.begin = lane_begin(lane) + tile * length_of(splits);
+        const int left = end - piece.begin;
+        if (left <= split * distance) return false;
+        piece.first_split = split;
+        const int taken = (left + distance - 1) / distance;
+        piece.end_split = left >= length_of(splits) ? splits.count : min(splits.count, taken);
+        next_tile();
+        return true;
+    }
+
+private:
+    __device__ __forceinline__ int part_begin(int block) const { return block * part + min(block, longer); }
+    // Shorter than a part, so that at most one end of a part moves to the same place.
+    __device__ __forceinline__ int reach() const { return min(REACH, part / 2); }
+    __device__ __forceinline__ int lane_begin(int of_lane) const {
+        return of_lane == 0 ? 0 : table.ends[of_lane - 1] * num_tiles;
+    }
+    // The end of a part, or the end of a row within its reach.
+    __device__ __forceinline__ int shifted(int place, int of_lane) const {
+        const int row_length = length_of(splits_of(table.positions[of_lane]));
+        const int before = (place - lane_begin(of_lane)) % row_length;
+        if (before <= reach()) return place - before;
+        return row_length - before <= reach() ? place + row_length - before : place;
+    }
+    __device__ __forceinline__ void next_tile() {
+        split = 0;
+        if (++tile < num_tiles) return;
+        tile = 0;
+        do ++lane;
+        while (lane < num_lanes && table.rows[lane] < 0);
+    }
+};
 
 constexpr int MAX_LANES = 256;
 // Query heads whose loads run together.
@@ -59,20 +214,7 @@ struct SharedHeads {
 
 // The arguments of a launch, and values derived from them.
 template <typename KvT>
-struct Call {
-    const float *q, *k, *v;
-    int qkv_stride;
-    const float *q_norm, *k_norm;
-    float eps, scale;
-    const float2* cos_sin;
-    const int* page_table;
-    int pages_per_row;
-    KvT *keys, *values;
-    float *key_scales, *value_scales;
-    int window, num_attention_heads, num_key_value_heads, max_splits;
-    float* partials;
-    unsigned* counters;
-    MixedRows out;
+struct Call : LaneCall<KvT> {
     const float* parts;  // [num_parts][part_size], each as q, k and v are
     int num_parts, part_size;
     int group, tiles;  // query heads that share a key-value head; tiles of heads in a group
@@ -98,9 +240,7 @@ __device__ __forceinline__ void copy_tiles(const Call<KvT>& call, Shared<KvT, HE
             next_end = splits.end(piece.end_split - 1);
         }
         const int page = next_token / TILE + lane;
-        if (page * TILE < next_end) {
-            next_page = load_here(call.page_table + size_t(piece.row) * call.pages_per_row + page);
-        }
+        if (page * TILE < next_end) next_page = load_here(call.pages(piece.row) + page);
     };
     find_next();
     unsigned index = 0;  // of a tile
@@ -111,11 +251,9 @@ __device__ __forceinline__ void copy_tiles(const Call<KvT>& call, Shared<KvT, HE
         for (int first = token; first < end; first += TILE, ++index) {
             const unsigned stage = index % STAGES, use = index / STAGES;
             const int this_page = __shfl_sync(0xffffffffu, page, (first - token) / TILE);
-            const size_t place = token_place(this_page, call.num_key_value_heads, kv_head, 0);
             if (use > 0) barrier_wait(&shared.emptied[stage], (use - 1) % 2);
-            copy_tile<KvT, HEAD_DIM>(shared.ring[stage], {call.keys + place * HEAD_DIM, call.key_scales + place},
-                                     {call.values + place * HEAD_DIM, call.value_scales + place}, visible - first,
-                                     min(end - first, TILE), lane);
+            call.template copy_page<HEAD_DIM>(shared.ring[stage], this_page, kv_head, visible - first,
+                                              min(end - first, TILE), lane);
             barrier_arrive_behind_copies(&shared.filled[stage]);
         }
     }
@@ -155,8 +293,7 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
         const float* new_q = call.q + lane_begin + (kv_head * call.group + first_in_group) * HEAD_DIM;
         const float* new_k = call.k + lane_begin + kv_head * HEAD_DIM;
         const float* new_v = call.v + lane_begin + kv_head * HEAD_DIM;
-        const int* own_pages = call.page_table + size_t(piece.row) * call.pages_per_row;
-        const int own_page = has_own ? load_here(own_pages + piece.position / PAGE_TOKENS) : 0;
+        const int own_page = has_own ? load_here(call.pages(piece.row) + piece.position / PAGE_TOKENS) : 0;
         Pairs own_key, new_value, own_queries[HEADS_AT_ONCE];
         own_key.load(new_k, has_own);
         new_value.load(new_v, has_own);
@@ -189,16 +326,11 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
         }
         if (has_own) {
             const bool stores = first_in_group == 0;
-            const size_t place = token_place(own_page, call.num_key_value_heads, kv_head, piece.position);
+            const size_t place = call.place_of(own_page, kv_head, piece.position);
             own_key.norm_and_rotate(call.k_norm, call.eps, angles);
             round_head(own_key, call.keys + place * HEAD_DIM, call.key_scales + place, stores);
             round_head(new_value, call.values + place * HEAD_DIM, call.value_scales + place, stores);
-#pragma unroll
-            for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-                if (!Pairs::has(pair)) continue;
-                shared.own_value[buffer][Pairs::index(pair)] = new_value.first[pair];
-                shared.own_value[buffer][Pairs::index(pair) + Pairs::HALF] = new_value.second[pair];
-            }
+            new_value.store(shared.own_value[buffer]);
         }
         for (int begin = 0; begin < heads; begin += HEADS_AT_ONCE) {
 #pragma unroll
@@ -214,14 +346,8 @@ __device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<Kv
                 if (head >= heads) break;
                 Pairs& query = own_queries[i];
                 query.norm_and_rotate(call.q_norm, call.eps, angles);
-#pragma unroll
-                for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-                    query.first[pair] *= call.scale;
-                    query.second[pair] *= call.scale;
-                    if (!Pairs::has(pair)) continue;
-                    shared.queries[buffer].store(head, Pairs::index(pair), query.first[pair]);
-                    shared.queries[buffer].store(head, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
-                }
+                query.scale(call.scale);
+                query.each([&](int dimension, float value) { shared.queries[buffer].store(head, dimension, value); });
                 if (has_own) {
                     const float own_score = query.dot(own_key);
                     if (lane == 0) shared.own_scores[buffer][head] = own_score;

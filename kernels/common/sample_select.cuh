@@ -1,4 +1,5 @@
-// sample_select: which candidates top_k, top_p and typical_p keep, without sorting them.
+// sample_select: which candidates top_k, top_p and typical_p keep, without sorting them; the highest or lowest score,
+// and sums of masses and of distances from the highest.
 //
 // A selection orders the candidates (by score, highest first, or by distance from the mean score, nearest first) and
 // asks for the one at which their masses, summed in this order, reach a target. Candidates fall into bins of 1/64; the
@@ -139,22 +140,21 @@ __device__ __forceinline__ void count_digits(const Row& row, const Kept& kept, c
     // The last bin holds all of the far tail, up to the whole vocabulary: one addition a thread, not one a token.
     unsigned num_far = 0;
     Word far_mass = 0;
-    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-        const Word key = row.keys()[id];
-        if (!kept.starts_with(key, id)) continue;
+    row.each([&](int id, Word key) {
+        if (!kept.starts_with(key, id)) return;
         const int bin = selection.bin_of(key, kept);
         const Word order = selection.order_of(key, kept);
-        if (!prefix.fits(bin, order, id)) continue;
+        if (!prefix.fits(bin, order, id)) return;
         const Word mass = selection.mass_of_key(key, kept);
         const int digit = prefix.digit(bin, order, id);
         if (digit == NUM_BINS - 1) {
             ++num_far;
             far_mass += mass;
-            continue;
+            return;
         }
         atomicAdd(&scratch.histogram.counts[digit], 1u);
         if (mass != 0) atomicAdd(&scratch.histogram.masses[digit], mass);
-    }
+    });
     if (num_far != 0) {
         atomicAdd(&scratch.histogram.counts[NUM_BINS - 1], num_far);
         atomicAdd(&scratch.histogram.masses[NUM_BINS - 1], far_mass);
@@ -221,14 +221,13 @@ __device__ __forceinline__ int find_crossing(const Row& row, double fraction, in
 // Put the candidates that fit the prefix into the row's list.
 __device__ __forceinline__ void gather_members(const Row& row, const Kept& kept, const Selection& selection,
                                                const Prefix& prefix) {
-    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-        const Word key = row.keys()[id];
-        if (!kept.starts_with(key, id)) continue;
+    row.each([&](int id, Word key) {
+        if (!kept.starts_with(key, id)) return;
         const Word order = selection.order_of(key, kept);
-        if (!prefix.fits(selection.bin_of(key, kept), order, id)) continue;
+        if (!prefix.fits(selection.bin_of(key, kept), order, id)) return;
         const unsigned place = atomicAdd(&row.current().num_members, 1u);
         row.members()[place] = Member{order, selection.mass_of_key(key, kept), static_cast<unsigned>(id), 0};
-    }
+    });
 }
 
 // Which of the listed members crosses the target: each thread sums what precedes its own.
@@ -270,6 +269,71 @@ __device__ __forceinline__ End select(Row& row, const Kept& kept, const Selectio
     row.end_round();
     const End end = find_member(row, target, before, scratch, crossing);
     return End{end.order, selection.splits_ties ? end.token_id : ~0u};
+}
+
+// Passes of a row's blocks over its candidates. Any number of blocks gives the same bits.
+
+// The largest word of all threads of the row. All blocks of the row must call it, and all get the same.
+__device__ __forceinline__ Word find_extreme(Row& row, Word own) {
+    own = reduce::over_block<LargerWord, BLOCK_SIZE>(own);
+    if (threadIdx.x == 0) atomicMax(&row.current().extreme, own);
+    row.end_round();
+    return __ldcg(&row.previous().extreme);
+}
+
+// With d = kept.highest - score:
+//   MASSES      total: exp(-d); moment: exp(-d) * d
+//   DISTANCES   total: d / scale, of finite scores
+//   DEVIATIONS  total: (d / scale - mean)^2, of finite scores
+enum Quantity { MASSES, DISTANCES, DEVIATIONS };
+
+// Sums over all candidates that `kept` holds; it must be settled. `scale` is at least the largest finite d. All blocks
+// of the row must call it, and all get the same.
+__device__ __forceinline__ Sums sum_up(Row& row, const Kept& kept, Quantity quantity, double scale, double mean) {
+    Sums sums{};
+    row.each([&](int id, Word key) {
+        if (!kept.starts_with(key, id)) return;
+        const double distance = -kept.relative(key);
+        if (quantity == MASSES) {
+            const double mass = exp(-distance);
+            sums.total.add(mass);
+            if (mass > 0) sums.moment.add(__dmul_rn(mass, distance));  // 0 * infinity is NaN
+            ++sums.count;
+        } else if (distance < infinity()) {
+            double share = __ddiv_rn(distance, scale);
+            if (quantity == DEVIATIONS) {
+                const double deviation = __dadd_rn(share, -mean);
+                share = __dmul_rn(deviation, deviation);
+            }
+            sums.total.add(share);
+            ++sums.count;
+        }
+    });
+    sums = reduce::over_block<reduce::Sum, BLOCK_SIZE>(sums);
+    if (threadIdx.x == 0) {
+        Sums& all = row.current().sums;
+        atomicAdd(&all.total.whole, sums.total.whole);
+        atomicAdd(&all.total.rest, sums.total.rest);
+        atomicAdd(&all.moment.whole, sums.moment.whole);
+        atomicAdd(&all.moment.rest, sums.moment.rest);
+        atomicAdd(&all.count, sums.count);
+    }
+    row.end_round();
+    const Sums& all = row.previous().sums;
+    return Sums{{__ldcg(&all.total.whole), __ldcg(&all.total.rest)},
+                {__ldcg(&all.moment.whole), __ldcg(&all.moment.rest)},
+                __ldcg(&all.count)};
+}
+
+// low + (high - low) * (entropy / log(count))^exponent, from the MASSES of at least two candidates.
+__device__ __forceinline__ double dynamic_temperature(const RowSampler& sampler, const Sums& masses) {
+    const double total = masses.total.value();
+    const double entropy = __dadd_rn(log(total), __ddiv_rn(masses.moment.value(), total));
+    const double doubt = fmin(fmax(__ddiv_rn(entropy, log(__ull2double_rn(masses.count))), 0.0), 1.0);
+    const double exponent = sampler.dynatemp_exponent;
+    const double rise = exponent == 1 ? doubt : exp(__dmul_rn(exponent, log(doubt)));
+    const double range = __dadd_rn(sampler.dynatemp_high, -sampler.dynatemp_low);
+    return __dadd_rn(sampler.dynatemp_low, __dmul_rn(range, rise));
 }
 
 }  // namespace sampling

@@ -87,6 +87,9 @@ struct FixedSum {
     whole += nearest;
     rest += static_cast<Word>(__double2ll_rn((units - __ull2double_rn(nearest)) * 0x1p43));
   }
+  __device__ __forceinline__ FixedSum operator+(const FixedSum& other) const {
+    return {whole + other.whole, rest + other.rest};
+  }
   __device__ __forceinline__ double value() const {
     return __ull2double_rn(whole) * 0x1p-44 + __ll2double_rn(static_cast<long long>(rest)) * 0x1p-87;
   }
@@ -96,6 +99,10 @@ struct FixedSum {
 struct Sums {
   FixedSum total, moment;
   Word count;
+
+  __device__ __forceinline__ Sums operator+(const Sums& other) const {
+    return {total + other.total, moment + other.moment, count + other.count};
+  }
 };
 
 // The sums of a row's blocks between two barriers. Only integers: their sums do not depend on the order.
@@ -168,6 +175,14 @@ struct Row {
     return reinterpret_cast<const int*>(memory + SEQUENCE_IDS);
   }
 
+  // Gives this thread's tokens and their keys to `take`.
+  template <typename Take>
+  __device__ __forceinline__ void each(Take take) const {
+    for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < vocab_size; id += gridDim.x * BLOCK_SIZE) {
+      take(id, keys()[id]);
+    }
+  }
+
   __device__ __forceinline__ Round& current() const { return rounds()[num_rounds % 3]; }
   __device__ __forceinline__ Round& previous() const { return rounds()[(num_rounds + 2) % 3]; }
 
@@ -218,15 +233,6 @@ __device__ __forceinline__ double value_of(Word key) {
 }
 
 // Operations for reduce.cuh.
-struct AddSums {
-  static __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
-    return Sums{{a.total.whole + b.total.whole, a.total.rest + b.total.rest},
-                {a.moment.whole + b.moment.whole, a.moment.rest + b.moment.rest},
-                a.count + b.count};
-  }
-  static __device__ __forceinline__ void set_identity(Sums& value) { value = Sums{}; }
-};
-
 struct LargerWord {
   static __device__ __forceinline__ Word combine(Word a, Word b) { return a > b ? a : b; }
   static __device__ __forceinline__ void set_identity(Word& value) { value = 0; }

@@ -1,11 +1,7 @@
 // span_block: a block of attention_span: the work of a launch, a block's share of it, and its shared memory.
 #pragma once
 
-#include "common/attend_columns.cuh"
-#include "common/head.cuh"
 #include "common/kv_ring.cuh"
-#include "common/load.cuh"
-#include "common/registers.cuh"
 #include "common/splits.cuh"
 
 constexpr int MAX_SPAN = 8;   // new tokens of a row; also in llmcli/runners/base.py

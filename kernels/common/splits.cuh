@@ -60,31 +60,23 @@ struct WarpMerge {
     }
     // The weighted values of four dimensions, `stride` from one warp to the next.
     __device__ __forceinline__ float4 mix(const float* values, int stride) const {
-        const float2 low = mix_pair(values, stride), high = mix_pair(values + 2, stride);
-        return make_float4(low.x, low.y, high.x, high.y);
-    }
-
-private:
-    __device__ __forceinline__ float2 mix_pair(const float* values, int stride) const {
-        float2 weighted = make_float2(0.0f, 0.0f);
+        float4 mixed = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) {
-            const float2 pair = *reinterpret_cast<const float2*>(values + warp * stride);
-            weighted.x = fmaf(weights[warp], pair.x, weighted.x), weighted.y = fmaf(weights[warp], pair.y, weighted.y);
+            const float2* pairs = reinterpret_cast<const float2*>(values + warp * stride);
+            const float2 low = pairs[0], high = pairs[1];
+            mixed.x = fmaf(weights[warp], low.x, mixed.x), mixed.y = fmaf(weights[warp], low.y, mixed.y);
+            mixed.z = fmaf(weights[warp], high.x, mixed.z), mixed.w = fmaf(weights[warp], high.y, mixed.w);
         }
-        return weighted;
+        return mixed;
     }
 };
 
 // Merges four dimensions of a head's parts of splits, PARTS_AT_ONCE at a time.
 struct SplitMerge {
-    float2 found;  // maximum, sum
-    float4 mixed;
+    float2 found = make_float2(reduce::minus_infinity(), 0.0f);  // maximum, sum
+    float4 mixed = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-    __device__ __forceinline__ void clear() {
-        found = make_float2(reduce::minus_infinity(), 0.0f);
-        mixed = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
     // Adds the first `count` parts, all after those of the calls before. Every call but the last adds PARTS_AT_ONCE.
     template <typename LoadFound, typename LoadValues>
     __device__ __forceinline__ void add(int count, LoadFound load_found, LoadValues load_values) {
@@ -131,7 +123,6 @@ __device__ __forceinline__ float4 merge_two(const float2& found0, const float2& 
 template <int HEAD_DIM>
 __device__ __forceinline__ float4 merge_splits(const float* parts, int num_splits, int vector) {
     SplitMerge merged;
-    merged.clear();
 #pragma unroll 1
     for (int begin = 0; begin < num_splits; begin += PARTS_AT_ONCE) {
         const auto part = [&](int j) { return parts + size_t(begin + j) * PART_SIZE<HEAD_DIM>; };

@@ -26,38 +26,25 @@ struct Fp8 {};
 __device__ __forceinline__ constexpr int nibble_of(int input) { return input / 2 + input % 2 * 4; }
 
 // OFFSET: the code of zero, 0 for floats. HAS_SCALES: they have scales.
+template <int INPUTS, int ZERO, bool SCALED>
+struct Format {
+    static constexpr int UNIT_INPUTS = INPUTS, OFFSET = ZERO;
+    static constexpr bool HAS_SCALES = SCALED;
+};
 template <typename WeightT>
 struct TileFormat;
 template <>
-struct TileFormat<Int8> {
-    static constexpr int UNIT_INPUTS = 64, OFFSET = 128;
-    static constexpr bool HAS_SCALES = true;
-};
+struct TileFormat<Int8> : Format<64, 128, true> {};
 template <>
-struct TileFormat<Int4> {
-    static constexpr int UNIT_INPUTS = 128, OFFSET = 8;
-    static constexpr bool HAS_SCALES = true;
-};
+struct TileFormat<Int4> : Format<128, 8, true> {};
 template <>
-struct TileFormat<Fp8> {
-    static constexpr int UNIT_INPUTS = 64, OFFSET = 0;
-    static constexpr bool HAS_SCALES = true;
-};
+struct TileFormat<Fp8> : Format<64, 0, true> {};
 template <>
-struct TileFormat<__half> {
-    static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
-    static constexpr bool HAS_SCALES = false;
-};
+struct TileFormat<__half> : Format<32, 0, false> {};
 template <>
-struct TileFormat<__nv_bfloat16> {
-    static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
-    static constexpr bool HAS_SCALES = false;
-};
+struct TileFormat<__nv_bfloat16> : Format<32, 0, false> {};
 template <>
-struct TileFormat<float> {
-    static constexpr int UNIT_INPUTS = 16, OFFSET = 0;
-    static constexpr bool HAS_SCALES = false;
-};
+struct TileFormat<float> : Format<16, 0, false> {};
 
 // The scales of a group that a half tile has, and a tile; and the place of a row's among those of its tile.
 template <typename ScaleT>

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "common/barrier.cuh"
-#include "common/registers.cuh"
 
 // Rows of 128 bytes with the swizzle of 128 bytes: row r has its 16 bytes number i at i ^ r % 8. The rows begin at a
 // multiple of 1024 bytes. Where a row has more than 128 bytes, the next ones lie `next_bytes` further on.

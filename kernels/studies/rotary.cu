@@ -72,6 +72,3 @@ __global__ void packed(float* data, const int* positions, const float* cos_sin, 
     *reinterpret_cast<float4*>(x + head_dim / 2) = make_float4(low.x * a.y + high.x * a.x, low.y * a.w + high.y * a.z,
                                                                low.z * b.y + high.z * b.x, low.w * b.w + high.w * b.z);
 }
-
-// rung llmcli: the engine's kernel for prompts: as packed, with head_dim known to the compiler.
-// launch: llmcli

@@ -15,8 +15,7 @@ from llmcli.cli.progress import say_compiling
 from llmcli.cli.prompt import chosen_word
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
-from llmcli.kernels.environment import find_driver
-from llmcli.kernels.warm_context import start_card
+from llmcli.kernels.environment import find_driver, start_card
 from llmcli.timeline import IMPORTS, Timeline
 
 _WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

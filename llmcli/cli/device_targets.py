@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.translation import widened
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.base import MAX_ROWS

@@ -14,6 +14,7 @@ C_TYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.float16): "__half",
     np.dtype(np.uint16): "__nv_bfloat16",
 }
+VECTOR = 4  # float32 values in 16 bytes
 
 
 def struct_fields(integers: str, floats: str = "") -> list[tuple[str, Any]]:
@@ -46,6 +47,16 @@ def c_type(array: Array) -> str:
         return C_TYPES[array.dtype]
     except KeyError:
         raise ValueError(f"kernels take float32, float16 and uint16 (bfloat16) arrays, not {array.dtype}") from None
+
+
+def int32s(*values: int) -> tuple[np.int32, ...]:
+    """Whole numbers as a kernel takes them."""
+    return tuple(map(np.int32, values))
+
+
+def row_stride(array: Array) -> int:
+    """Elements from one row of a matrix to the next; 0 if there is no next."""
+    return array.strides[0] // array.dtype.itemsize if array.shape[0] > 1 else 0
 
 
 def check(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, check, struct_fields
+from llmcli.kernels.arguments import C_TYPES, Array, check, int32s, struct_fields
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
@@ -74,11 +74,6 @@ class PrefillShape(ctypes.Structure):
     _fields_ = struct_fields(
         "q_stride num_key_value_heads group_size num_tokens num_tiles start window first_token out_is_float", "scale"
     )
-
-
-def kernel_name(keys: Array) -> str:
-    """The name expression for this cache."""
-    return f"attention_prefill<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
 def wgmma_name(dtype: np.dtype[np.generic], form: WgmmaForm, unit_inputs: int) -> str:
@@ -146,24 +141,23 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     inputs.cache.check(kernel, layout)
     check(kernel, "pages", inputs.pages, dtype=np.int32, shape=(None,), aligned=4)
     if isinstance(out, ImageRows):
-        _check_image(device, out, inputs)
+        if not writes_images(device, layout, dtype):
+            raise ValueError(f"{kernel}: writes no images from a cache of {dtype} with {layout}")
+        check_image_rows(kernel, out, layout.q_size, inputs.num_tokens)
     else:
         check(kernel, "out", out, dtype=MIXED_DTYPES, shape=(inputs.num_tokens, layout.q_size))
     room = inputs.pages.shape[0] * PAGE_TOKENS
     if inputs.start < 0 or inputs.end > room:
         raise ValueError(f"{kernel}: tokens {inputs.start} to {inputs.end - 1} do not fit pages for {room}")
     if inputs.cos_sin is not None:
-        _check_rotary(device, inputs.cos_sin, inputs)
+        if not rotates_queries(device, layout, dtype):
+            raise ValueError(f"{kernel}: rotates no queries for a cache of {dtype} with {layout}")
+        check(kernel, "cos_sin", inputs.cos_sin, dtype=np.float32, shape=(None, layout.head_dim // 2, 2))
+        if inputs.end > inputs.cos_sin.shape[0]:
+            raise ValueError(f"{kernel}: position {inputs.end - 1} is beyond the {inputs.cos_sin.shape[0]} of cos_sin")
     window = check_window(kernel, inputs.window)
-    cost = partial(
-        attention_prefill_cost,
-        inputs.num_tokens,
-        inputs.start,
-        layout,
-        dtype.itemsize,
-        inputs.window,
-        2 if isinstance(out, ImageRows) else out.dtype.itemsize,
-    )
+    sizes = inputs.num_tokens, inputs.start, layout, dtype.itemsize, inputs.window, _itemsize(out)
+    cost = partial(attention_prefill_cost, *sizes)
     if rotates_queries(device, layout, dtype):
         rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)
         _launch_wgmma(device, inputs, stride, window, rows, cost)
@@ -171,25 +165,21 @@ def attention_prefill(device: Launcher, inputs: PromptInputs, out: Array | Image
     block_queries, shared_bytes = _block(layout.head_dim, dtype.itemsize)
     device.launch(
         kernel,
-        kernel_name(inputs.cache.keys),
+        f"attention_prefill<{CACHE_TYPES[dtype]}, {layout.head_dim}>",
         grid=(layout.num_attention_heads, -(-inputs.num_tokens // block_queries)),
         block=_BLOCK_SIZE,
         arguments=(
-            inputs.qkv,
-            np.int32(stride),
-            *inputs.cache.arrays,
-            inputs.pages,
-            np.int32(layout.num_key_value_heads),
-            np.int32(inputs.num_tokens),
-            np.int32(inputs.start),
-            window,
-            softmax_scale(layout),
-            out,
-            np.int32(not isinstance(out, ImageRows) and out.dtype == np.float32),
+            *(inputs.qkv, np.int32(stride), *inputs.cache.arrays, inputs.pages),
+            *int32s(layout.num_key_value_heads, inputs.num_tokens, inputs.start),
+            *(window, softmax_scale(layout), out, np.int32(_itemsize(out) == 4)),
         ),
         shared_bytes=shared_bytes,
         cost=cost,
     )
+
+
+def _itemsize(out: Array | ImageRows) -> int:
+    return 2 if isinstance(out, ImageRows) else out.dtype.itemsize
 
 
 def _launch_wgmma(
@@ -225,7 +215,7 @@ def _launch_wgmma(
 
 
 def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
-    """Queries and bytes of shared memory of a block, as prefill_mma.cuh and prefill_float.cuh lay them out."""
+    """Queries and bytes of shared memory of a block, as prefill_mma.cuh lays them out."""
     if itemsize == 4:
         return 32, 4 * ((32 + 32) * (head_dim + 4) + 32 * 36)
     is_coded = has_scales(itemsize)
@@ -234,22 +224,6 @@ def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
     padded = -(-head_dim // 16) * 16
     arriving = tokens * (padded + 2 * 4) if is_coded else 0
     return queries, 2 * (queries + 2 * tokens) * (padded + 8) + arriving
-
-
-def _check_image(device: Launcher, rows: ImageRows, inputs: PromptInputs) -> None:
-    layout, dtype = inputs.layout, inputs.cache.dtype
-    if not writes_images(device, layout, dtype):
-        raise ValueError(f"attention_prefill: writes no images from a cache of {dtype} with {layout}")
-    check_image_rows("attention_prefill", rows, layout.q_size, inputs.num_tokens)
-
-
-def _check_rotary(device: Launcher, cos_sin: Array, inputs: PromptInputs) -> None:
-    layout, dtype = inputs.layout, inputs.cache.dtype
-    if not rotates_queries(device, layout, dtype):
-        raise ValueError(f"attention_prefill: rotates no queries for a cache of {dtype} with {layout}")
-    check("attention_prefill", "cos_sin", cos_sin, dtype=np.float32, shape=(None, layout.head_dim // 2, 2))
-    if inputs.end > cos_sin.shape[0]:
-        raise ValueError(f"attention_prefill: position {inputs.end - 1} is beyond the {cos_sin.shape[0]} of cos_sin")
 
 
 def choose_form(num_rows: int, num_tokens: int, num_key_value_heads: int, num_multiprocessors: int) -> WgmmaForm:

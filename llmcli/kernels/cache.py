@@ -13,15 +13,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from llmcli import resources
 from llmcli.errors import KernelCompileError
 from llmcli.kernels import compiler, environment
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 from llmcli.kernels.sources import flatten
-from llmcli.resources import kernel_cache_folder, private_folder, read_private, temporary_folder
 
 _FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
 _log = logging.getLogger(__name__)
@@ -53,9 +53,10 @@ class KernelCache:
     def __init__(
         self, folder: Path | None = None, sources: Path | None = None, own: Mapping[str, str] | None = None
     ) -> None:
-        self._folder = folder or kernel_cache_folder()
+        self._folder = folder or resources.kernel_cache_folder()
         self._sources = sources
         self.own = own or {}
+        self._temporary = cache(partial(resources.temporary_folder, "llmcli-kernels-"))
 
     def without_own(self) -> "KernelCache":
         """The same cache, from files only."""
@@ -80,7 +81,7 @@ class KernelCache:
         sources = {stem: self.own.get(stem) or flatten(stem, self._sources) for stem in stems}
         found, missing = {}, []
         try:
-            folder = private_folder(self._folder, make=False)
+            folder = resources.private_folder(self._folder, make=False)
         except OSError as error:
             _log.debug("kernel cache: %s", error)
             folder = None
@@ -120,20 +121,14 @@ class KernelCache:
     def _keep(self, compiled: CompiledKernels, source: str, stem: str, name: str, arch: str) -> CachedKernels:
         file_name = self._file_name(source, stem, name, arch)
         try:
-            return _write(private_folder(self._folder) / file_name, compiled)
-        except OSError as error:
-            _log.debug("kernel cache: %s cannot be written (%s)", file_name, error)
-        try:
-            return _write(Path(self._temporary.name) / file_name, compiled)
+            return resources.keep_files(
+                self._folder, lambda folder: _write(folder / file_name, compiled), self._temporary
+            )
         except OSError as error:
             folders = f"{self._folder} or {tempfile.gettempdir()}"
             raise KernelCompileError(
                 f"kernel {stem} cannot be cached in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
             ) from error
-
-    @cached_property
-    def _temporary(self) -> tempfile.TemporaryDirectory[str]:
-        return temporary_folder("llmcli-kernels-")
 
     def _file_name(self, source: str, stem: str, name: str, arch: str) -> str:
         parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, name)
@@ -153,12 +148,12 @@ def _find(cubin: Path) -> CachedKernels | None:
 
 def _read(cubin: Path) -> CachedKernels:
     """Read an entry. Raises: OSError; ValueError for files that are damaged, or from different compilations."""
-    sidecar = json.loads(read_private(_sidecar(cubin)))
+    sidecar = json.loads(resources.read_private(_sidecar(cubin)))
     try:
         kernels, digest = sidecar["kernels"], sidecar["sha256"]
-        if digest == _digest(read_private(cubin), kernels):
-            resources = {name: KernelResources(**counts) for name, counts in kernels["resources"].items()}
-            return CachedKernels(cubin, kernels["lowered"], resources)
+        if digest == _digest(resources.read_private(cubin), kernels):
+            taken = {name: KernelResources(**counts) for name, counts in kernels["resources"].items()}
+            return CachedKernels(cubin, kernels["lowered"], taken)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("not a description of kernels") from error
     raise ValueError("damaged")
@@ -166,11 +161,11 @@ def _read(cubin: Path) -> CachedKernels:
 
 def _write(cubin: Path, compiled: CompiledKernels) -> CachedKernels:
     """Write the description last: without it, or next to other machine code, there is no entry."""
-    resources = {name: asdict(counts) for name, counts in compiled.resources.items()}
-    kernels = {"lowered": compiled.lowered, "resources": resources}
+    taken = {name: asdict(counts) for name, counts in compiled.resources.items()}
+    kernels = {"lowered": compiled.lowered, "resources": taken}
     sidecar = {"kernels": kernels, "sha256": _digest(compiled.cubin, kernels)}
-    replace_file(cubin, compiled.cubin)
-    replace_file(_sidecar(cubin), json.dumps(sidecar, indent=1).encode())
+    resources.replace_file(cubin, compiled.cubin)
+    resources.replace_file(_sidecar(cubin), json.dumps(sidecar, indent=1).encode())
     return CachedKernels(cubin, compiled.lowered, compiled.resources)
 
 
@@ -181,15 +176,3 @@ def _sidecar(cubin: Path) -> Path:
 def _digest(cubin: bytes, kernels: Any) -> str:
     """The SHA-256 of the machine code and of its description."""
     return hashlib.sha256(cubin + json.dumps(kernels, sort_keys=True).encode()).hexdigest()
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file: a reader, or a second writer, sees all of it or nothing. Raises: OSError"""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:  # a Ctrl-C, too
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -5,6 +5,7 @@ written, is compiled again: a library runs as soon as it is loaded.
 """
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -12,12 +13,10 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
 
-from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
-from llmcli.resources import kernel_cache_folder, private_folder, read_private, resource_folder, temporary_folder
+from llmcli import resources
+from llmcli.kernels.cache import OnCompile, say_nothing
 
 # Without contraction a product and its sum are rounded separately, on every processor and by every compiler.
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
@@ -31,6 +30,7 @@ INSTRUCTIONS = {
 _COMPILE_SECONDS = 300
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)
+_temporary = functools.cache(functools.partial(resources.temporary_folder, "llmcli-kernels-"))
 
 
 def cpp_compiler() -> list[str]:
@@ -43,7 +43,7 @@ def compiler_problem() -> str | None:
     if shutil.which(cpp_compiler()[0]) is None:
         return f"{cpp_compiler()[0]} not found"
     try:
-        with temporary_folder("llmcli-compile-") as folder:
+        with resources.temporary_folder("llmcli-compile-") as folder:
             source = Path(folder) / "one.cpp"
             source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
             _compile([source], OPTIONS)
@@ -55,7 +55,7 @@ def compiler_problem() -> str | None:
 
 def source_folder() -> Path:
     """Where the C++ is."""
-    return resource_folder("kernels") / "cpu"
+    return resources.resource_folder("kernels") / "cpu"
 
 
 def source_digest(stem: str) -> str:
@@ -87,7 +87,8 @@ def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctyp
         if kept is None:
             on_compile(0, 1)
             try:
-                kept = _keep(_compile(sources, options), name)
+                cache, content = resources.kernel_cache_folder(), _with_digest(_compile(sources, options))
+                kept = resources.keep_files(cache, lambda to: resources.replace_file(to / name, content), _temporary)
             finally:
                 on_compile(1, 1)
         return ctypes.CDLL(str(kept))
@@ -103,7 +104,7 @@ _GUARD = 'exec 3<&0; { cat <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </
 
 def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
     """The library's file. Raises: SubprocessError, OSError"""
-    with temporary_folder("llmcli-compile-") as folder:
+    with resources.temporary_folder("llmcli-compile-") as folder:
         target = Path(folder) / "library.so"
         command = [*cpp_compiler(), *options, *map(str, sources), "-o", str(target)]
         guard = ["sh", "-c", _GUARD, "sh"] if os.name == "posix" else []
@@ -130,31 +131,12 @@ def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
 def _find(name: str) -> Path | None:
     """The cached library, if it was written completely: opening half of one may end the process."""
     try:
-        path = private_folder(kernel_cache_folder(), make=False) / name
-        content = read_private(path)
+        path = resources.private_folder(resources.kernel_cache_folder(), make=False) / name
+        content = resources.read_private(path)
     except OSError as error:
         _log.debug("%s cannot be used: %s", name, error)
         return None
     return path if _with_digest(content[:-_DIGEST_BYTES]) == content else None
-
-
-def _keep(content: bytes, name: str) -> Path:
-    """Write the library to the cache, or if that fails, to a folder of this process. Raises: OSError"""
-    try:
-        return _written(private_folder(kernel_cache_folder()) / name, content)
-    except OSError as error:
-        _log.debug("%s cannot be kept: %s", name, error)
-    return _written(Path(_temporary().name) / name, content)
-
-
-def _written(path: Path, content: bytes) -> Path:
-    replace_file(path, _with_digest(content))
-    return path
-
-
-@cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return temporary_folder("llmcli-kernels-")
 
 
 def _with_digest(content: bytes) -> bytes:

@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -14,10 +15,8 @@ from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
 from llmcli.kernels.arguments import Array
 from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
-from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.driver import LaunchDriver
-from llmcli.kernels.launches import Launch, Launcher, addresses_of, check_launch
-from llmcli.kernels.raw_kernel import LoadedKernel, RawLaunch
+from llmcli.kernels.driver import LaunchDriver, LoadedKernel, RawLaunch
+from llmcli.kernels.launches import CardFacts, Launch, Launcher, addresses_of, check_launch
 from llmcli.kernels.replay import Replay, Starter
 from llmcli.resources import install_command
 
@@ -30,7 +29,7 @@ class Device(Launcher):
     All launches of a process on a card are on one non-blocking stream, also those of several devices, such as a model's
     and its draft model's: kernels whose blocks wait for each other need the whole card free.
 
-    `trace`, when a list, gets (stem, name) of every launch; `noted` gets all starts, to be repeated.
+    `noted`, when a list, gets all starts, to be repeated.
     Attributes: own_sources: see KernelCache; uses_own: whether they are launched, which `engine_kernels` changes
     """
 
@@ -41,7 +40,6 @@ class Device(Launcher):
         self.index = card.index
         self.name = card.name
         self.arch = "sm_{}{}".format(*card.compute_capability)
-        self.trace: list[tuple[str, str]] | None = None
         self.noted: list[tuple[Starter, Sequence[int]]] | None = None
         self.own_sources = cache.own
         self.uses_own = bool(cache.own)
@@ -79,14 +77,7 @@ class Device(Launcher):
     @property
     def facts(self) -> CardFacts:
         """What plans and predictions need to know of the card."""
-        return CardFacts(
-            num_multiprocessors=self.num_multiprocessors,
-            shared_bytes_per_block=self.shared_bytes_per_block,
-            can_cluster=self.can_cluster,
-            can_wgmma=self.can_wgmma,
-            clock_hertz=self.clock_hertz,
-            l2_bytes=self.l2_bytes,
-        )
+        return CardFacts(**{one.name: getattr(self, one.name) for one in fields(CardFacts)})
 
     def activate(self) -> None:
         """Make this the current card of the calling thread; every thread that launches does this once."""
@@ -146,8 +137,6 @@ class Device(Launcher):
             self._started.append((starter, addresses))
         if self.noted is not None:
             self.noted.append((starter, addresses))
-        if self.trace is not None and starter.label is not None:
-            self.trace.append(starter.label)
 
     def record(self, run: Callable[[], None], arrays: Sequence[Array | None]) -> Replay:
         """Run `run`, and return its starts as a `Replay`, to be started again with other arrays in place of `arrays`.

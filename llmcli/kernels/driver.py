@@ -1,4 +1,6 @@
-"""Launches through the driver, for two things that CuPy lacks: overlap with the previous kernel, and fast replays.
+"""Launches through CuPy, of RawKernels of a RawModule that has loaded a cached file; and through the driver.
+
+The driver is for two things that CuPy lacks: overlap with the previous kernel, and fast replays.
 
 A RawKernel's call takes no launch attributes. It also makes an object of every argument at each start. For ten
 arguments that takes about 3 times as long as packing their addresses, and replays start thousands of kernels.
@@ -8,6 +10,8 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from llmcli.errors import DeviceError
 from llmcli.kernels import environment
@@ -20,6 +24,8 @@ _CONFIG = struct.Struct("@6II4xPPI4x")
 
 # CUlaunchAttribute: an id, and a union of 64 bytes, in which this id uses an int.
 _OVERLAP = ctypes.create_string_buffer(struct.pack("@i4xi60x", _PROGRAMMATIC_STREAM_SERIALIZATION, 1), 72)
+
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; the driver must permit more
 
 _ALIGNMENT = 8  # the largest alignment of a scalar or of a structure's field
 
@@ -84,3 +90,56 @@ class LaunchDriver:
         text = ctypes.c_char_p()
         self.library.cuGetErrorString(status, ctypes.byref(text))
         return f"{text.value.decode() if text.value else 'unknown'} (CUDA error {status})"
+
+
+class LoadedKernel:
+    """A RawKernel for the current card, and the shared memory it is allowed. It keeps its module loaded."""
+
+    def __init__(self, raw: Any, static_shared_bytes: int) -> None:
+        """`raw` is the RawKernel."""
+        self.raw = raw
+        self._max_dynamic_shared_bytes = _DEFAULT_SHARED_LIMIT - static_shared_bytes
+
+    @property
+    def function(self) -> int:
+        """The driver's handle."""
+        return int(self.raw.kernel.ptr)
+
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Permit launches with this much dynamic shared memory a block.
+
+        Raises: CuPy's error
+        """
+        if shared_bytes > self._max_dynamic_shared_bytes:
+            self.raw.max_dynamic_shared_size_bytes = shared_bytes
+            self._max_dynamic_shared_bytes = shared_bytes
+
+
+class RawLaunch:
+    """A launch by CuPy's call, complete but for its addresses."""
+
+    def __init__(self, launch: Launch, kernel: LoadedKernel, stream: Any) -> None:
+        """`check_launch` must have passed the launch.
+
+        Raises: TypeError for an argument that CUDA would misread
+        """
+        self.label = (launch.stem, launch.name)
+        self._raw = kernel.raw
+        self._sizes = launch.grid, launch.block_shape
+        self._options = {"shared_mem": launch.shared_bytes, "stream": stream}
+        # CuPy passes an array of one item by its bytes, whatever its size; structures need that.
+        self._arguments = [
+            None if content is None else np.frombuffer(content, f"V{len(content)}") for content in bytes_of(launch)
+        ]
+
+    def start(self, addresses: Sequence[int]) -> None:
+        """Launch with these addresses, in the order of the arguments.
+
+        Raises: DeviceError
+        """
+        following = iter(addresses)
+        arguments = tuple(np.uintp(next(following)) if one is None else one for one in self._arguments)
+        try:
+            self._raw(*self._sizes, arguments, **self._options)
+        except RuntimeError as error:  # CuPy's class for the driver's errors; importing it loads CuPy
+            raise DeviceError(f"kernel {self.label[0]} did not start: {error}") from error

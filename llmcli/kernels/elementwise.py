@@ -1,19 +1,16 @@
-"""Launchers of kernels that look up, move, rotate or add elements."""
+"""Launchers of kernels that look up, move or add elements."""
 
 from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, check
+from llmcli.kernels.arguments import C_TYPES, VECTOR, Array, check, int32s, row_stride
 from llmcli.kernels.launches import Launcher
-from llmcli.kernels.qkv import HEAD_DIM_STEP
-from llmcli.kernels.rows import VECTOR, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, UNIT_INPUTS, check_image, num_steps
 from llmcli.kernels.tiles import WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix
 
 _BLOCK, _STEPS = 256, 4  # threads of a block, and columns of a thread of gather_columns
-_ROTARY_BLOCK = 128
 
 EMBEDDING_SPEC = KernelSpec(
     "embedding",
@@ -73,9 +70,9 @@ def gather_columns(device: Launcher, *, x: Any, order: Any, out: Any) -> None:
     Raises: ValueError for arrays that do not fit
     """
     check("gather_columns", "x", x, dtype=np.float16, shape=(None, None), row_stride=True, aligned=2)
-    num_rows, num_columns = x.shape
     check("gather_columns", "out", out, dtype=np.float16, shape=x.shape, row_stride=True, aligned=2)
-    _gather(device, x, order, out, 0, num_rows, num_columns, (row_stride(x), row_stride(out)))
+    check("gather_columns", "order", order, dtype=np.int32, shape=x.shape[1:], aligned=4)
+    _gather(device, x, order, out, 0, len(x), (row_stride(x), row_stride(out)))
 
 
 def gather_image(device: Launcher, *, image: Any, order: Any, unit_inputs: int, rows: int, out: Any) -> None:
@@ -84,30 +81,23 @@ def gather_image(device: Launcher, *, image: Any, order: Any, unit_inputs: int, 
     Shapes: image, out uint8 [at least image_bytes]; order int32 [num_columns]
     Raises: ValueError for arrays that do not fit
     """
-    (num_columns,) = order.shape
+    check("gather_columns", "order", order, dtype=np.int32, shape=(None,), aligned=4)
     for name, array in (("image", image), ("out", out)):
-        check_image("gather_columns", name, array, num_columns, rows)
-    _gather(device, image, order, out, unit_inputs, rows, num_columns, (0, 0))
+        check_image("gather_columns", name, array, len(order), rows)
+    _gather(device, image, order, out, unit_inputs, rows, (0, 0))
 
 
 def _gather(
-    device: Launcher,
-    x: Any,
-    order: Any,
-    out: Any,
-    unit_inputs: int,
-    num_rows: int,
-    num_columns: int,
-    strides: tuple[int, int],
+    device: Launcher, x: Any, order: Any, out: Any, unit_inputs: int, num_rows: int, strides: tuple[int, int]
 ) -> None:
-    check("gather_columns", "order", order, dtype=np.int32, shape=(num_columns,), aligned=4)
+    (num_columns,) = order.shape
     columns = num_steps(num_columns) * STEP_INPUTS if unit_inputs else num_columns
     device.launch(
         "gather_columns",
         f"gather_columns<{unit_inputs}>",
         grid=(num_rows, -(-columns // (_BLOCK * _STEPS))),
         block=_BLOCK,
-        arguments=(x, order, out, np.int32(num_columns), *map(np.int32, strides)),
+        arguments=(x, order, out, *int32s(num_columns, *strides)),
         overlaps=True,
         cost=lambda: gather_columns_cost(num_rows=num_rows, num_columns=num_columns),
     )
@@ -117,46 +107,6 @@ def gather_columns_cost(*, num_rows: int, num_columns: int) -> KernelCost:
     """Cost of one call."""
     num_bytes, order_bytes = 2 * num_rows * num_columns, 4 * num_columns
     return KernelCost(num_bytes + order_bytes, num_bytes, 0, order_bytes)
-
-
-ROTARY_SPEC = KernelSpec(
-    "rotary", "rotary embedding in place", tuple(f"rotary<{size}>" for size in (8, 64, 80, 128, 256))
-)
-
-
-def rotary(device: Launcher, *, x: Array, positions: Array, cos_sin: Array) -> None:
-    """Rotate heads in place, in Hugging Face's half-split form.
-
-    Shapes: x [n, num_heads * head_dim] float32, in-out, rows may be further apart; positions [n] int32;
-            cos_sin [max_seq_len, head_dim / 2, 2] float32
-    Raises: ValueError
-    """
-    check("rotary", "cos_sin", cos_sin, dtype=np.float32, shape=(None, None, 2))
-    head_dim = 2 * cos_sin.shape[1]
-    if head_dim % HEAD_DIM_STEP or not head_dim:
-        raise ValueError(f"rotary: head_dim is {head_dim}, expected a multiple of {HEAD_DIM_STEP}")
-    check("rotary", "x", x, dtype=np.float32, shape=(None, None), row_stride=True)
-    num_tokens, width = x.shape
-    if width % head_dim:
-        raise ValueError(f"rotary: {width} columns are not whole heads of {head_dim}")
-    stride = row_stride(x)
-    if stride % 4:
-        raise ValueError(f"rotary: rows of x are {stride} columns apart, expected a multiple of 4")
-    check("rotary", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
-    device.launch(
-        "rotary",
-        f"rotary<{head_dim}>",
-        grid=(num_tokens, -(-width // 8 // _ROTARY_BLOCK)),
-        block=_ROTARY_BLOCK,
-        arguments=(x, np.int32(stride), np.int32(width // head_dim), positions, cos_sin),
-        cost=lambda: rotary_cost(num_tokens, width),
-    )
-
-
-def rotary_cost(num_tokens: int, width: int) -> KernelCost:
-    """What one call moves and computes; `width` columns of all heads."""
-    elements = num_tokens * width
-    return KernelCost(4 * elements, 4 * elements, 3 * elements)
 
 
 ADD_PARTS_SPEC = KernelSpec("add_parts", "out += each part of a product, in order", ("add_parts<4>", "add_parts<1>"))

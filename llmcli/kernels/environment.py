@@ -1,7 +1,7 @@
 """What this machine offers to CUDA kernels: driver, cards, CuPy, compiler, headers.
 
-All but `prepare_cupy` only look, and make no file. They ask the driver through its own library, so that a card is found
-even if CuPy is missing or broken.
+All but `prepare_cupy` and `start_card` only look, and make no file. They ask the driver through its own library, so
+that a card is found even if CuPy is missing or broken.
 """
 
 import ctypes
@@ -15,8 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 
 from llmcli.resources import kernel_cache_folder, private_folder
+from llmcli.timeline import Timeline
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MIN_CUDA_VERSION = (12, 0)
@@ -32,11 +34,7 @@ _CCCL_PARTS = ("cub", "libcudacxx", "thrust")
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 # Where NVIDIA's packages for CUDA 12 keep the libraries that CuPy loads, dependencies first.
-_CUDA12_LIBRARIES = (
-    "cuda_nvrtc/lib/libnvrtc.so.12",
-    "cublas/lib/libcublasLt.so.12",
-    "cublas/lib/libcublas.so.12",
-)
+_CUDA12_LIBRARIES = ("cuda_nvrtc/lib/libnvrtc.so.12", "cublas/lib/libcublasLt.so.12", "cublas/lib/libcublas.so.12")
 
 
 @dataclass(frozen=True)
@@ -222,3 +220,27 @@ def cub_folders() -> tuple[Path, ...]:
 
 def _nvidia_folders() -> list[Path]:
     return [folder for entry in sys.path if (folder := Path(entry or ".") / "nvidia").is_dir()]
+
+
+def start_card(index: int, timeline: Timeline) -> Thread | None:
+    """Prepare card `index` in its own thread, which takes CUDA some tenths of a second; None without CuPy.
+
+    Meanwhile Python can import and read files. What fails here fails again, with a message, when the card is opened.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        return None
+    thread = Thread(target=_start, args=(index, timeline), name="start card")
+    thread.start()
+    return thread
+
+
+def _start(index: int, timeline: Timeline) -> None:
+    """Make the context that everything on the card shares. Calls by ctypes let Python run meanwhile."""
+    with timeline.beside("driver and context"):
+        try:
+            driver = ctypes.CDLL(DRIVER_LIBRARY)
+        except OSError:
+            return
+        card, context = ctypes.c_int(), ctypes.c_void_p()
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(card), index) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), card)

@@ -133,13 +133,7 @@ def plan_gemv(
 
 
 def _plan(
-    layout: TileLayout,
-    widening: Widening,
-    rows: int,
-    chunks: int,
-    cluster: int,
-    num_multiprocessors: int,
-    room: int,
+    layout: TileLayout, widening: Widening, rows: int, chunks: int, cluster: int, num_multiprocessors: int, room: int
 ) -> GemvPlan | None:
     """Of the plans whose rings fit, the one with the most warps that have work."""
     own_chunks = chunks // cluster
@@ -183,14 +177,7 @@ def slot_bytes(layout: TileLayout, widening: Widening, spans: int = 1) -> int:
 
 
 def gemv_name(
-    layout: TileLayout,
-    widening: Widening,
-    rows: int,
-    is_gated: bool,
-    warps: int,
-    slots: int,
-    spans: int,
-    cluster: int,
+    layout: TileLayout, widening: Widening, rows: int, is_gated: bool, warps: int, slots: int, spans: int, cluster: int
 ) -> str:
     """The name expression; its last parameter is a size, for the compiler to compare."""
     arguments = (
@@ -386,14 +373,6 @@ def _check_next(rows: NextRows, num_rows: int, num_outputs: int, epilogue: Epilo
     check("gemv", "next_rows.sums", rows.sums, dtype="float32", shape=(num_rows, norm_sums(num_outputs)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class GemvCost(KernelCost):
-    """The cost of one launch, and what decides its waits other than for memory."""
-
-    layout: TileLayout
-    num_rows: int
-
-
 def gemv_cost(
     layout: TileLayout,
     num_rows: int,
@@ -402,21 +381,19 @@ def gemv_cost(
     has_norm: bool = False,
     has_bias: bool = False,
     has_next: bool = False,
-) -> GemvCost:
+) -> KernelCost:
     """What one launch moves: the matrix and x once (each block reads x again, from L2), the results."""
     num_outputs, is_float = layout.num_rows // (2 if epilogue == "swiglu" else 1), layout.weight_type == "float32"
     out_bytes = num_rows * num_outputs * (2 if epilogue == "swiglu" and not is_float else 4)
     norm_bytes = has_norm * (4 * layout.num_inputs if is_float else num_rows * layout.num_inputs // 2)
     stored_bytes = layout.num_bytes + 4 * (layout.padded_rows * has_bias + num_outputs * has_next)
     x_bytes = num_rows * layout.num_inputs * (4 if is_float else 2)
-    return GemvCost(
+    return KernelCost(
         read_bytes=stored_bytes + x_bytes + norm_bytes + (out_bytes if epilogue == "add" else 0),
         written_bytes=out_bytes + has_next * num_rows * (2 * num_outputs + num_outputs // 2),
         flops=2 * num_rows * layout.num_rows * layout.num_inputs,
         stored_bytes=stored_bytes,
         element_bits=WEIGHT_BITS[layout.weight_type],
-        layout=layout,
-        num_rows=num_rows,
     )
 
 
@@ -433,11 +410,7 @@ def _variants() -> list[str]:
     ]
     forms = ((1, False, 16, 3, 2, 1), (1, True, 16, 5, 1, 1), (8, False, 16, 3, 2, 1), (8, False, 8, 3, 2, 2))
     names = [gemv_name(layout, fastest_widening(layout), *form) for layout in layouts for form in forms]
-    return [
-        *names,
-        gemv_name(layouts[0], "floats", 1, False, 16, 3, 2, 1),
-        gemv_name(layouts[1], "floats", 1, False, 16, 3, 2, 1),
-    ]
+    return [*names, *(gemv_name(layout, "floats", 1, False, 16, 3, 2, 1) for layout in layouts[:2])]
 
 
 SPEC = KernelSpec(

@@ -1,4 +1,4 @@
-"""A launch as a launcher describes it to a device. Refuses what CUDA would misread."""
+"""A launch as a launcher describes it to a device, and what is known of the card. Refuses what CUDA would misread."""
 
 import ctypes
 import math
@@ -48,6 +48,33 @@ class Launch:
         """Threads in x, y and z."""
         x, y, z = (*((self.block,) if isinstance(self.block, int) else self.block), 1, 1)[:3]
         return x, y, z
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """The facts of a card that decide about sizes, launches and times.
+
+    Units: bytes, hertz (the highest clock). can_cluster: blocks can form clusters, from sm_90 on. can_wgmma: four warps
+    can multiply together, on sm_90 only.
+    """
+
+    num_multiprocessors: int
+    shared_bytes_per_block: int
+    can_cluster: bool
+    can_wgmma: bool
+    clock_hertz: float
+    l2_bytes: int
+
+
+# An H200. Used for a card that is not here, if the user gives only memory and bandwidth.
+TYPICAL_CARD = CardFacts(
+    num_multiprocessors=132,
+    shared_bytes_per_block=227 * 1024,
+    can_cluster=True,
+    can_wgmma=True,
+    clock_hertz=1.98e9,
+    l2_bytes=50 * 2**20,
+)
 
 
 class Launcher(ABC):

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, check
-from llmcli.kernels.rows import row_stride
+from llmcli.kernels.arguments import C_TYPES, Array, check, row_stride
 
 # Types of the KV cache: floats, and codes of a head's vector that share a scale.
 CACHE_TYPES: dict[np.dtype[Any], str] = {**C_TYPES, np.dtype(np.uint8): "KvCode"}
@@ -17,7 +16,7 @@ MIXED_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))  # of attention's ou
 PAGE_TOKENS = 16  # tokens in a page of the cache; kernels/common/pages.cuh has the same number
 
 _SEGMENT_ROWS = 16  # the matrices are fused in whole tiles of rows
-HEAD_DIM_STEP = 8  # 16 bytes of a 16-bit type
+_HEAD_DIM_STEP = 8  # 16 bytes of a 16-bit type
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def check_layout(kernel: str, layout: QkvLayout) -> None:
 
     Raises: ValueError
     """
-    if layout.head_dim % HEAD_DIM_STEP or not 0 < layout.head_dim <= 256:
+    if layout.head_dim % _HEAD_DIM_STEP or not 0 < layout.head_dim <= 256:
         raise ValueError(f"{kernel}: head_dim is {layout.head_dim}, expected a multiple of 8 up to 256")
     if layout.num_attention_heads % layout.num_key_value_heads:
         raise ValueError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
+from llmcli.kernels.arguments import C_TYPES, Array, c_type, check, int32s
 from llmcli.kernels.launches import Launcher
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -81,14 +81,8 @@ def quantize_rows(
         grid=(total if is_long else -(-total // _GROUPS_A_BLOCK),),
         block=BLOCK_SIZE if is_long else 32 * _GROUPS_A_BLOCK,
         arguments=(
-            weights,
-            scales,
-            zero_points,
-            np.int32(total),
-            np.int32(group_size),
-            np.float64(form.steps_above),
-            np.float64(form.steps_below),
-            np.int32(_SCALE_TYPES[scale_type]),
+            *(weights, scales, zero_points, *int32s(total, group_size)),
+            *(np.float64(form.steps_above), np.float64(form.steps_below), np.int32(_SCALE_TYPES[scale_type])),
         ),
     )
     device.launch(
@@ -97,16 +91,8 @@ def quantize_rows(
         grid=(num_rows,),
         block=BLOCK_SIZE,
         arguments=(
-            weights,
-            scales,
-            zero_points,
-            packed,
-            squares,
-            num_saturated,
-            np.int32(num_inputs),
-            np.int32(group_size),
-            np.int32(form.lowest),
-            np.int32(form.offset),
+            *(weights, scales, zero_points, packed, squares, num_saturated),
+            *int32s(num_inputs, group_size, form.lowest, form.offset),
         ),
     )
 

@@ -98,13 +98,7 @@ def row_bytes(weight_type: str, num_inputs: int) -> int:
 
 
 def repack(
-    device: Launcher,
-    *,
-    source: Any,
-    source_type: str,
-    segment: Segment,
-    matrix: TiledMatrix,
-    flags: Any | None = None,
+    device: Launcher, *, source: Any, source_type: str, segment: Segment, matrix: TiledMatrix, flags: Any | None = None
 ) -> None:
     """Put the rows of one weight or weight_packed tensor into their tiles, converted to the matrix's type.
 

@@ -4,7 +4,6 @@ Types, shapes, strides and alignment decide a launch's checks, grid, name and sc
 longer than a short kernel takes the card, and equal layers give equal results.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
@@ -62,23 +61,6 @@ class Replay:
         begins = [*addresses, 0]
         for starter, places in self._started:
             self._start(starter, [begins[index] + num_bytes for index, num_bytes in places])
-
-
-class RecentReplays:
-    """The replays of the latest passes; each pass has one for each kind of layer."""
-
-    def __init__(self, most: int):
-        """Keep those of `most` passes; drop the ones asked for longest ago."""
-        self._most = most
-        self._replays: OrderedDict[Hashable, dict[Hashable, Replay]] = OrderedDict()
-
-    def of(self, key: Hashable) -> dict[Hashable, Replay]:
-        """The replays of a pass, to start and to extend. `key` is everything that decides its launches."""
-        replays = self._replays.setdefault(key, {})
-        self._replays.move_to_end(key)
-        if len(self._replays) > self._most:
-            self._replays.popitem(last=False)
-        return replays
 
 
 def _place(address: int, begins: Sequence[tuple[int, int, int]]) -> tuple[int, int]:

@@ -38,42 +38,22 @@ MAX_STEPS = 16
 SEQUENCE = np.dtype([("bias", np.float64), ("token_id", np.int32), ("ids_begin", np.int32)], align=True)
 
 # struct RowSampler of the same file
+_DOUBLES = (
+    "temperature dynatemp_low dynatemp_high dynatemp_exponent top_n_sigma top_p log_min_p typical_p xtc_probability "
+    "xtc_threshold mirostat_tau mirostat_eta mirostat_mu encoder_repetition_penalty repetition_penalty "
+    "presence_penalty frequency_penalty"
+)
+_INTS = (
+    "top_k penalty_window num_prompt_tokens min_new_tokens dry_window dry_allowed_length uses_dry uses_bias uses_ends "
+    "ignores_ends suppresses_begin forced_position num_sequences uses_mask"
+)
 ROW_SAMPLER = np.dtype(
     [
-        ("temperature", np.float64),
-        ("dynatemp_low", np.float64),
-        ("dynatemp_high", np.float64),
-        ("dynatemp_exponent", np.float64),
-        ("top_n_sigma", np.float64),
-        ("top_p", np.float64),
-        ("log_min_p", np.float64),
-        ("typical_p", np.float64),
-        ("xtc_probability", np.float64),
-        ("xtc_threshold", np.float64),
-        ("mirostat_tau", np.float64),
-        ("mirostat_eta", np.float64),
-        ("mirostat_mu", np.float64),
-        ("encoder_repetition_penalty", np.float64),
-        ("repetition_penalty", np.float64),
-        ("presence_penalty", np.float64),
-        ("frequency_penalty", np.float64),
+        *((name, np.float64) for name in _DOUBLES.split()),
         ("dry_amounts", np.float64, NUM_DRY_AMOUNTS),
         ("seed", np.uint64),
         ("sample_index", np.uint32),
-        ("top_k", np.int32),
-        ("penalty_window", np.int32),
-        ("num_prompt_tokens", np.int32),
-        ("min_new_tokens", np.int32),
-        ("dry_window", np.int32),
-        ("dry_allowed_length", np.int32),
-        ("uses_dry", np.int32),
-        ("uses_bias", np.int32),
-        ("uses_ends", np.int32),
-        ("ignores_ends", np.int32),
-        ("suppresses_begin", np.int32),
-        ("forced_position", np.int32),
-        ("num_sequences", np.int32),
-        ("uses_mask", np.int32),
+        *((name, np.int32) for name in _INTS.split()),
         ("step", np.uint32),
         ("steps", np.uint8, MAX_STEPS),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.lab.matrices import storage_name, to_storage
 from llmcli.lab.problem import ROUNDING, Arrays, Expected, Output, stored_values

@@ -9,8 +9,8 @@ from functools import partial
 
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.lab.catalogue import make_problem
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts, Launch
 from llmcli.kernels.phantom import Phantom
 from llmcli.lab.problem import Problem
 from llmcli.runners.cuda.predict.dry_run import DryRun

@@ -15,7 +15,7 @@ from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.study import Parameter, Source, kernel_parameters, own_sources
 from llmcli.reading import CUDA_SOURCE
 
-_EXAMPLE = "such as head_norm=mine.cu"
+_EXAMPLE = "such as embedding=mine.cu"
 
 
 @dataclass(frozen=True)

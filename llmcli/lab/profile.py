@@ -12,8 +12,7 @@ from pathlib import Path
 
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import CardFacts, Launch
 from llmcli.lab.catalogue import make_problem
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.nsight import Counters, count

@@ -1,17 +1,49 @@
 """Launchers of the lab's kernels in kernels/studies/rows: RMSNorm, SwiGLU, softmax, sums. No model launches them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
+from llmcli.kernels.arguments import C_TYPES, VECTOR, Array, c_type, check, row_stride
 from llmcli.kernels.launches import Launcher
-from llmcli.kernels.rows import VECTOR, RowForm, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS
 
 RowOp = Literal["sum", "max", "argmax", "log_sum_exp"]
+
+_WARP = 32
+_WARP_FORM_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """`threads` threads a row (32: a warp, more: a block) take `vector` columns each, `steps` times, in registers."""
+
+    threads: int
+    steps: int
+    vector: int
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that are kept in registers."""
+        return self.threads * self.steps * self.vector
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return _WARP_FORM_BLOCK if self.threads <= _WARP else self.threads
+
+    @property
+    def parameters(self) -> str:
+        """The template parameters ROW_THREADS, STEPS, VECTOR."""
+        return f"{self.threads}, {self.steps}, {self.vector}"
+
+    def grid(self, num_rows: int) -> tuple[int]:
+        """Blocks for `num_rows` rows."""
+        return (-(-num_rows * self.threads // self.block),)
+
 
 # By rising size; a row longer than the last form holds is partly read twice.
 PACKED_FORMS = (

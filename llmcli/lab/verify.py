@@ -9,8 +9,8 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.translation import Translation
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.cache import OnCompile, say_nothing
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import CardFacts
 from llmcli.lab.engine import CASES, KERNELS
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.own_kernel import OwnKernel

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from llmcli.checkpoint.model import Model
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import CachedKernels, KernelCache, OnCompile, say_nothing
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.elementwise import EMBEDDING_SPEC as EMBEDDING
-from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts, Launch, addresses_of
 from llmcli.kernels.spec import KernelCost
+from llmcli.lab.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.kernels.compiler import KernelResources
-from llmcli.kernels.occupancy import Occupancy
 from llmcli.lab.compare import Finding, KernelUse, Measured, find_claims
+from llmcli.lab.occupancy import Occupancy
 from llmcli.lab.study import Claim, Study
 from llmcli.lab.trial import Times
 

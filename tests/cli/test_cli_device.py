@@ -16,8 +16,8 @@ from llmcli.cli.output.base import decode_wall_seconds
 from llmcli.engine.request import Timings
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels import device
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.environment import Card, Driver
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.measure.subject import Subject
 from llmcli.runners.cuda.plan.memory import PREFILL_CHUNKS, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

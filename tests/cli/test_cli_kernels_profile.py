@@ -19,10 +19,10 @@ from llmcli.cli import kernels_bench
 from llmcli.cli.kernels_bench import Profiled, limit_text, profile_text
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.launches import Launch
-from llmcli.kernels.occupancy import Occupancy
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab import nsight
 from llmcli.lab.nsight import Counters, metrics_for
+from llmcli.lab.occupancy import Occupancy
 from llmcli.lab.profile import RungRequest, StepRequest, read_request
 from llmcli.lab.roofline import Ceilings
 from llmcli.lab.walk import Call, KernelUse, card_of, walk_model

@@ -160,7 +160,7 @@ def test_bench_as_a_user_runs_it(llmcli: Llmcli) -> None:
     told = json.loads(llmcli("kernels", "bench", "--json").stdout)
     assert told["device"] == "A Card"
     check_docs_schema("kernels-bench", told)
-    llmcli("kernels", "bench", "gemv", "rotary").expect_error(2, "does not launch rotary", "embedding")
+    llmcli("kernels", "bench", "gemv", "repack").expect_error(2, "does not launch repack", "embedding")
 
 
 @pytest.mark.usefixtures("card")

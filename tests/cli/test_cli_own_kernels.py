@@ -27,7 +27,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.cli import bench as bench_command
 from llmcli.cli import device_choice
 from llmcli.cli.own_kernels import change_text
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.sources import flatten_text, text_digest
 from llmcli.lab import verify as own_checks
 from llmcli.lab.engine import CASES

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.card_facts import TYPICAL_CARD
-from llmcli.kernels.launches import Launch, addresses_of, bytes_of
+from llmcli.kernels.launches import TYPICAL_CARD, Launch, addresses_of, bytes_of
 from llmcli.kernels.sources import flatten
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, Problem

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from fenced import Fenced, fenced, to_host
 
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.kernels.attention_prefill import PromptInputs
 from llmcli.kernels.qkv import LayerCache
 from llmcli.lab.attention import CODES, Stored

@@ -1,4 +1,4 @@
-"""append_tokens bit by bit: it writes what attention_decode appends, lane by lane, and nothing else."""
+"""append_tokens bit by bit: it writes what attention_decode appends, lane by lane, and queries where asked to."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from right import assert_right
 from test_attention_decode import KINDS, LLAMA, cupy_array, run
 from test_attention_decode_launch import F32, Recorder, host
 
-from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
+from llmcli.kernels.attention_decode import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import EPS, NewTokens, new_tokens, paged, visible_table, with_unused_lanes
@@ -73,6 +73,16 @@ def test_parts(device: Device, dtype: np.dtype, head_dim: int, num_parts: int) -
     assert_right(device, append_case(new_tokens(layout, dtype, [16], norms=True), num_parts))
 
 
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 80, 128, 256])
+@pytest.mark.parametrize(("norms", "rotates"), [(True, False), (False, True), (True, True)])
+def test_queries(device: Device, dtype: np.dtype, head_dim: int, norms: bool, rotates: bool) -> None:
+    tokens = new_tokens(QkvLayout(9, 3, head_dim), dtype, [0, 15, 16, 200], norms=True)
+    for num_parts in (0, 3):
+        assert_right(device, append_case(tokens, num_parts, norms_queries=norms, rotates_queries=rotates))
+
+
 def call(device: Any, **changes: Any) -> None:
     arguments: dict[str, Any] = {
         "qkv": host((2, LLAMA.width), F32),
@@ -96,6 +106,17 @@ def test_launch() -> None:
     assert (launch["name"], launch["grid"], launch["overlaps"]) == ("append_tokens<__half, 64>", (2, 1), True)
     call(recorder, parts=host((3, 2, LLAMA.width), F32))
     assert recorder.launches[-1]["grid"] == (2, (2 * 2 + LLAMA.num_attention_heads) // 4)
+    for changes, is_needed in (
+        ({"norms_queries": True}, False),
+        ({"norms_queries": True, "q_norm": host((64,), F32)}, True),
+        ({"rotates_queries": True}, True),
+        ({"rotates_queries": True, "cos_sin": None}, False),
+        ({"q_norm": host((64,), F32)}, False),
+    ):
+        call(recorder, **changes)
+        launch = recorder.launches[-1]
+        assert launch["grid"] == (2, 3 if is_needed else 1)
+        assert launch["arguments"][-1] == ("rotates_queries" in changes)
     one = {"qkv": host((1, LLAMA.width), F32), "parts": host((3, 1, LLAMA.width), F32)}
     call(recorder, **one, rows=host((1,), np.int32), positions=host((1,), np.int32))
     assert recorder.launches[-1]["arguments"][3] == LLAMA.width  # from one part to the next
@@ -121,4 +142,7 @@ def test_cost() -> None:
     parts = append_tokens_cost(10, QkvLayout(8, 2, 64), 2, num_parts=3)
     assert parts.read_bytes == 10 * (8 + 2 + 2) * 64 * 4 * (1 + 3)
     assert parts.written_bytes == cost.written_bytes + 10 * 8 * 64 * 4
+    queries = append_tokens_cost(10, QkvLayout(8, 2, 64), 2, has_queries=True)
+    assert queries.read_bytes == cost.read_bytes + 10 * 8 * 64 * 4
+    assert queries.written_bytes == parts.written_bytes
     assert append_tokens_cost(10, QkvLayout(8, 2, 64), 1).written_bytes == 2 * 10 * (128 + 2 * 4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from emulated import COMPILER, EmulatedDevice, can_emulate, solve
 
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.lab.engine import CASES
 from llmcli.lab.problem import Problem, find_mismatch
 

@@ -8,18 +8,17 @@ import pytest
 from fenced import Fenced, assert_within, fenced, to_host
 from kv_codes import in_rows, layer_cache, upload_cache
 
-from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import (
     PARTIAL_EXTRA,
+    LaneInputs,
+    append_tokens,
     attention_decode,
     attention_decode_cost,
     grid_heads,
     head_tile,
     max_splits,
 )
-from llmcli.kernels.attention_lanes import LaneInputs
-from llmcli.kernels.attention_rows import RowsPlan, attention_rows
-from llmcli.kernels.attention_span import attention_span
+from llmcli.kernels.attention_rings import RowsPlan, attention_rows, attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import CODES, EPS, NewTokens, Stored, append, new_tokens, paged, visible_table

@@ -10,9 +10,8 @@ from kv_codes import call_lane_by_lane
 from test_attention_decode import F16, F32
 from test_attention_decode_launch import Recorder, host
 
-from llmcli.kernels.attention_rows import attention_rows
-from llmcli.kernels.attention_span import attention_span
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.attention_rings import attention_rows, attention_span
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.attention import CODES
 

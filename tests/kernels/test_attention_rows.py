@@ -9,9 +9,9 @@ from kv_codes import call_lane_by_lane
 from test_attention_decode import BF16, F16, F32, LLAMA, among_unused, run, verify
 from test_attention_decode_launch import Recorder, host
 
-from llmcli.kernels.attention_rows import MAX_LANES, RowsPlan, attention_rows
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.attention_rings import MAX_LANES, RowsPlan, attention_rows
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import ImageRows
 from llmcli.lab.attention import CODES, NewTokens, new_tokens

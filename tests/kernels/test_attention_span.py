@@ -11,12 +11,11 @@ from fenced import to_host
 from kv_codes import lane_inputs
 from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
 
-import llmcli.kernels.attention_span as attention_span_launcher
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads, max_splits
-from llmcli.kernels.attention_span import MAX_SPAN, SpanPlan, attention_span
-from llmcli.kernels.card_facts import TYPICAL_CARD
+import llmcli.kernels.attention_rings as attention_span_launcher
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, append_tokens, attention_decode, grid_heads, max_splits
+from llmcli.kernels.attention_rings import MAX_SPAN, SpanPlan, attention_span
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.lab.attention import CODES, NewTokens, new_tokens, spans_of
 from llmcli.lab.cases.attention import span_case
@@ -181,9 +180,9 @@ def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, lay
         for out in outs:
             attention_span(device, lanes, num_spans=1, partials=partials, counters=counters, out=out)
 
-    graphs: StepGraphs[int] = StepGraphs(device, uses_graphs=True)
+    graphs = StepGraphs(device, uses_graphs=True)
     for _ in range(3):
-        graphs.start(0, launch)
+        graphs.start("spans", 0, launch)
     append_tokens(device, lanes)
     attention_decode(device, lanes, is_cached=True, partials=partials, counters=of_decode, out=expected)
     device.synchronize()
@@ -195,7 +194,7 @@ def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, lay
 @pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads run in a random order, and copies land late: some warps are a whole ring ahead of others."""
-    monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", 7)
+    monkeypatch.setattr(attention_span_launcher, "_MAX_SPAN_STAGES", 7)
     device = EmulatedDevice(tmp_path)
     device.is_late, device.num_multiprocessors = True, 1
     tokens = new_tokens(QkvLayout(4, 1, 64), F16, [700], num_splits=2, max_seq_len=708)
@@ -224,7 +223,7 @@ def test_large_blocks_share_out_the_parts_of_splits_on_the_cpu(
     After 1,280 tokens the splits of the new ones grow, without a window. The shorter row has so few that the last
     block joins them. The ring has room for 8 parts.
     """
-    monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", max_stages)
+    monkeypatch.setattr(attention_span_launcher, "_MAX_SPAN_STAGES", max_stages)
     device, bits = EmulatedDevice(tmp_path), set()
     tokens = new_tokens(layout, dtype, [130, 1276], window=window, num_splits=10, max_seq_len=1284)
     problem = span_case(spans_of(tokens, [3, 8]), 2)

@@ -11,9 +11,9 @@ from right import assert_right
 from uploaded import upload
 
 from llmcli.kernels import gemm_wide as launcher
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_wide import SPEC, STATIC_SHARED_BYTES, gemm_wide, gemm_wide_cost, gemm_wide_swiglu
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout

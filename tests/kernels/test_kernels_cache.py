@@ -340,7 +340,7 @@ def test_without_a_folder_all_lie_in_one_temporary_folder(
     assert all(entry.cubin.is_file() for entry in compiled.values())
 
 
-SMALL = [(stem, name) for stem in ("add_parts", "embedding", "head_norm") for name in KERNELS[stem].variants[:2]]
+SMALL = [(stem, name) for stem in ("add_parts", "embedding", "gather_columns") for name in KERNELS[stem].variants[:2]]
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -130,10 +130,10 @@ def test_each_kernel_is_loaded_once_and_from_a_file_of_its_own(tmp_path: Path) -
         return SimpleNamespace(get_function=lambda lowered: loaded.append((path, lowered)))
 
     device._cupy = SimpleNamespace(RawModule=open_module)
-    names = KERNELS["head_norm"].variants[:2]
-    device.prepare_all({"head_norm": names[:1], "add_parts": KERNELS["add_parts"].variants[:1]})
-    device.prepare_all({"head_norm": names})
-    entries = [("add_parts", KERNELS["add_parts"].variants[0]), *(("head_norm", name) for name in names)]
+    names = KERNELS["embedding"].variants[:2]
+    device.prepare_all({"embedding": names[:1], "add_parts": KERNELS["add_parts"].variants[:1]})
+    device.prepare_all({"embedding": names})
+    entries = [("add_parts", KERNELS["add_parts"].variants[0]), *(("embedding", name) for name in names)]
     found = cache.get_all(entries, "sm_90")
     assert sorted(loaded) == sorted((str(one.cubin), one.lowered[name]) for (_, name), one in found.items())
     assert len({path for path, _ in loaded}) == 3

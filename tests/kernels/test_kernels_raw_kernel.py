@@ -13,9 +13,8 @@ from llmcli.kernels import environment
 from llmcli.kernels.cache import CachedKernels
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.device import Device
-from llmcli.kernels.driver import LaunchDriver
+from llmcli.kernels.driver import LaunchDriver, LoadedKernel
 from llmcli.kernels.launches import Offset
-from llmcli.kernels.raw_kernel import LoadedKernel
 
 
 class Shape(ctypes.Structure):
@@ -50,7 +49,7 @@ class Card(Device):
         driver = Driver()
         self.driver_launches = driver.launches
         self.shared_bytes_per_block, self.stream = 100_000, SimpleNamespace(ptr=0x1000)
-        self._can_overlap, self._started, self.trace, self.noted = can_overlap, None, [], None
+        self._can_overlap, self._started, self.noted = can_overlap, None, []
         self._driver, self.own_sources, self.uses_own = LaunchDriver(driver), {}, False
         self._kernels = {(False, "a", "a<1>"): LoadedKernel(raw, static_shared_bytes=1024)}
 
@@ -79,7 +78,7 @@ def test_every_argument_reaches_cupy_as_it_lies_in_memory() -> None:
         (0x7F00_1234_5680).to_bytes(8, "little"),
         b"\xff" * 8,
     ]
-    assert card.trace == [("a", "a<1>")]
+    assert [starter.label for starter, _ in card.noted] == [("a", "a<1>")]
     assert card.driver_launches == []
 
 

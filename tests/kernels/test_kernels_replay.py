@@ -11,19 +11,15 @@ import pytest
 from driverless_card import DriverlessCard
 
 from llmcli.errors import DeviceError
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, LaneInputs, append_tokens, attention_decode, grid_heads
 from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill
-from llmcli.kernels.attention_rows import attention_rows
-from llmcli.kernels.attention_span import attention_span
+from llmcli.kernels.attention_rings import attention_rows, attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, gather_columns, rotary
+from llmcli.kernels.elementwise import add_parts, gather_columns
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
 from llmcli.kernels.gemv import NextRows, RowNorm, gemv, gemv_float, norm_sums
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.norms import head_norm
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.stage_wide import image_bytes, stage_wide
@@ -61,7 +57,7 @@ def test_a_replay_launches_the_same_with_the_addresses_of_other_arrays() -> None
     assert card.launches == [[4104, 7, 8192, 0], [8192, 4096]]
     replay.start(base_addresses([None, Array((4,), ptr=1 << 40)]))
     assert card.launches[2:] == [[(1 << 40) + 8, 7, 8192, 0], [8192, 1 << 40]]
-    assert card.trace == [("a", "a<1>"), ("b", "b<2>")] * 2
+    assert [starter.label for starter, _ in card.noted] == [("a", "a<1>"), ("b", "b<2>")] * 2
 
 
 def test_an_address_belongs_to_the_array_it_is_in() -> None:
@@ -80,9 +76,9 @@ def test_only_what_is_recorded_is_replayed() -> None:
     launch_two(card, own, shared)
     replay = card.record(lambda: card.launch("c", "c<3>", grid=(1,), block=32, arguments=()), [own])
     launch_two(card, own, shared)
-    card.trace = []
+    card.noted = []
     replay.start([64])
-    assert card.trace == [("c", "c<3>")]
+    assert [starter.label for starter, _ in card.noted] == [("c", "c<3>")]
 
 
 def test_after_a_failure_nothing_is_recorded() -> None:
@@ -172,10 +168,6 @@ def lanes(give: Give, has_q_norm: bool = True) -> LaneInputs:
 LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "gather_columns": lambda card, give: gather_columns(
         card, x=give(5, 64, dtype=F16), order=give(64, dtype=I32), out=give(5, 64, dtype=F16)
-    ),
-    "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
-    "rotary": lambda card, give: rotary(
-        card, x=give(5, 4 * 64), positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
     ),
     "attention_prefill": lambda card, give: attention_prefill(card, prompt(give), give(5, LAYOUT.q_size)),
     "append_tokens": lambda card, give: append_tokens(card, lanes(give, has_q_norm=False)),
@@ -289,7 +281,7 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
         assert values[6:12] == [2 * ptr, 2, 64, ptr, 2, 64]
         assert values[13:] == [4 * 4096, 0, 32, 68, -1]
         assert [operations[place]._obj.value for place in (5, 12)] == [1, 0]
-    assert card.trace == []
+    assert {starter.label for starter, _ in card.noted} == {None}
     with pytest.raises(ValueError, match=r"out is \[4, 32\], expected \[5, 32\]"):
         library.matmul(x=x, weight=weight, out=out[:4])
 

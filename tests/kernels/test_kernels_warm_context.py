@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmcli.kernels import warm_context
-from llmcli.kernels.warm_context import start_card
+from llmcli.kernels import environment
+from llmcli.kernels.environment import start_card
 from llmcli.timeline import Timeline
 
 
@@ -34,11 +34,11 @@ class Driver:
 def has_cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("cuda"):
         return
-    monkeypatch.setattr(warm_context.importlib.util, "find_spec", lambda name: object() if name == "cupy" else None)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: object() if name == "cupy" else None)
 
 
 def start(monkeypatch: pytest.MonkeyPatch, driver: Driver, index: int) -> Timeline:
-    monkeypatch.setattr(warm_context.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(environment.ctypes, "CDLL", lambda name: driver)
     timeline = Timeline()
     thread = start_card(index, timeline)
     assert thread is not None
@@ -63,14 +63,14 @@ def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
     def absent(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(warm_context.ctypes, "CDLL", absent)
+    monkeypatch.setattr(environment.ctypes, "CDLL", absent)
     thread = start_card(0, Timeline())
     assert thread is not None
     thread.join()
 
 
 def test_without_cupy_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_context.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
     assert start_card(0, Timeline()) is None
 
 

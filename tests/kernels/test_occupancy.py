@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.kernels import environment
-from llmcli.kernels.occupancy import MULTIPROCESSORS, occupancy
+from llmcli.lab.occupancy import MULTIPROCESSORS, occupancy
 
 REFERENCE = Path(__file__).parent / "occupancy_reference.cpp"
 BLOCKS = (1, 31, 32, 33, 64, 96, 128, 192, 224, 256, 384, 416, 512, 640, 768, 1000, 1024)

@@ -53,9 +53,7 @@ class Batch:
     history: Any
 
     def step(self, logits: Any) -> None:
-        self.sampler.enqueue(
-            logits=logits, rows=self.rows, positions=self.positions, token_ids=self.token_ids, history=self.history
-        )
+        self.sampler.enqueue(logits=logits, rows=self.rows, positions=self.positions)
 
     def texts(self) -> list[np.ndarray]:
         history, positions = to_host(self.history), to_host(self.positions)
@@ -66,17 +64,15 @@ def begin(device, samplers, histories, vocab_size, max_seq_len, lanes=None, num_
     lanes = list(range(len(samplers))) if lanes is None else lanes
     num_rows = num_rows or max(lanes) + 1
     mailbox = arena.Mailbox(device, 2**20)
-    device_sampler = device_sampling.DeviceSampler(device, num_rows, vocab_size, mailbox)
-    for lane, sampler in zip(lanes, samplers, strict=True):
-        device_sampler.set_sampler(lane, sampler)
     history = np.full((num_rows, max_seq_len), -1, np.int32)
     for row, tokens in zip(lanes, histories, strict=True):
         history[row, : len(tokens)] = tokens
-    positions = [len(tokens) - 1 for tokens in histories]
-    return Batch(
-        device_sampler, lanes, cupy.asarray(lanes, cupy.int32), cupy.asarray(positions, cupy.int32),
-        cupy.full(num_rows, -1, cupy.int32), cupy.asarray(history),
-    )  # fmt: skip
+    token_ids, on_card = cupy.full(num_rows, -1, cupy.int32), cupy.asarray(history)
+    device_sampler = device_sampling.DeviceSampler(device, vocab_size, mailbox, token_ids, on_card)
+    for lane, sampler in zip(lanes, samplers, strict=True):
+        device_sampler.set_sampler(lane, sampler)
+    positions = cupy.asarray([len(tokens) - 1 for tokens in histories], cupy.int32)
+    return Batch(device_sampler, lanes, cupy.asarray(lanes, cupy.int32), positions, token_ids, on_card)
 
 
 def write_texts(device, samplers, vocab_size, num_steps, lanes=None) -> list[Text]:

@@ -13,7 +13,7 @@ import simulated_attention  # noqa: E402
 import torch  # noqa: E402
 from simulated_kernels import allocate, on_host  # noqa: E402
 
-from llmcli.kernels.attention_lanes import LaneInputs  # noqa: E402
+from llmcli.kernels.attention_decode import LaneInputs  # noqa: E402
 from llmcli.kernels.qkv import QkvLayout  # noqa: E402
 from llmcli.lab.attention import (  # noqa: E402
     CODES,

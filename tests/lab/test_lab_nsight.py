@@ -13,9 +13,9 @@ from fake_ncu import AUTO_UNITS, AUTO_VALUES, STALL, UNITS, VALUES, FakeNcu
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.compiler import KernelResources
-from llmcli.kernels.occupancy import Occupancy
 from llmcli.lab import nsight
 from llmcli.lab.nsight import Counters, count, counters_of, find_limit, find_ncu, metrics_for, read_launches
+from llmcli.lab.occupancy import Occupancy
 from llmcli.lab.walk import KernelUse
 
 

@@ -8,7 +8,6 @@ import torch
 
 from llmcli.errors import UsageError
 from llmcli.lab.catalogue import PROBLEMS, make_problem
-from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
 
 
@@ -380,10 +379,3 @@ def test_tables_hold_the_angles_of_a_position(form: str) -> None:
         assert np.array_equal(inputs["cosines"][position], np.cos(angles).astype(np.float32))
         assert np.array_equal(inputs["sines"][position], np.sin(angles).astype(np.float32))
     assert np.array_equal(inputs["cos_sin"], np.stack((inputs["cosines"], inputs["sines"]), axis=-1))
-
-
-def test_the_engine_has_the_form_of_llama_alone() -> None:
-    problem, notes = make_problem("rotary_half", SIZES), Notes()
-    problem.solvers["llmcli"](notes, phantoms_of(problem))  # type: ignore[arg-type]
-    assert [launch.stem for launch in notes.launches] == ["rotary"]
-    assert not any(make_problem(f"rotary_{form}", SIZES).solvers for form in ("adjacent", "two_parts"))

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from llmcli.errors import DeviceError, UsageError
-from llmcli.kernels.card_facts import TYPICAL_CARD
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import TYPICAL_CARD, Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab import profile_worker, trial
 from llmcli.lab.notes import Notes, phantoms_of

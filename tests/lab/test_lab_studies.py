@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UsageError
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import check_launch
+from llmcli.kernels.launches import TYPICAL_CARD, check_launch
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sources import flatten, flatten_text
 from llmcli.lab import compare

@@ -12,9 +12,9 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import shape_model, shape_names
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.occupancy import MULTIPROCESSORS
+from llmcli.kernels.launches import TYPICAL_CARD
+from llmcli.lab.occupancy import MULTIPROCESSORS
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, card_of, plan_walk, walk_model
 from llmcli.runners.cuda.predict.dry_run import DryModel
 
@@ -106,8 +106,9 @@ def test_layers_of_two_kinds_keep_their_order(nvrtc: None, tmp_path: Path) -> No
     }
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False, **config))
     _, prefill = walk_model(model, Lengths.within(256, 100, 20, 1), TYPICAL_CARD, "sm_90")
-    order = [stem for stem, _ in prefill.labels if stem in ("rotary", "attention_prefill")]
-    assert order == ["rotary", "attention_prefill", "attention_prefill"] * 2
+    appending = {call.launch.grid: call.places for call in calls_of(prefill, "append_tokens")}
+    without, rotating = (appending[grid] for grid in sorted(appending))  # of more heads: also the queries
+    assert rotating[0] < without[0] < rotating[1] < without[1]
 
 
 @pytest.mark.parametrize("arch", MULTIPROCESSORS)

@@ -14,8 +14,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import shape_model
 from llmcli.errors import DeviceError, KernelCompileError, UsageError
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.sources import kernels_folder
 from llmcli.lab import own_kernel, verify
 from llmcli.lab.engine import CASES, KERNELS
@@ -51,10 +51,10 @@ def test_every_kernel_with_checks_is_its_own_replacement(stem: str) -> None:
 
 
 def test_a_file_that_wraps_ours(tmp_path: Path) -> None:
-    found = read("head_norm", write(tmp_path, '#include "head_norm.cu"\n'))
-    assert '#line 1 "kernels/head_norm.cu"' in found.text
-    assert str(found) == f"head_norm from {tmp_path / 'mine.cu'}"
-    assert found.num_cases == len(list(CASES["head_norm"].checks())) > 20
+    found = read("embedding", write(tmp_path, '#include "embedding.cu"\n'))
+    assert '#line 1 "kernels/embedding.cu"' in found.text
+    assert str(found) == f"embedding from {tmp_path / 'mine.cu'}"
+    assert found.num_cases == len(list(CASES["embedding"].checks())) > 20
 
 
 def test_a_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +66,13 @@ def test_a_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("head_norm", "--kernel is 'head_norm', expected NAME=FILE, such as head_norm=mine.cu"),
-        ("head_norm=", "expected NAME=FILE"),
+        ("embedding", "--kernel is 'embedding', expected NAME=FILE, such as embedding=mine.cu"),
+        ("embedding=", "expected NAME=FILE"),
         ("=mine.cu", "there is no kernel ''"),
-        ("headnorm=mine.cu", "there is no kernel 'headnorm'; did you mean head_norm?"),
+        ("embeding=mine.cu", "there is no kernel 'embeding'; did you mean embedding?"),
         ("zzz=mine.cu", "there is no kernel 'zzz'; there are add_parts, append_tokens, "),
-        ("head_norm=none.cu", "none.cu cannot be read: No such file"),
-        ("head_norm=.", "is not a regular file"),
+        ("embedding=none.cu", "none.cu cannot be read: No such file"),
+        ("embedding=.", "is not a regular file"),
     ],
 )
 def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, m
 
 
 def test_a_kernel_without_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(own_kernel, "CASES", {"head_norm": CASES["head_norm"]})
+    monkeypatch.setattr(own_kernel, "CASES", {"embedding": CASES["embedding"]})
     with pytest.raises(
-        UsageError, match="--kernel add_parts: llmcli has no reference checks of this kernel, .* of head"
+        UsageError, match="--kernel add_parts: llmcli has no reference checks of this kernel, .* of embedding"
     ):
         read(NAME, write_example(tmp_path))
 
@@ -298,7 +298,7 @@ def test_a_write_beside_the_output_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.whole_card
-@pytest.mark.parametrize("stem", ["embedding", "gemv", "head_norm"])
+@pytest.mark.parametrize("stem", ["embedding", "gemv", "stage_wide"])
 def test_ours_passes_as_a_users(stem: str) -> None:
     """And may be timed alone, on its typical problem."""
     kernel = read(stem, kernels_folder() / f"{stem}.cu")

@@ -15,18 +15,15 @@ class Rows:
 
     def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=300):
         mailbox = arena.Mailbox(device, HALF_BYTES)
-        self.sampler = sampling.DeviceSampler(device, num_rows, vocab_size, mailbox)
         self.rows = cupy.arange(num_rows, dtype=cupy.int32)
         self.positions = cupy.zeros(num_rows, cupy.int32)
         self.token_ids = cupy.zeros(num_rows, cupy.int32)
         self.history = cupy.zeros((num_rows, max_seq_len), cupy.int32)
         self.logits = cupy.zeros((num_rows, vocab_size), cupy.float32)
+        self.sampler = sampling.DeviceSampler(device, vocab_size, mailbox, self.token_ids, self.history)
 
     def enqueue(self):
-        self.sampler.enqueue(
-            logits=self.logits, rows=self.rows, positions=self.positions, token_ids=self.token_ids,
-            history=self.history,
-        )  # fmt: skip
+        self.sampler.enqueue(logits=self.logits, rows=self.rows, positions=self.positions)
 
     def run(self):
         """Queue a run of every slot; returns their numbers."""

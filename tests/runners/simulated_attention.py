@@ -8,7 +8,7 @@ import numpy as np
 from simulated_kernels import floats, normed, on_host, store
 from simulated_wide import write_image_rows
 
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.kernels.attention_prefill import PromptInputs
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache
 from llmcli.kernels.stage_wide import ImageRows
@@ -24,11 +24,6 @@ def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray:
     return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
-
-
-def rotary(device: Any, *, x: Any, positions: Any, cos_sin: Any) -> None:
-    heads = floats(x).reshape(len(x), -1, 2 * cos_sin.shape[1])
-    store(x, _rotated(heads, floats(cos_sin)[on_host(positions)]).reshape(x.shape))
 
 
 def _append(qkv: np.ndarray, layout: Any, pages: np.ndarray, position: int, cache: LayerCache) -> None:
@@ -107,11 +102,14 @@ def _used(lanes: LaneInputs) -> Iterator[tuple[int, int, int, np.ndarray]]:
             yield lane, row, position, on_host(lanes.page_table)[row]
 
 
-def append_tokens(device: Any, lanes: LaneInputs, *, parts: Any = None) -> None:
-    sums = _sums(lanes.qkv, parts)
-    if parts is not None:
-        used, queries = on_host(lanes.rows) >= 0, lanes.layout.q_size
-        on_host(lanes.qkv)[used, :queries] = sums[used, :queries]
+def append_tokens(
+    device: Any, lanes: LaneInputs, *, parts: Any = None, norms_queries: bool = False, rotates_queries: bool = False
+) -> None:
+    sums, used, queries = _sums(lanes.qkv, parts), on_host(lanes.rows) >= 0, lanes.layout.q_size
+    of_queries = replace(lanes, q_norm=lanes.q_norm if norms_queries else None)
+    if not rotates_queries:
+        of_queries = replace(of_queries, cos_sin=None)
+    on_host(lanes.qkv)[used, :queries] = _prepare(sums.copy(), of_queries)[used, :queries]
     prepared = _prepare(sums, lanes)
     for lane, _, position, pages in _used(lanes):
         _append(prepared[lane], lanes.layout, pages, position, lanes.cache)

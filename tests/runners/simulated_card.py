@@ -24,7 +24,7 @@ from emulated import EmulatedDevice  # noqa: E402
 from simulated_kernels import allocate, floats, on_host  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts  # noqa: E402
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts  # noqa: E402
 from llmcli.runners.cuda.step.packed_sampler import pack_sampler  # noqa: E402
 from llmcli.sampling.chain import Choice, choose  # noqa: E402
 from llmcli.sampling.params import Sampler  # noqa: E402
@@ -116,8 +116,8 @@ class SimulatedMailbox:
 class SimulatedSampler:
     """A stand-in for `DeviceSampler`, with the host's chain. A token arrives when its run is queued."""
 
-    def __init__(self, device: Any, num_rows: int, vocab_size: int, mailbox: Any):
-        self._vocab_size = vocab_size
+    def __init__(self, device: Any, vocab_size: int, mailbox: Any, token_ids: Any, history: Any):
+        self._vocab_size, self._token_ids, self._history = vocab_size, token_ids, history
         self._samplers: dict[int, Sampler] = {}
         self._masks: dict[int, np.ndarray | None] = {}
         self._results: dict[tuple[int, int], Choice | LLMCliError] = {}
@@ -147,18 +147,9 @@ class SimulatedSampler:
         self._num_counted[slot] += 1
         return self._num_counted[slot]
 
-    def enqueue(
-        self,
-        *,
-        logits: Any,
-        rows: Any,
-        positions: Any,
-        token_ids: Any,
-        history: Any,
-        next_row: Any = None,
-        draft: Any = None,
-    ) -> None:
-        self._choose(logits, rows, positions, token_ids, history)
+    def enqueue(self, *, logits: Any, rows: Any, positions: Any, next_row: Any = None, draft: Any = None) -> None:
+        token_ids = self._token_ids
+        self._choose(logits, rows, positions, token_ids, self._history)
         if next_row is not None:
             row, position = int(on_host(rows)[0]), int(on_host(positions)[0])
             is_right = row >= 0 and self._moved_to[row] == position and on_host(token_ids)[row] == on_host(draft)[0]
@@ -249,10 +240,9 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _KERNELS = {
-    simulated_kernels: "repack repack_scales lift_scales repack_zero_points embedding head_norm gather_columns gemv "
-    "gemv_float",
+    simulated_kernels: "repack repack_scales lift_scales repack_zero_points embedding gather_columns gemv gemv_float",
     simulated_wide: "stage_wide gather_image gemm_wide gemm_wide_swiglu add_parts",
-    simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
+    simulated_attention: "append_tokens attention_prefill attention_decode attention_rows attention_span",
 }
 _MEMORY: dict[str, Any] = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)}
 _LAUNCHERS: dict[str, Any] = {

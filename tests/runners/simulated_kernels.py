@@ -199,12 +199,6 @@ def embedding(device: Any, *, table: TiledMatrix, token_ids: Any, rows: Any = No
     store(out, np.where(is_used[:, None], values[np.where(is_used, ids[lanes], 0)], np.float32(0)))
 
 
-def head_norm(device: Any, *, x: Any, weight: Any, eps: float) -> None:
-    values = floats(x)
-    heads = values.reshape(len(values), -1, len(weight))
-    store(x, normed(heads, weight, eps).reshape(values.shape))
-
-
 def gather_columns(device: Any, *, x: Any, order: Any, out: Any) -> None:
     assert np.array_equal(np.sort(on_host(order)), np.arange(x.shape[1]))
     store(out, floats(x)[:, on_host(order)])

@@ -17,7 +17,7 @@ from simulated_card import SimulatedDevice, allocate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.tiles import fastest_widening
@@ -59,13 +59,15 @@ class CountingDevice(SimulatedDevice):
 class CountingSampler:
     """Launches as `DeviceSampler` does, over an unread state."""
 
-    def __init__(self, device: Any, num_rows: int, vocab_size: int):
-        self._device = device
+    def __init__(self, device: Any, workspace: Any, vocab_size: int):
+        num_rows = len(workspace.slot_token_ids)
+        self._device, self._token_ids, self._history = device, workspace.slot_token_ids, workspace.history
         self._state = Phantom((num_rows, RowLayout(vocab_size).row_bytes), np.uint8, 1 << 52)
         self._results = Phantom((num_rows, 2, NUM_RESULTS), np.uint64, 2 << 52)
 
     def enqueue(self, **arrays: Any) -> None:
-        sample_token(self._device, **arrays, state=self._state, results=self._results)
+        of_rows = {"token_ids": self._token_ids, "history": self._history}
+        sample_token(self._device, **arrays, **of_rows, state=self._state, results=self._results)
 
     def allow(self, slot: int, mask: Any) -> None:
         assert mask is None  # no text here has a schema
@@ -101,7 +103,7 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         weights = with_widening(on_card(plan.weights), lambda part: (fastest_widening(part.layout), 0))
         forward = Forward(device, plan, weights, on_card(plan.cache), workspace)
         mailbox: Any = SimpleNamespace(send=lambda target, source: None)
-        sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
+        sampler: Any = CountingSampler(device, workspace, config.vocab_size)
         limits = Limits(plan.num_rows, plan.max_seq_len, plan.num_pages, works_ahead=True)
         card = CudaDevice(
             forward,

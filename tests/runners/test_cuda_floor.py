@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from test_cuda_predict import RATES, shape_7b
 
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.runners.cuda.predict.predictor import CardPredictor, Rates
 
 approximately = partial(pytest.approx, rel=5e-4)  # rows that are staged for products are scaled, too

@@ -6,8 +6,7 @@ import pytest
 
 from llmcli.checkpoint.random_weights import shape_model
 from llmcli.kernels.attention_prefill import attention_prefill_cost
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts, Launch
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

@@ -14,7 +14,7 @@ from tiny_models import CONFIG, write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.base import Arithmetic, Limits
 from llmcli.runners.cuda.plan.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory

@@ -18,10 +18,10 @@ from side_by_side import check_one_arithmetic
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.lab.cases.gemm import with_model_scales
 from llmcli.lab.matrices import StoredMatrix, aligned_zeros, random_matrix, tiles_of
 from llmcli.quantization.schemes import ExportOptions, WeightScheme

@@ -15,7 +15,7 @@ from tiny_models import CONFIG, write_tiny_llama
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import ExportOptions, WeightScheme
 from llmcli.runners.cuda.plan.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel

@@ -7,8 +7,8 @@ import pytest
 from tiny_models import CONFIG
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.chunks import num_chunks
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.kernels.tiles import tile_layout
 from llmcli.lab.notes import Notes
 from llmcli.quantization.schemes import WeightScheme

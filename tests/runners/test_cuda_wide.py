@@ -15,7 +15,7 @@ from simulated_card import SimulatedDevice, fetch, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.quantization.schemes import ExportOptions
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.load.model import load as load_on_card

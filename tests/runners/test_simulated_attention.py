@@ -8,10 +8,10 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from simulated_attention import append_tokens, attention_decode, attention_prefill, rotary  # noqa: E402
+from simulated_attention import append_tokens, attention_decode, attention_prefill  # noqa: E402
 from simulated_kernels import allocate, embedding, on_host, product  # noqa: E402
 
-from llmcli.kernels.attention_lanes import LaneInputs  # noqa: E402
+from llmcli.kernels.attention_decode import LaneInputs  # noqa: E402
 from llmcli.kernels.attention_prefill import PromptInputs  # noqa: E402
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout  # noqa: E402
 from llmcli.lab.matrices import StoredMatrix, tiles_of  # noqa: E402
@@ -92,14 +92,11 @@ def test_unused_lanes_are_left_alone() -> None:
 
 def test_decode_and_prefill_see_the_same() -> None:
     layer = Layer()
-    layer.norms = dict.fromkeys(layer.norms)
     stepped = layer.decode([20], [0], [20], is_cached=False)
-    qkv, out = on_card(layer.qkv[20:21]), on_card(np.empty((1, LAYOUT.q_size), np.float32))
-    rotary(None, x=qkv[:, : LAYOUT.q_size], positions=on_card(np.array([20], np.int32)), cos_sin=layer.angles)
-    cache = LayerCache(**layer.cache)
-    attention_prefill(
-        None, PromptInputs(qkv=qkv, layout=LAYOUT, cache=cache, pages=on_card(TABLE[0]), start=20, window=18), out
-    )
+    lanes, out = layer.lanes(layer.qkv[20:21], [0], [20]), on_card(np.empty((1, LAYOUT.q_size), np.float32))
+    append_tokens(None, lanes, norms_queries=True, rotates_queries=True)
+    inputs = PromptInputs(qkv=lanes.qkv, layout=LAYOUT, cache=lanes.cache, pages=on_card(TABLE[0]), start=20, window=18)
+    attention_prefill(None, inputs, out)
     np.testing.assert_allclose(on_host(out), stepped, rtol=1e-6)
 
 

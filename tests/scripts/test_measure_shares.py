@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmcli.checkpoint.random_weights import shape_model
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.runners.cuda.plan.memory import plan_memory
 from llmcli.runners.cuda.plan.stored import StoredModel
 from llmcli.runners.cuda.predict.dry_run import DryModel

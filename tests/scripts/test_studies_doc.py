@@ -11,8 +11,8 @@ import pytest
 from llmcli.cli.kernel_report import as_json, finding_text, study_text
 from llmcli.errors import UsageError
 from llmcli.kernels.compiler import KernelResources
-from llmcli.kernels.occupancy import occupancy
 from llmcli.lab.compare import KernelUse, Measured, find_claims
+from llmcli.lab.occupancy import occupancy
 from llmcli.lab.study import Study, parse_study, study_names
 from llmcli.lab.trial import Times
 from scripts.studies_doc import articles, pages

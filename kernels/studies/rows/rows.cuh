@@ -4,6 +4,20 @@
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 
+// ROW_THREADS threads share a row (32: a warp; more: the block).
+// A block of the warp form holds 4 rows, one of the block form holds one.
+__host__ __device__ constexpr int row_block_size(int row_threads) { return row_threads <= 32 ? 128 : row_threads; }
+
+// The row of this thread. Idle warps of the last block get num_rows or more; such a warp returns as a whole.
+template <int ROW_THREADS>
+__device__ __forceinline__ int row_of_thread() {
+    if constexpr (ROW_THREADS <= 32) {
+        return blockIdx.x * (row_block_size(ROW_THREADS) / ROW_THREADS) + threadIdx.x / ROW_THREADS;
+    } else {
+        return blockIdx.x;
+    }
+}
+
 // Up to 4 steps: 1024 resident threads a multiprocessor (64 registers each); fewer threads have too few loads in
 // flight. More steps: 512 threads (128 registers each) have enough loads in flight, and 64 registers would spill.
 __host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
@@ -12,6 +26,28 @@ __host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
 }
 #define ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS) \
     __launch_bounds__(row_block_size(ROW_THREADS), row_min_blocks(ROW_THREADS, STEPS))
+
+// A store past the caches, whose columns are not read again soon.
+template <Cache CACHE, int VECTOR>
+__device__ __forceinline__ void store_columns(float* address, const float (&values)[VECTOR]) {
+    static_assert(CACHE == Cache::STREAM, "common/rows.cuh has the other form");
+    if constexpr (VECTOR == 4) {
+        __stcs(reinterpret_cast<float4*>(address), make_float4(values[0], values[1], values[2], values[3]));
+    } else {
+        __stcs(address, values[0]);
+    }
+}
+
+// Rounded to nearest even; four 16-bit values are one store of 8 bytes.
+template <int VECTOR>
+__device__ __forceinline__ void store_columns(__half* address, const float (&values)[VECTOR]) {
+    if constexpr (VECTOR == 4) {
+        const __half2 pairs[2] = {__floats2half2_rn(values[0], values[1]), __floats2half2_rn(values[2], values[3])};
+        *reinterpret_cast<uint2*>(address) = *reinterpret_cast<const uint2*>(pairs);
+    } else {
+        *address = from_float<__half>(values[0]);
+    }
+}
 
 template <int VECTOR>
 __device__ __forceinline__ void store_columns(__nv_bfloat16* address, const float (&values)[VECTOR]) {

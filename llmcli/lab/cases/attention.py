@@ -1,4 +1,4 @@
-"""Attention of new tokens over the cache, a few to each row; before it, queries turned and new tokens appended."""
+"""Attention of new tokens over the cache, a few to each row; before it, new tokens appended."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels import attention_decode as kernel
-from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
-from llmcli.kernels.attention_rows import RowsPlan, attention_rows
-from llmcli.kernels.attention_span import attention_span, attention_span_cost
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.attention_decode import append_tokens, append_tokens_cost
+from llmcli.kernels.attention_rings import RowsPlan, attention_rows, attention_span, attention_span_cost
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import rotary, rotary_cost
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
 from llmcli.lab import attention
@@ -21,89 +19,47 @@ from llmcli.lab.rows import image_of
 
 _LLAMA, _LARGE = QkvLayout(8, 2, 64), QkvLayout(32, 8, 128)
 
-# rotary: turns queries by their positions, in place. Source: arXiv 2104.09864, in Hugging Face's half-split form.
-
-_MAX_SEQ_LEN = 512
-_GAP = 4  # columns after each row
+# append_tokens: norms and rotates new keys, and appends them and new values to the cache. Queries stay where they are:
+# their sums, normed and rotated, if a case has them.
 
 
-def rotary_case(layout: QkvLayout, positions: np.ndarray) -> Problem:
-    """Rows with a zero row, an outlier, and columns that stay: keys, values, padding, and those after a row."""
-    generator = np.random.default_rng(layout.head_dim)
-    before = generator.normal(size=(len(positions), layout.width + _GAP)).astype(np.float32)
-    before[2:3] = 0.0
-    before[3:4, 1] = 1e4
-    table = attention.cos_sin_table(_MAX_SEQ_LEN, layout.head_dim)
-
-    def reference() -> dict[str, Expected]:
-        values = before.astype(np.float64)
-        bound = np.zeros_like(values)
-        queries = before[:, : layout.q_size]
-        turned = attention.rotate(
-            attention.exact(queries.reshape(len(positions), -1, layout.head_dim)), table, positions
-        )
-        values[:, : layout.q_size] = turned.value.reshape(queries.shape)
-        bound[:, : layout.q_size] = turned.error.reshape(queries.shape)
-        return {"qkv": Expected(values, bound)}
-
-    def solve(device: Device, arrays: Arrays) -> None:
-        queries = arrays["qkv"][:, : layout.q_size]
-        rotary(device, x=queries, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
-
-    return Problem(
-        "rotary",
-        {
-            "num_tokens": len(positions),
-            "num_attention_heads": layout.num_attention_heads,
-            "num_key_value_heads": layout.num_key_value_heads,
-            "head_dim": layout.head_dim,
-        },
-        inputs={"before": before, "positions": positions, "cos_sin": table},
-        outputs={"qkv": Output(before.shape, initial="before")},
-        reference=reference,
-        cost=rotary_cost(len(positions), layout.q_size),
-        solvers={ENGINE: solve},
-    )
-
-
-def odd_positions() -> np.ndarray:
-    """First and last positions, in no order, one of them twice."""
-    return np.array([0, 1, 2, 3, 511, 77, 511], np.int32)
-
-
-def _rotary_checks() -> Iterator[Problem]:
-    for head_dim in (8, 40, 64, 80, 96, 128, 256):
-        for num_heads, num_key_value_heads in ((1, 1), (7, 1), (32, 8)):
-            yield rotary_case(QkvLayout(num_heads, num_key_value_heads, head_dim), odd_positions())
-
-
-ROTARY = KernelCases("rotary", _rotary_checks, lambda: rotary_case(_LARGE, np.arange(512, dtype=np.int32)))
-
-
-# append_tokens: norms and rotates new keys, and appends them and new values to the cache.
-
-
-def append_case(tokens: attention.NewTokens, num_parts: int = 0) -> Problem:
+def append_case(
+    tokens: attention.NewTokens, num_parts: int = 0, *, norms_queries: bool = False, rotates_queries: bool = False
+) -> Problem:
     """Append these tokens after adding some parts to them; the cache's other contents stay."""
     layout, dtype = tokens.layout, tokens.keys.dtype
     first, (before, outputs) = tokens.qkv, attention.cache_outputs(tokens)
     given = {**attention.inputs_of(tokens), **before}
+    has_queries = num_parts > 0 or norms_queries or rotates_queries
     if num_parts:
         given["parts"] = _parts_of(tokens, num_parts)
         tokens = replace(tokens, qkv=_total(first, given["parts"]))
+    if has_queries:
         given["qkv_before"] = given.pop("qkv")[:, : layout.width]
         outputs["qkv"] = Output(first.shape, initial="qkv_before")
 
     def reference() -> dict[str, Expected]:
         expected = attention.expected_cache(tokens, attention.append(tokens))
-        if num_parts:
-            sums, used = first.copy(), tokens.rows >= 0
-            sums[used, : layout.q_size] = tokens.qkv[used, : layout.q_size]
-            expected["qkv"] = Expected(sums.astype(np.float64), np.zeros(sums.shape))
+        if has_queries:
+            made = replace(
+                tokens,
+                q_norm=tokens.q_norm if norms_queries else None,
+                cos_sin=tokens.cos_sin if rotates_queries else None,
+            ).query()
+            values, bound, used = first.astype(np.float64), np.zeros(first.shape), tokens.rows >= 0
+            for array, of_queries in ((values, made.value), (bound, made.error)):
+                array[used, : layout.q_size] = of_queries.reshape(len(first), -1)[used]
+            expected["qkv"] = Expected(values, bound)
         return expected
 
     def solve(device: Device, arrays: Arrays) -> None:
-        append_tokens(device, attention.lane_inputs(tokens, arrays), parts=arrays.get("parts"))
+        append_tokens(
+            device,
+            attention.lane_inputs(tokens, arrays),
+            parts=arrays.get("parts"),
+            norms_queries=norms_queries,
+            rotates_queries=rotates_queries,
+        )
 
     return Problem(
         "append_tokens",
@@ -115,7 +71,7 @@ def append_case(tokens: attention.NewTokens, num_parts: int = 0) -> Problem:
         inputs=given,
         outputs=outputs,
         reference=reference,
-        cost=append_tokens_cost(len(tokens.used()), layout, dtype.itemsize, num_parts),
+        cost=append_tokens_cost(len(tokens.used()), layout, dtype.itemsize, num_parts, has_queries),
         solvers={ENGINE: solve},
         label=attention.cache_name(dtype),
     )
@@ -125,11 +81,15 @@ def _append_checks() -> Iterator[Problem]:
     for dtype in attention.DTYPES:
         for head_dim in (8, 24, 64, 80, 128, 256):
             layout = QkvLayout(9, 3, head_dim)
-            yield append_case(attention.new_tokens(layout, dtype, [0, 15, 16, 100], norms=True, magnitude=3.0))
+            tokens = attention.new_tokens(layout, dtype, [0, 15, 16, 100], norms=True, magnitude=3.0)
+            for norms, rotates in ((False, False), (True, False), (True, True)):
+                yield append_case(tokens, norms_queries=norms, rotates_queries=rotates)
         for norms, rotates in ((False, True), (True, False), (False, False)):
             yield append_case(attention.new_tokens(_LLAMA, dtype, [3, 70, 0], norms=norms, rotary=rotates))
         unused = attention.with_unused_lanes(attention.new_tokens(_LLAMA, dtype, [3, 70], norms=True))
-        yield from (append_case(unused, num_parts) for num_parts in (0, 3))
+        for num_parts in (0, 3):
+            yield append_case(unused, num_parts)
+            yield append_case(unused, num_parts, norms_queries=True, rotates_queries=True)
         for num_parts in (1, 4, 7):
             yield append_case(attention.new_tokens(QkvLayout(9, 3, 24), dtype, [0, 15, 16, 100], norms=True), num_parts)
         yield append_case(attention.new_tokens(QkvLayout(9, 3, 24), dtype, [16], norms=True), 3)

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels import read_bandwidth as kernel
-from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.norms import head_norm, head_norm_cost
+from llmcli.kernels.launches import TYPICAL_CARD
 from llmcli.lab.matrices import STORAGE, storage_name
 from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, KernelCases, Output, Problem, by_engine
 from llmcli.lab.problems.rows import EPS, rms_normed
@@ -245,51 +244,6 @@ RMS_NORM = KernelCases(
     lambda: (rms_norm_case(6, num_columns, dtype) for num_columns in COLUMNS for dtype in STORAGE),
     partial(rms_norm_case, 1, 4096, np.float16),
 )
-
-
-_HEAD_EPS = np.float32(1e-6)
-_BEHIND = 16  # columns after the heads
-
-
-def head_norm_case(num_rows: int, num_heads: int, head_dim: int, offset: int) -> Problem:
-    """Heads between columns that do not change."""
-    width = num_heads * head_dim
-    before = np.random.default_rng(1).normal(size=(num_rows, offset + width + _BEHIND)).astype(np.float32)
-    columns = slice(offset, offset + width)
-    before[:, columns] = make_rows(num_rows * num_heads, head_dim).reshape(num_rows, width)
-    weight = np.random.default_rng(2).uniform(-2, 2, head_dim).astype(np.float32)
-
-    def reference() -> dict[str, Expected]:
-        values = before.astype(np.float64)
-        heads = values[:, columns].reshape(num_rows, num_heads, head_dim)
-        normed = weight * heads / np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + np.float64(_HEAD_EPS))
-        values[:, columns] = normed.reshape(num_rows, width)
-        bound = np.zeros_like(values)
-        # Half of the sum's error; division, eps and rsqrtf (2 ulp) 5 roundings; two products, one of them the store's.
-        bound[:, columns] = (2 + np.sqrt(head_dim) / 2 + 7) * ROUNDING * np.abs(values[:, columns]) + 2.0**-150
-        return {"x": Expected(values, bound)}
-
-    def solve(device: Device, arrays: Arrays) -> None:
-        head_norm(device, x=arrays["x"][:, columns], weight=arrays["weight"], eps=float(_HEAD_EPS))
-
-    return Problem(
-        "head_norm",
-        {"num_rows": num_rows, "num_heads": num_heads, "head_dim": head_dim, "offset": offset},
-        inputs={"before": before, "weight": weight},
-        outputs={"x": Output(before.shape, initial="before")},
-        reference=reference,
-        cost=head_norm_cost(num_rows=num_rows, num_heads=num_heads, head_dim=head_dim),
-        solvers={ENGINE: solve},
-    )
-
-
-def _head_norm_checks() -> Iterator[Problem]:
-    for head_dim in (4, 6, 20, 64, 80, 100, 128, 254, 256):
-        for num_rows, num_heads, offset in ((7, 3, 0), (7, 3, 16), (1, 32, 0)):
-            yield head_norm_case(num_rows, num_heads, head_dim, offset)
-
-
-HEAD_NORM = KernelCases("head_norm", _head_norm_checks, partial(head_norm_case, 16, 32, 128, 0))
 
 
 def read_bandwidth_case(num_bytes: int, num_blocks: int) -> Problem:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels import attention_decode as kernel
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE, gemv
 from llmcli.kernels.qkv import PAGE_TOKENS, LayerCache, QkvLayout

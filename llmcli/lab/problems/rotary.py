@@ -4,10 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import rotary, rotary_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.problem import ENGINE, ROUNDING, Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.kernels.spec import KernelCost
+from llmcli.lab.problem import ROUNDING, Expected, Output, Problem, ProblemKind
 
 _MAX_SEQ_LEN = 4096
 _THETA = 10_000.0
@@ -26,6 +25,7 @@ def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_hea
     generator = np.random.default_rng([num_tokens, num_attention_heads, num_key_value_heads, head_dim])
     layout = QkvLayout(num_attention_heads, num_key_value_heads, head_dim)
     num_heads = num_attention_heads + num_key_value_heads
+    num_rotated = num_tokens * num_heads * head_dim
     before = generator.standard_normal((num_tokens, layout.width), dtype=np.float32)
     num_parts = 2 if form == "two_parts" else 1
     positions = generator.integers(0, _MAX_SEQ_LEN, (num_parts, num_tokens), dtype=np.int32)
@@ -59,9 +59,8 @@ def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_hea
         },
         outputs={"data": Output(before.shape, initial="before")},
         reference=reference,
-        cost=rotary_cost(num_tokens, layout.q_size + layout.kv_size),
+        cost=KernelCost(4 * num_rotated, 4 * num_rotated, 3 * num_rotated),
         scalars={"stride": layout.width},
-        solvers={ENGINE: partial(_solve, layout)} if form == "half" else {},
     )
 
 
@@ -72,11 +71,6 @@ def _pairs(form: str, head_dim: int, part: int) -> tuple[np.ndarray, np.ndarray]
     size = head_dim // (2 if form == "two_parts" else 1)
     first = part * size + np.arange(size // 2)
     return first, first + size // 2
-
-
-def _solve(layout: QkvLayout, device: Device, arrays: Arrays) -> None:
-    heads = arrays["data"][:, : layout.q_size + layout.kv_size]
-    rotary(device, x=heads, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
 
 
 KINDS = (

@@ -10,9 +10,9 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.cache import OnCompile, say_nothing
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import GATED_SCALE
+from llmcli.kernels.launches import CardFacts
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import MAX_SPAN, Arithmetic, Limits
@@ -91,24 +91,24 @@ def load(
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
         uploading.run(lambda done: on_progress(done, total))
         weights = pieces.checked(fetch(device, staging.flags))
-    _send_orders(device, weights)
+    for part in weights.projections:
+        if part.order is not None:
+            assert part.format.order is not None  # the inputs of columns that were sorted
+            send(device, part.order, np.frombuffer(part.format.order, np.int32))
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace.gated_unit, np.full(plan.chunk_tokens, GATED_SCALE, np.float32))
     send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
-    for zeros in (
-        workspace.counters,
-        workspace.row_counters,
-        workspace.span_counters,
-        workspace.slot_token_ids,
-        workspace.norm_sums,
-    ):
+    counters = workspace.counters, workspace.row_counters, workspace.span_counters
+    for zeros in (*counters, workspace.slot_token_ids, workspace.norm_sums):
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
+    own_digests = {stem: text_digest(text) for stem, text in sorted(device.own_sources.items())}
     forward = Forward(device, plan, weights, cache, workspace)
     mailbox = Mailbox(device, MAILBOX_BYTES)
-    sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
+    vocab_size, chosen, history = model.config.vocab_size, workspace.slot_token_ids, workspace.history
+    sampler = DeviceSampler(device, vocab_size, mailbox, chosen, history)
     device.synchronize()
     return SteppingRunner(
         CudaDevice(
@@ -130,17 +130,9 @@ def load(
             ),
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
-            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
+            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), own_digests),
         )
     )
-
-
-def _send_orders(device: Device, weights: Weights[Any]) -> None:
-    """The inputs of columns that were sorted."""
-    for projection in weights.projections:
-        if projection.order is not None:
-            assert projection.format.order is not None
-            send(device, projection.order, np.frombuffer(projection.format.order, np.int32))
 
 
 def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:
@@ -153,16 +145,7 @@ def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[s
     return {**kernel_names(started + dry_model.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
 
 
-def _digests(sources: Mapping[str, str]) -> Mapping[str, str]:
-    return {stem: text_digest(text) for stem, text in sorted(sources.items())}
-
-
-def _prepare(
-    device: Device,
-    wanted: Mapping[str, Collection[str]],
-    on_compile: OnCompile,
-    timeline: Timeline,
-) -> None:
+def _prepare(device: Device, wanted: Mapping[str, Collection[str]], on_compile: OnCompile, timeline: Timeline) -> None:
     """Load the kernels, compiling what the cache lacks."""
     compiled = 0
 

@@ -119,16 +119,13 @@ class CardQuantizer:
         plan = _plan_results(stored.shape, scheme)
         results: _Results[Any] = lay_out(plan, slot.results_on_card)
         send(self._device, weights, stored)
+        form = CodeForm(scheme.num_bits, scheme.code_range[0], scheme.offset, *steps_of_range(scheme))
         quantize_rows(
             self._device,
             weights=weights,
-            form=_code_form(scheme),
+            form=form,
             scale_type=STORED_DTYPES[scale_dtype],
-            scales=results.scales,
-            zero_points=results.zero_points,
-            packed=results.packed,
-            squares=results.squares,
-            num_saturated=results.num_saturated,
+            **vars(results),
         )
         receive(self._device, slot.results, slot.results_on_card, held_bytes(plan))
         with device_errors():
@@ -179,8 +176,3 @@ def _plan_results(shape: tuple[int, ...], scheme: WeightScheme) -> _Results[Regi
         num_saturated=Region((num_rows,), INT32),
         zero_points=None if scheme.is_symmetric else Region(groups, BYTE),
     )
-
-
-def _code_form(scheme: WeightScheme) -> CodeForm:
-    above, below = steps_of_range(scheme)
-    return CodeForm(scheme.num_bits, scheme.code_range[0], scheme.offset, above, below)

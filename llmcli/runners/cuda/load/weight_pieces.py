@@ -6,14 +6,14 @@ read and converted on the host: such a function fills its last argument, an arra
 thread.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.checkpoint.formats import Fp8Layer, check_shape
+from llmcli.checkpoint.formats import check_shape
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import Floats, TensorReader, not_finite, read_floats
@@ -39,6 +39,7 @@ from llmcli.runners.cuda.plan.staging import (
     SCALE,
     ZERO_POINT,
     LinearTensor,
+    RowRange,
     Staging,
     embedding_part,
     is_unpacked,
@@ -50,6 +51,7 @@ from llmcli.runners.cuda.plan.weight_layout import Linear, Projection, Weights, 
 from llmcli.runners.cuda.step.arena import copy
 
 Buffer = npt.NDArray[np.uint8]
+ReadPiece = Callable[[TensorReader, Buffer], None]
 
 
 def read_bytes(info: TensorInfo, begin: int, reader: TensorReader, buffer: Buffer) -> None:
@@ -93,35 +95,14 @@ def read_unpacked(
         weights[:, np.frombuffer(order, np.int32)] = sorted_weights
 
 
-def read_fp8(
-    layer: Fp8Layer,
-    module: str,
-    infos: Mapping[str, TensorInfo],
-    begin: int,
-    end: int,
-    reader: TensorReader,
-    buffer: Buffer,
-) -> None:
-    """Read rows begin ... end - 1 of 8-bit floats as float32. Raises: as `read_unpacked`."""
-    buffer.view(np.float32).reshape(end - begin, -1)[:] = layer.read_rows(module, infos, begin, end, reader)
+def storing(read: Callable[[TensorReader], npt.NDArray[Any]], step: int = 1) -> ReadPiece:
+    """A function that fills a buffer with every `step`-th row that `read` reads, as it gives them."""
 
+    def store(reader: TensorReader, buffer: Buffer) -> None:
+        values = read(reader)[::step]
+        buffer.view(values.dtype).reshape(values.shape)[:] = values
 
-def read_fp8_scales(
-    layer: Fp8Layer,
-    scale_rows: int,
-    module: str,
-    infos: Mapping[str, TensorInfo],
-    begin: int,
-    end: int,
-    reader: TensorReader,
-    buffer: Buffer,
-) -> None:
-    """Read the scales of rows begin, begin + scale_rows, ... as they are stored.
-
-    Raises: CheckpointError for read errors
-    """
-    scales = layer.read_scales(module, infos, begin, end, reader)[::scale_rows]
-    buffer.view(scales.dtype).reshape(scales.shape)[:] = scales
+    return store
 
 
 class WeightPieces:
@@ -205,21 +186,18 @@ class WeightPieces:
             yield from self._fp8_scale_pieces(info, part, projection, linear)
             return
         put = {CODES: self._put_weights, SCALE: self._put_scales, ZERO_POINT: self._put_zero_points}
-        put_part = put.get(part.suffix, self._put_weights)
-        for rows in row_ranges(part, linear.num_rows):
-            take = partial(put_part, info, projection, _segment(linear, rows.begin, rows.end))
+        put_part = partial(put.get(part.suffix, self._put_weights), info, projection)
+        for rows, take in _cut(part, linear, put_part):
             yield UploadPiece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
     def _fp8_scale_pieces(
         self, info: TensorInfo, part: LinearTensor, projection: Projection[Any], linear: Linear
     ) -> Iterator[UploadPiece]:
         """Scales of 8-bit floats, which many rows share, row by row. The first piece counts all bytes of the file."""
-        file_bytes = info.num_bytes
-        for rows in row_ranges(part, linear.num_rows):
-            layer = self._scaled[linear.module]
-            read = partial(read_fp8_scales, layer, part.rows_per_row, linear.module, self._infos, rows.begin, rows.end)
-            take = partial(self._put_scales, info, projection, _segment(linear, rows.begin, rows.end))
-            yield UploadPiece(rows.num_bytes, file_bytes, read, take)
+        layer, file_bytes = self._scaled[linear.module], info.num_bytes
+        for rows, take in _cut(part, linear, partial(self._put_scales, info, projection)):
+            read = partial(layer.read_scales, linear.module, self._infos, rows.begin, rows.end)
+            yield UploadPiece(rows.num_bytes, file_bytes, storing(read, part.rows_per_row), take)
             file_bytes = 0
 
     def _put_weights(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
@@ -250,27 +228,22 @@ class WeightPieces:
         self, part: LinearTensor, projection: Projection[Any], linear: Linear
     ) -> Iterator[UploadPiece]:
         """Pieces of a quantized layer's rows as float32. The first one counts all bytes of the files."""
-        module, infos = linear.module, self._infos
-        if module in self._scaled:
-            scaled = self._scaled[module]
-            file_bytes = sum(infos[f"{module}.{name}"].num_bytes for name in ("weight", scaled.scale))
-            for rows in row_ranges(part, linear.num_rows):
-                take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
-                read = partial(read_fp8, scaled, module, infos, rows.begin, rows.end)
-                yield UploadPiece(rows.num_bytes, file_bytes, read, take)
-                file_bytes = 0
-            return
-        layer = PackedTensors(
-            self._packed[module].scheme, infos[module + CODES], infos[module + SCALE], infos.get(module + ZERO_POINT)
-        )
-        tensors = (layer.codes, layer.scales, layer.zero_points)
-        file_bytes = sum(info.num_bytes for info in tensors if info is not None)
-        order = self._stored.orders.get(module)
-        for rows in row_ranges(part, linear.num_rows):
-            take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
-            yield UploadPiece(
-                rows.num_bytes, file_bytes, partial(read_unpacked, layer, order, rows.begin, rows.end), take
+        module, infos, scaled = linear.module, self._infos, self._scaled.get(linear.module)
+        if scaled is not None:
+            tensors: list[TensorInfo | None] = [infos[f"{module}.{name}"] for name in ("weight", scaled.scale)]
+        else:
+            scheme, tensors = (
+                self._packed[module].scheme,
+                [infos.get(module + one) for one in (CODES, SCALE, ZERO_POINT)],
             )
+            layer = PackedTensors(scheme, infos[module + CODES], infos[module + SCALE], tensors[2])
+        file_bytes = sum(info.num_bytes for info in tensors if info is not None)
+        for rows, take in _cut(part, linear, partial(self._put_floats, projection)):
+            if scaled is not None:
+                read = storing(partial(scaled.read_rows, module, infos, rows.begin, rows.end))
+            else:
+                read = partial(read_unpacked, layer, self._stored.orders.get(module), rows.begin, rows.end)
+            yield UploadPiece(rows.num_bytes, file_bytes, read, take)
             file_bytes = 0
 
     def _put_floats(self, projection: Projection[Any], segment: Segment, source: Any) -> None:
@@ -320,6 +293,10 @@ class WeightPieces:
         return widening, power_of(largest) if widening == "lifted" else 0
 
 
-def _segment(linear: Linear, begin: int, end: int) -> Segment:
-    """The half tiles of a layer's rows begin ... end - 1; `begin` is the start of a tile."""
-    return Segment(end - begin, linear.first_half + begin // HALF_ROWS * linear.half_step, linear.half_step)
+def _cut(
+    part: LinearTensor, linear: Linear, put: Callable[[Segment, Any], None]
+) -> Iterator[tuple[RowRange, Callable[[Any], None]]]:
+    """The ranges of a tensor's rows, and for each what puts its bytes into the half tiles of a layer."""
+    for rows in row_ranges(part, linear.num_rows):  # each begins at a tile
+        first_half = linear.first_half + rows.begin // HALF_ROWS * linear.half_step
+        yield rows, partial(put, Segment(rows.end - rows.begin, first_half, linear.half_step))

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
-from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.launches import TYPICAL_CARD, CardFacts
 from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of
@@ -137,20 +137,11 @@ def fit_memory(
                 return plan_for(num_rows=rows, num_pages=num_pages, chunk_tokens=chunk)
     assert plan is not None
     fitting_for = partial(
-        fitting_context,
-        num_rows=plan.num_rows,
-        available=available,
-        chunk_tokens=chunks[-1],
-        card=card,
+        fitting_context, num_rows=plan.num_rows, available=available, chunk_tokens=chunks[-1], card=card
     )
     context = fitting_for(stored)
-    narrow = plan_memory(
-        replace(stored, kv_cache=CODES),
-        max_seq_len=max_seq_len,
-        num_rows=plan.num_rows,
-        chunk_tokens=plan.chunk_tokens,
-        card=card,
-    )
+    coded, chunk = replace(stored, kv_cache=CODES), plan.chunk_tokens
+    narrow = plan_memory(coded, max_seq_len=max_seq_len, num_rows=plan.num_rows, chunk_tokens=chunk, card=card)
     if context >= _SMALLEST_USEFUL_CONTEXT:
         remedy = f"use --context {context} or less"
         if narrow.total_bytes <= available:
@@ -180,21 +171,12 @@ def fitting_context(
     card: CardFacts = TYPICAL_CARD,
 ) -> int:
     """The largest context that fits, up to the model's maximum; 0 if none does."""
-
-    def fits(max_seq_len: int) -> bool:
-        plan = plan_memory(
-            stored,
-            max_seq_len=max_seq_len,
-            num_rows=num_rows,
-            chunk_tokens=chunk_tokens,
-            card=card,
-        )
-        return plan.total_bytes <= available
-
+    plan_for = partial(plan_memory, stored, num_rows=num_rows, chunk_tokens=chunk_tokens, card=card)
     low, high = 0, stored.config.max_position_embeddings
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        fits = plan_for(max_seq_len=middle).total_bytes <= available
+        low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
 
@@ -208,18 +190,13 @@ def _row_counts(most: int) -> list[int]:
 
 
 def _check_shape(config: LlamaConfig) -> None:
-    limits = (
-        (
-            "head_dim",
-            config.head_dim,
-            config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM,
-            "a multiple of 8 up to 256",
-        ),
-        ("vocab_size", config.vocab_size, config.vocab_size <= MAX_VOCAB_SIZE, f"at most {MAX_VOCAB_SIZE}"),
-    )
-    for name, value, is_possible, expected in limits:
-        if not is_possible:
-            raise UnsupportedModelError(f"{name} is {value}, expected {expected} on CUDA; use --device cpu")
+    problem = None
+    if config.head_dim % 8 or config.head_dim > MAX_HEAD_DIM:
+        problem = f"head_dim is {config.head_dim}, expected a multiple of 8 up to {MAX_HEAD_DIM}"
+    elif config.vocab_size > MAX_VOCAB_SIZE:
+        problem = f"vocab_size is {config.vocab_size}, expected at most {MAX_VOCAB_SIZE}"
+    if problem is not None:
+        raise UnsupportedModelError(f"{problem} on CUDA; use --device cpu")
 
 
 def _gib(num_bytes: int) -> str:

@@ -104,10 +104,7 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
     small = sum(held_bytes(norm) for _, norm in weights.norms)
     small += sum(held_bytes(projection.bias) for projection in weights.projections)
     slot = Region((max(small, *(_largest_piece(part, num_rows) for part, num_rows in parts)),), BYTE)
-    return Staging(
-        slots=(slot,) * NUM_SLOTS,
-        flags=Region((len(stored.dtypes), 2), INT32),
-    )
+    return Staging(slots=(slot,) * NUM_SLOTS, flags=Region((len(stored.dtypes), 2), INT32))
 
 
 def _rows_of_piece(part: LinearTensor) -> int:

@@ -143,18 +143,12 @@ def with_widening(weights: Weights[Any], choose: Callable[[Projection[Any]], tup
         widening, power = choose(part)
         return replace(part, matrix=replace(part.matrix, widening=widening, power=power))
 
-    layers = tuple(
-        replace(
-            layer,
-            qkv=tuple(map(widened, layer.qkv)),
-            o=widened(layer.o),
-            gate_up=widened(layer.gate_up),
-            down=widened(layer.down),
-        )
-        for layer in weights.layers
-    )
+    def of_layer(layer: LayerWeights[Any]) -> LayerWeights[Any]:
+        *qkv, o, gate_up, down = map(widened, layer.projections)
+        return replace(layer, qkv=tuple(qkv), o=o, gate_up=gate_up, down=down)
+
     head = weights.head if weights.head.matrix is not None else replace(weights.head, matrix=weights.embed_tokens)
-    return replace(weights, layers=layers, head=widened(head))
+    return replace(weights, layers=tuple(map(of_layer, weights.layers)), head=widened(head))
 
 
 def is_wide(projections: Iterable[Projection[Any]]) -> bool:

@@ -7,11 +7,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
-from llmcli.kernels.attention_rows import RowsPlan
-from llmcli.kernels.attention_span import SpanPlan
-from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.attention_rings import RowsPlan, SpanPlan
 from llmcli.kernels.chunks import num_chunks
 from llmcli.kernels.gemv import MAX_ROWS, norm_sums
+from llmcli.kernels.launches import CardFacts
 from llmcli.kernels.stage_wide import image_bytes, padded_inputs
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.plan.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
@@ -143,12 +142,7 @@ def num_lanes(num_rows: int) -> int:
 
 
 def plan_workspace(
-    stored: StoredModel,
-    weights: Weights[Space],
-    max_seq_len: int,
-    num_rows: int,
-    chunk: int,
-    card: CardFacts,
+    stored: StoredModel, weights: Weights[Space], max_seq_len: int, num_rows: int, chunk: int, card: CardFacts
 ) -> Workspace[Region]:
     """Plan the workspace for chunks of `chunk` tokens on a card."""
     config = stored.config

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch, Launcher
+from llmcli.kernels.launches import CardFacts, Launch, Launcher
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, WIDE_TOKENS
@@ -143,15 +142,9 @@ class DryModel:
         self._forward.run(Batch(token_ids, rows, positions, workspace.page_table, lanes, by_row=True))
         self._forward.project_logits(self._forward.hidden[:lanes], logits)
         sample_token(
-            self.device,
-            logits=logits,
-            rows=rows,
-            positions=positions,
-            token_ids=token_ids,
-            history=workspace.history,
-            state=self._sampler_state,
-            results=self._results,
-        )
+            self.device, logits=logits, rows=rows, positions=positions, token_ids=token_ids,
+            history=workspace.history, state=self._sampler_state, results=self._results,
+        )  # fmt: skip
         return self.take()
 
     def span(self, num_tokens: int, start: int, *, is_last: bool) -> list[Started]:

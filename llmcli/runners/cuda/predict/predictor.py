@@ -12,9 +12,8 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemm_wide import WideCost
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import CardFacts, Launch
 from llmcli.kernels.wide_plan import plan_wide
 from llmcli.runners.cuda.plan.memory import MemoryPlan
 from llmcli.runners.cuda.predict.dry_run import DryModel, Started

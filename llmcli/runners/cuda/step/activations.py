@@ -17,7 +17,9 @@ class Activations:
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
             [count, q_size], in the type that attention writes; row_scale and the constants
-            unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them
+            unit_scale, gated_unit float32 [count]; norm_sums, of up to MAX_ROWS tokens, as gemv takes them; uint8,
+            flat: image, of a product's input, in the memory of `inputs`; gated_image, of the MLP's inner activations,
+            in the memory of `outputs`; gathered, an image whose columns are in another order
     """
 
     def __init__(self, workspace: Workspace[Any], hidden: Any, qkv_width: int):
@@ -31,6 +33,8 @@ class Activations:
         self.unit_scale = workspace.unit_scale[:count]
         self.gated_unit = workspace.gated_unit[:count]
         self.norm_sums = workspace.norm_sums[: min(count, MAX_ROWS)]
+        self.image, self.gathered = workspace.inputs, workspace.gathered
+        self.gated_image = workspace.outputs.view(np.uint8)
 
     def gated(self, is_float: bool, width: int) -> Any:
         """The MLP's inner activations of a few tokens, in the memory of `outputs`. Shapes: result [count, width]."""
@@ -38,11 +42,8 @@ class Activations:
 
     def rows(self, width: int, count: int) -> Any:
         """Memory of `inputs` for rows in fp16. Shapes: result float16 [count, width of whole spans]."""
-        rows = self._view(
-            ("rows", width, count),
-            lambda: self._workspace.inputs[: 2 * count * padded_inputs(width)].view(np.float16).reshape(count, -1),
-        )
-        return rows
+        memory, size = self._workspace.inputs, 2 * count * padded_inputs(width)
+        return self._view(("rows", width, count), lambda: memory[:size].view(np.float16).reshape(count, -1))
 
     def outputs(self, width: int) -> Any:
         """Memory for a product's outputs; all widths share it. Shapes: result float32 [count, width]."""
@@ -55,41 +56,19 @@ class Activations:
         assert memory is not None
         return self._view(("others", num_parts, width), lambda: memory[:size].reshape(num_parts, self.count, width))
 
-    @property
-    def image(self) -> Any:
-        """Memory of `inputs` for the image of a product's input. Shapes: uint8, flat."""
-        return self._workspace.inputs
-
-    @property
-    def gated_image(self) -> Any:
-        """Memory of `outputs` for the image of the MLP's inner activations. Shapes: uint8, flat."""
-        return self._view("gated image", lambda: self._workspace.outputs.view(np.uint8))
-
-    @property
-    def gathered(self) -> Any:
-        """Memory for an image whose columns are in another order. Shapes: uint8, flat."""
-        return self._workspace.gathered
-
     def gathered_rows(self, width: int) -> Any:
-        """The same for rows of a few tokens. Shapes: result float16 [count, width]."""
+        """`gathered` for rows of a few tokens. Shapes: result float16 [count, width]."""
         return self._padded("gathered", self._workspace.gathered, np.float16, width)
 
     def qkv_of(self, projection: Projection[Any]) -> Any:
         """A projection's columns of `qkv`. Shapes: result float32 [count, num_rows]."""
-        return self.qkv_columns(projection.begin, projection.num_rows)
-
-    def qkv_columns(self, begin: int, size: int) -> Any:
-        """Columns of `qkv`. Shapes: result float32 [count, size]."""
-        return self._view(("qkv", begin, size), lambda: self.qkv[:, begin : begin + size])
+        columns = slice(projection.begin, projection.begin + projection.num_rows)
+        return self._view(("qkv", projection.begin), lambda: self.qkv[:, columns])
 
     def _padded(self, key: Hashable, memory: Any, dtype: DTypeLike, width: int) -> Any:
         """Rows of whole spans, of which `width` columns are used."""
-
-        def cut() -> Any:
-            size = self.count * padded_inputs(width)
-            return memory.view(dtype)[:size].reshape(self.count, -1)[:, :width]
-
-        return self._view((key, width), cut)
+        size, count = self.count * padded_inputs(width), self.count
+        return self._view((key, width), lambda: memory.view(dtype)[:size].reshape(count, -1)[:, :width])
 
     def _view(self, key: Hashable, cut: Callable[[], Any]) -> Any:
         view = self._views.get(key)

@@ -97,8 +97,6 @@ class Mailbox:
 
         Shapes: target uint8 [len(sources), bytes of each source], with any distance between rows
         """
-        import cupy
-
         width = sources[0].nbytes
         if len(sources) == 1 or len(sources) * width > len(self._halves[0]):
             for row, source in zip(target, sources, strict=True):
@@ -107,17 +105,7 @@ class Mailbox:
         place, address = self._take(len(sources) * width)
         for row, source in zip(place.reshape(len(sources), width), sources, strict=True):
             row[:] = source.view(np.uint8)
-        with device_errors():
-            cupy.cuda.runtime.memcpy2DAsync(
-                target.data.ptr,
-                target.strides[0],
-                address,
-                width,
-                width,
-                len(sources),
-                _HOST_TO_DEVICE,
-                self._device.stream.ptr,
-            )
+        _copy_rows(self._device, target, (address, width), width, len(sources), _HOST_TO_DEVICE)
 
     def _take(self, num_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         """Take up to half of the pinned memory; return it and its address."""
@@ -164,16 +152,13 @@ def copy_blocks(device: Device, target: Any, source: Any, num_bytes: int) -> Non
 
     Shapes: target, source [blocks, ...] of one shape, the blocks contiguous
     """
+    _copy_rows(device, target, (source.data.ptr, source.strides[0]), num_bytes, len(source), _DEVICE_TO_DEVICE)
+
+
+def _copy_rows(device: Device, target: Any, source: tuple[int, int], num_bytes: int, num_rows: int, kind: int) -> None:
+    """Queue a copy of rows, from an address and the distance of rows there."""
     import cupy
 
+    sizes = num_bytes, num_rows, kind, device.stream.ptr
     with device_errors():
-        cupy.cuda.runtime.memcpy2DAsync(
-            target.data.ptr,
-            target.strides[0],
-            source.data.ptr,
-            source.strides[0],
-            num_bytes,
-            len(source),
-            _DEVICE_TO_DEVICE,
-            device.stream.ptr,
-        )
+        cupy.cuda.runtime.memcpy2DAsync(target.data.ptr, target.strides[0], *source, *sizes)

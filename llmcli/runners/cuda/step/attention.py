@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_decode import attention_decode
-from llmcli.kernels.attention_lanes import LaneInputs
+from llmcli.kernels.attention_decode import LaneInputs, append_tokens, attention_decode
 from llmcli.kernels.attention_prefill import PromptInputs, attention_prefill, rotates_queries, writes_images
-from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
-from llmcli.kernels.attention_span import attention_span
+from llmcli.kernels.attention_rings import MAX_LANES, attention_rows, attention_span
 from llmcli.kernels.device import Device
-from llmcli.kernels.elementwise import add_parts, rotary
-from llmcli.kernels.norms import head_norm
+from llmcli.kernels.elementwise import add_parts
 from llmcli.kernels.qkv import LayerCache
 from llmcli.kernels.stage_wide import ImageRows, padded_inputs
 from llmcli.runners.cuda.plan.weight_layout import LayerWeights, qkv_layout
@@ -60,12 +56,7 @@ class Attention:
     """Attention of all layers: computes `mixed` from `qkv`. `cache_dtype` is the type of cached keys and values."""
 
     def __init__(
-        self,
-        device: Device,
-        config: LlamaConfig,
-        workspace: Workspace[Any],
-        cos_sin: Any,
-        cache_dtype: np.dtype[Any],
+        self, device: Device, config: LlamaConfig, workspace: Workspace[Any], cos_sin: Any, cache_dtype: np.dtype[Any]
     ):
         self._device = device
         self._config = config
@@ -94,7 +85,14 @@ class Attention:
         """
         if batch.slices is not None:
             is_image = takes_image and self._writes_images
-            self._append(layer, batch, own, left)
+            # On some cards and caches attention rotates the queries.
+            append_tokens(
+                self._device,
+                self._inputs(layer, batch, own),
+                parts=left,
+                norms_queries=True,
+                rotates_queries=not self._rotates_queries,
+            )
             self._attend_slices(layer, batch, own, to, is_image)
             return is_image
         layout = layer.weights.o.layout
@@ -152,19 +150,6 @@ class Attention:
                 counters=workspace.counters,
                 out=own.mixed[some],
             )
-
-    def _append(self, layer: CachedLayer, batch: Batch, own: Activations, left: Any | None) -> None:
-        """Norm and rotate keys and queries of prompts' tokens, and append keys and values.
-
-        On some cards and caches attention rotates the queries.
-        """
-        weights, cos_sin = layer.weights, self._cos_sin_of(layer)
-        append_tokens(self._device, self._inputs(layer, batch, own), parts=left)
-        queries = own.qkv_columns(0, self._layout.q_size)
-        if weights.q_norm is not None:
-            head_norm(self._device, x=queries, weight=weights.q_norm, eps=self._config.rms_norm_eps)
-        if cos_sin is not None and not self._rotates_queries:
-            rotary(self._device, x=queries, positions=batch.positions, cos_sin=cos_sin)
 
     def _attend_slices(
         self, layer: CachedLayer, batch: Batch, own: Activations, to: Activations, is_image: bool

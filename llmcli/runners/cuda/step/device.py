@@ -220,16 +220,10 @@ class CudaDevice:
 
     def _sample(self, work: Work, logits: Any, positions: Any, mask: TokenMask | None) -> None:
         assert work.slot is not None
-        workspace = self._workspace
         self._count_drafted(work.slot)
         self._sampler.allow(work.slot, mask)
-        self._sampler.enqueue(
-            logits=logits,
-            rows=workspace.slot_numbers[work.slot : work.slot + 1],
-            positions=positions,
-            token_ids=workspace.slot_token_ids,
-            history=workspace.history,
-        )
+        slot = self._workspace.slot_numbers[work.slot : work.slot + 1]
+        self._sampler.enqueue(logits=logits, rows=slot, positions=positions)
 
     def _count_drafted(self, slot: int) -> None:
         """Wait for a slot's choices after drafts: their number decides the number of its next run."""

@@ -13,7 +13,7 @@ import numpy as np
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
 from llmcli.kernels.elementwise import embedding
-from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
+from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.plan.memory import MemoryPlan
 from llmcli.runners.cuda.plan.weight_layout import Weights, qkv_layout
@@ -36,12 +36,7 @@ class Forward:
     """
 
     def __init__(
-        self,
-        device: Device,
-        plan: MemoryPlan,
-        weights: Weights[Any],
-        cache: Cache[Any],
-        workspace: Workspace[Any],
+        self, device: Device, plan: MemoryPlan, weights: Weights[Any], cache: Cache[Any], workspace: Workspace[Any]
     ):
         self.device = device
         self.config: LlamaConfig = plan.stored.config
@@ -52,7 +47,7 @@ class Forward:
         self._workspace = workspace
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
-        self._replays = RecentReplays(_MOST_KEPT_PASSES)
+        self._replays_of = functools.lru_cache(_MOST_KEPT_PASSES)(_no_replays)
         self._alone: tuple[int, ...] | None = None  # the tokens whose outputs `hidden` has, if not all
         # Keep the views: cutting them takes the host a tenth of a millisecond. The function must not refer to `self`,
         # or a dropped runner would keep its memory until Python's collector runs.
@@ -93,8 +88,10 @@ class Forward:
         own = to = self._activations(len(batch.rows))
         arrays = batch.token_ids, batch.rows, batch.positions, batch.page_table
         others = len(batch.rows), batch.num_rows, batch.slices, batch.in_chunks, leaves
-        replays = self._replays.of((self.device.uses_own, *base_addresses(arrays), *others))
-        self._start(replays, None, lambda: self._embed(batch, own.hidden))
+        replays = self._replays_of(self.device.uses_own, *base_addresses(arrays), *others)
+        rows = batch.rows if batch.by_row else None
+        tokens = {"table": self._weights.embed_tokens, "token_ids": batch.token_ids, "rows": rows}
+        self._start(replays, None, lambda: embedding(self.device, **tokens, out=own.hidden))
         yield own.hidden
         for layer in self._layers:
             key: Hashable = layer.kind
@@ -119,10 +116,6 @@ class Forward:
         if to.count > 0:
             self._products_of(to, batch.in_chunks).rest(weights, following, is_image=is_image)
 
-    def _embed(self, batch: Batch, hidden: Any) -> None:
-        rows = batch.rows if batch.by_row else None
-        embedding(self.device, table=self._weights.embed_tokens, token_ids=batch.token_ids, rows=rows, out=hidden)
-
     def _start(
         self,
         replays: dict[Hashable, Replay],
@@ -143,7 +136,7 @@ class Forward:
 
     def forget_passes(self) -> None:
         """Forget the kept launches. In a dry run their costs also depend on the values assumed of arrays."""
-        self._replays = RecentReplays(_MOST_KEPT_PASSES)
+        self._replays_of.cache_clear()
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
@@ -203,3 +196,8 @@ class Forward:
             kind = kinds.setdefault(tuple(map(launched, (index - 1, index, index + 1))), len(kinds))
             layers.append(CachedLayer(index, weights, before, following, cache, kind, arrays, base_addresses(arrays)))
         return layers
+
+
+def _no_replays(*key: Hashable) -> dict[Hashable, Replay]:
+    """The replays of a pass, one for each kind of layer, to extend. `key` is everything that decides its launches."""
+    return {}

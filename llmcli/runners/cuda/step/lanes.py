@@ -12,8 +12,8 @@ single steps leave.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,10 +32,10 @@ from llmcli.sampling.chain import Choice
 S = TypeVar("S")
 
 
-class StepGraphs(Generic[S]):
-    """Starts the launches of a kind of step. `uses_graphs=False` launches them anew each time.
+class StepGraphs:
+    """Starts the launches of steps. `uses_graphs=False` launches them anew each time.
 
-    The shape is everything that decides a step's launches, such as the number of lanes.
+    A step's kind and shape are everything that decides its launches; the shape is such as the number of lanes.
 
     It keeps no reference to its caller: a cycle would keep an unused model on the card.
     """
@@ -43,14 +43,14 @@ class StepGraphs(Generic[S]):
     def __init__(self, device: Device, *, uses_graphs: bool):
         self._device = device
         self._uses_graphs = uses_graphs
-        self._graphs: dict[tuple[bool, S], Any] = {}  # by whether own kernels are in them, and shape
+        self._graphs: dict[Hashable, Any] = {}  # by whether own kernels are in them, kind and shape
 
-    def start(self, shape: S, launch: Callable[[S], None]) -> None:
-        """Queue what `launch` launches for a shape; each call with that shape must launch the same."""
+    def start(self, kind: str, shape: S, launch: Callable[[S], None]) -> None:
+        """Queue what `launch` launches for a shape; each call with that kind and shape must launch the same."""
         if not self._uses_graphs:
             launch(shape)
             return
-        key = self._device.uses_own, shape
+        key = self._device.uses_own, kind, shape
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._capture(shape, launch)
@@ -88,9 +88,7 @@ class DecodeLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._graphs: StepGraphs[int] = StepGraphs(forward.device, uses_graphs=uses_graphs)
-        self._held_graphs: StepGraphs[int] = StepGraphs(forward.device, uses_graphs=uses_graphs)
-        self._draft_graphs: StepGraphs[tuple[int, int]] = StepGraphs(forward.device, uses_graphs=uses_graphs)
+        self._graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []
@@ -100,11 +98,12 @@ class DecodeLanes:
         count = num_lanes(len(slots))
         self._place(list(slots), list(positions), list(held), count)
         self._positions = [position + 1 for position in positions]
-        self._graphs.start(count, self._launch)
+        self._graphs.start("lanes", count, self._launch)
 
     def choose_held(self) -> None:
         """Choose for the lanes that need a mask, once the slots have theirs."""
-        self._held_graphs.start(num_lanes(len(self._slots)), self._launch_held)
+        rows = self._workspace.held_rows
+        self._graphs.start("held", num_lanes(len(self._slots)), lambda count: self._choose(rows[:count], count))
 
     def forget_positions(self) -> None:
         """Send the positions again with the next step: the card does not advance a row that failed to choose."""
@@ -131,18 +130,9 @@ class DecodeLanes:
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
 
-    def _launch_held(self, count: int) -> None:
-        self._choose(self._workspace.held_rows[:count], count)
-
     def _choose(self, rows: Any, count: int) -> None:
-        workspace = self._workspace
-        self._sampler.enqueue(
-            logits=self.logits[:count],
-            rows=rows,
-            positions=workspace.lane_positions[:count],
-            token_ids=workspace.slot_token_ids,
-            history=workspace.history,
-        )
+        positions = self._workspace.lane_positions[:count]
+        self._sampler.enqueue(logits=self.logits[:count], rows=rows, positions=positions)
 
     def queue_drafts(self, works: Sequence[Work], masks: Sequence[WorkMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
@@ -168,7 +158,7 @@ class DecodeLanes:
             if work.latest is None:  # the host has not read it, but the card has it
                 of_lane, of_slot = self._workspace.drafted[0, first : first + 1], slice(slots[first], slots[first] + 1)
                 copy(self._forward.device, of_lane, self._workspace.slot_token_ids[of_slot])
-        self._draft_graphs.start((count, len(works)), self._launch_drafts)
+        self._graphs.start("drafts", (count, len(works)), self._launch_drafts)
         for first, work, made in zip(firsts, works, masks, strict=True):
             self._choose_drafts(first, work, made)
 
@@ -180,8 +170,8 @@ class DecodeLanes:
 
     def _choose_drafts(self, first: int, work: Work, masks: WorkMasks) -> None:
         assert work.slot is not None
-        workspace, num_drafts = self._workspace, len(work.drafts)
-        token_ids, rows, positions = (workspace.drafted[place] for place in range(3))
+        num_drafts = len(work.drafts)
+        token_ids, rows, positions = (self._workspace.drafted[place] for place in range(3))
         for lane in range(first, first + num_drafts + 1):
             this, following = slice(lane, lane + 1), slice(lane + 1, lane + 2)
             has_draft = lane < first + num_drafts
@@ -190,8 +180,6 @@ class DecodeLanes:
                 logits=self.draft_logits[this],
                 rows=rows[this],
                 positions=positions[this],
-                token_ids=workspace.slot_token_ids,
-                history=workspace.history,
                 next_row=rows[following] if has_draft else None,
                 draft=token_ids[following] if has_draft else None,
             )

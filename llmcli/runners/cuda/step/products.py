@@ -127,13 +127,7 @@ class Products:
         self._finish(self._multiply(head, Rows(hidden, norm), logits), logits)
 
     def _multiply(
-        self,
-        part: Projection[Any],
-        rows: Rows,
-        out: Any,
-        epilogue: Epilogue = "store",
-        *,
-        left: Any | None = None,
+        self, part: Projection[Any], rows: Rows, out: Any, epilogue: Epilogue = "store", *, left: Any | None = None
     ) -> Any | None:
         """Write a product, or add it; return the partial sums still to be added."""
         if self.takes_wide(part):

@@ -70,13 +70,15 @@ class SamplerRun(NamedTuple):
 
 
 class DeviceSampler:
-    """The sampler chain on one card, with `num_rows` slots. Nothing is allocated or compiled after construction.
+    """The sampler chain on one card, with a slot for each row. Nothing is allocated or compiled after construction.
 
+    Shapes: token_ids, history as in `sample_token`
     Raises: InsufficientMemoryError, DeviceError
     """
 
-    def __init__(self, device: Device, num_rows: int, vocab_size: int, mailbox: Mailbox) -> None:
-        self._device = device
+    def __init__(self, device: Device, vocab_size: int, mailbox: Mailbox, token_ids: Any, history: Any) -> None:
+        num_rows = len(token_ids)
+        self._device, self._token_ids, self._history = device, token_ids, history
         self._layout = RowLayout(vocab_size)
         device.prepare(SPEC.stem, SPEC.variants)
         shape = (num_rows, self._layout.row_bytes)
@@ -181,21 +183,11 @@ class DeviceSampler:
                 choices[place] = error
         return choices
 
-    def enqueue(
-        self,
-        *,
-        logits: Any,
-        rows: Any,
-        positions: Any,
-        token_ids: Any,
-        history: Any,
-        next_row: Any = None,
-        draft: Any = None,
-    ) -> None:
+    def enqueue(self, *, logits: Any, rows: Any, positions: Any, next_row: Any = None, draft: Any = None) -> None:
         """Launch one step; arguments as in `sample_token`."""
         sample_token(
-            self._device, logits=logits, rows=rows, positions=positions, token_ids=token_ids, history=history,
-            state=self._state, results=self._results_on_card, next_row=next_row, draft=draft,
+            self._device, logits=logits, rows=rows, positions=positions, token_ids=self._token_ids,
+            history=self._history, state=self._state, results=self._results_on_card, next_row=next_row, draft=draft,
         )  # fmt: skip
 
     def has_result(self, slot: int, run: int) -> bool:
