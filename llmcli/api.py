@@ -34,7 +34,8 @@ Prompt = str | list[dict[str, str]]  # a text, or messages with `role` and `cont
 class Options(TypedDict, total=False):
     """What a call may ask, as a line of a batch; None or nothing is the default of `llmcli generate`.
 
-    `schema` is a JSON Schema, `grammar` one in Lark or GBNF. Without a `seed` each call draws one. `logprobs` is true,
+    `schema` is a JSON Schema, `grammar` one in Lark or GBNF. `chat_template_kwargs` are variables of the chat template,
+    for messages, such as `{"enable_thinking": False}`. Without a `seed` each call draws one. `logprobs` is true,
     for a batch false; without log-probabilities texts come faster.
     """
 
@@ -47,6 +48,7 @@ class Options(TypedDict, total=False):
     regex: str | None
     choice: list[str] | None
     grammar: str | None
+    chat_template_kwargs: dict[str, Any] | None
     temperature: float | None
     dynatemp_range: float | None
     dynatemp_exponent: float | None

@@ -116,6 +116,11 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
     return asked
 
 
+def message_of(content: str, reasoning: str | None) -> dict[str, str]:
+    """The message of an answer, with the reasoning before it, if any."""
+    return {"role": "assistant", "content": content, **({"reasoning_content": reasoning} if reasoning else {})}
+
+
 # Keys of a message besides role and content. Answers that are sent back have nearly all of them.
 _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "refusal": _key("null"),
@@ -124,11 +129,11 @@ _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "tool_calls": _key(f"an empty list, {_NO_TOOLS}", []),
     "annotations": _key("an empty list", []),
 }
-_KNOWN_MESSAGE_KEYS = ("role", "content", "name")
+_KNOWN_MESSAGE_KEYS = ("role", "content", "name", "reasoning_content")
 
 
 def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, str], ...]:
-    """A conversation for chat templates: messages with `role`, `content`, and `name` if given.
+    """A conversation for chat templates: messages with `role`, `content`, and `name`, `reasoning_content` if given.
 
     A content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
     Without `roles` the chat template decides which roles exist.
@@ -159,7 +164,8 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
         "role": "system" if role == "developer" else role,
         "content": _content(f"{where}.content", message["content"]),
     }
-    return read if message.get("name") is None else {**read, "name": text_of(f"{where}.name", message["name"])}
+    optional = [name for name in ("name", "reasoning_content") if message.get(name) is not None]
+    return read | {name: text_of(f"{where}.{name}", message[name]) for name in optional}
 
 
 def _content(key: str, value: Any) -> str:
@@ -175,6 +181,13 @@ def _part(where: str, part: Any) -> str:
         if name not in ("type", "text", "prompt_cache_breakpoint"):
             raise unknown_key(name, ("type", "text"), f"{where}.")
     return text_of(f"{where}.text", part["text"])
+
+
+def read_template_kwargs(key: str, value: Any) -> dict[str, Any]:
+    """Variables for the chat template, such as `enable_thinking`. Raises: BodyError unless they are an object"""
+    if not isinstance(value, dict):
+        raise BodyError(f'{key} is {shown(value)}, expected an object such as {{"enable_thinking": false}}', key)
+    return value
 
 
 def text_of(key: str, value: Any, expected: str = "a string") -> str:

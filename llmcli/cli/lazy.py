@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session import kept_chats, key_echo, line_editor, markdown
     from llmcli.cli.output import page_diff
     from llmcli.config import fields, llama, presets
-    from llmcli.engine import chat, draft_sources, drafts, request, roads, scheduler
+    from llmcli.engine import chat, chat_events, draft_sources, drafts, request, roads, scheduler
     from llmcli.engine.remote import worker
     from llmcli.kernels import device
     from llmcli.lab import compare, nsight, own_kernel, profile, roofline, study, walk

@@ -53,7 +53,7 @@ class Lines:
         return Schemas(self.run.session)
 
     @cached_property
-    def encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+    def encode_messages(self) -> Callable[..., EncodedPrompt]:
         """The encoder of conversations. Raises: as `Session.open_template`"""
         session = self.run.session
         return session.message_encoder(*session.open_template(self.chat_template, self.template_variables))
@@ -81,14 +81,14 @@ class Lines:
         """Check and encode a line. Raises: UsageError, TokenizerError"""
         requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
         if line.messages is not None:
-            prompt = self.encode_messages(self._with_system(line.messages))
+            prompt = self.encode_messages(self._with_system(line.messages), line.template_kwargs)
         else:
             assert line.prompt is not None
             prompt = self.run.session.encode_prompt(line.prompt)
         limit = self.run.limit_new_tokens(requested, prompt)
         packed = array("I", prompt.token_ids)
         grammar = self.grammar if line.constraint is None else self._grammar(line.constraint)
-        line = replace(line, prompt=None, messages=None, constraint=None)
+        line = replace(line, prompt=None, messages=None, template_kwargs={}, constraint=None)
         task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
         if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
             request = self.request_of(replace(task, grammar=None), 0)

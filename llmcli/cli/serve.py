@@ -159,10 +159,10 @@ class SessionModel:
         """The model's tokenizer."""
         return self.run.session.tokenizer
 
-    def answer(self, body: lazy.bodies.ChatBody) -> lazy.request.Request:
+    def answer(self, body: lazy.bodies.ChatBody) -> tuple[lazy.request.Request, lazy.chat_events.Start]:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
-        prompt = self._encode_messages(body.messages)
-        return self._request(body, "messages", prompt)
+        prompt = self._encode_messages(body.messages, body.chat_template_kwargs)
+        return self._request(body, "messages", prompt), prompt.answer_start(is_held=body.constraint is not None)
 
     def completion(self, body: lazy.bodies.CompletionBody, prompt: str | Sequence[int]) -> lazy.request.Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
@@ -199,17 +199,21 @@ class SessionModel:
         return self.run.session.encode_prompt(prompt)
 
     @cached_property
-    def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
+    def _encode_messages(self) -> Callable[..., EncodedPrompt]:
         template, ends = self.run.session.open_template(self.chat_template, self.template_variables)
         encode_messages = self.run.session.message_encoder(template, ends)
 
-        def encode(messages: Messages) -> EncodedPrompt:
+        def encode(messages: Messages, variables: Mapping[str, Any] | None = None) -> EncodedPrompt:
             self._check_length("messages", [text for message in messages for text in message.values()])
+            key = "chat_template_kwargs"
+            self._check_length(key, [json.dumps(variables)])
             try:
-                return encode_messages(messages)
-            except TokenizerError as error:  # clients need not know where the template lies
+                template.refuse_unknown(variables or (), key)
+                key = "messages"
+                return encode_messages(messages, variables)
+            except (UsageError, TokenizerError) as error:  # clients need not know where the template lies
                 message = str(error).replace(template.origin, "the chat template")
-                raise Refusal(400, message, param="messages") from error
+                raise Refusal(400, message, param=key) from error
 
         return encode
 

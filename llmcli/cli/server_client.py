@@ -12,6 +12,7 @@ import httpx2
 
 from llmcli import __version__
 from llmcli.differences import shown
+from llmcli.engine.chat_events import CLOSING, OPENING
 from llmcli.errors import LLMCliError, ServerError, UsageError
 from llmcli.reading import parse_json
 
@@ -66,7 +67,11 @@ class ServerClient:
         return name
 
     def pieces(self, body: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """The texts of an answer as they come, the last with the finish reason; close the iterator to drop the rest."""
+        """The texts of an answer as they come, the last with the finish reason; close the iterator to drop the rest.
+
+        Reasoning that the server keeps apart comes between tags, as the model wrote it.
+        """
+        is_inside = False
         with self._asked("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
             for line in self._lines(response):
                 content = line.removeprefix(b"data:").strip()
@@ -77,7 +82,13 @@ class ServerClient:
                 piece = self._json(content)
                 if piece.get("error"):
                     raise ServerError(f"{self.address}: {_message(piece) or 'the answer failed'}")
-                yield from self._texts(piece)
+                for reasoning, text, reason in self._texts(piece):
+                    said = ""
+                    if reasoning:
+                        said, is_inside = f"{'' if is_inside else OPENING}{reasoning}", True
+                    if text:
+                        said, is_inside = f"{said}{CLOSING if is_inside else ''}{text}", False
+                    yield said, reason
             raise self._odd("the answer ended early")
 
     @contextmanager
@@ -130,16 +141,17 @@ class ServerClient:
             raise self._odd("it answers with something other than an object")
         return value
 
-    def _texts(self, piece: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    def _texts(self, piece: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
         choices = piece.get("choices", [])
         for choice in choices if isinstance(choices, list) else [choices]:
             delta = choice.get("delta", {}) if isinstance(choice, dict) else None
             if not isinstance(delta, dict):
                 raise self._odd("a piece of its answer has no text")
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")  # servers use either name
             text, reason = delta.get("content"), choice.get("finish_reason")
-            if not isinstance(text, str | None) or not isinstance(reason, str | None):
+            if not all(isinstance(one, str | None) for one in (reasoning, text, reason)):
                 raise self._odd("a piece of its answer has no text")
-            yield text or "", reason
+            yield reasoning or "", text or "", reason
 
     def _refused(self, path: str, status: int, content: bytes) -> LLMCliError:
         try:

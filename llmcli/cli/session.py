@@ -91,6 +91,11 @@ class EncodedPrompt:
     at_start: bool  # the answer is a text of its own, without its leading space
     turn_end_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    start: lazy.chat_events.Start = "answer"  # else reasoning may come first, as the chat template knows it
+
+    def answer_start(self, *, is_held: bool) -> lazy.chat_events.Start:
+        """What the answer begins with. One that is held to a schema has no reasoning, even if the template opens it."""
+        return "undecided" if is_held and self.start == "reasoning" else self.start
 
 
 @dataclass(frozen=True)
@@ -162,22 +167,32 @@ class Session:
 
     def message_encoder(
         self, template: lazy.chat_encoding.ChatTemplate, ends: frozenset[int]
-    ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+    ) -> Callable[..., EncodedPrompt]:
         """An encoder of conversations with the template from `open_template`.
 
-        The result raises TokenizerError if the template refuses a conversation, or leaves a message out.
+        The result takes messages, and variables of the template for them alone, as `chat_template_kwargs`. It raises
+        UsageError for a variable that the template does not look up, TokenizerError if the template refuses a
+        conversation, or leaves a message out.
         """
 
-        def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
-            token_ids = lazy.chat_encoding.encode_chat(self.tokenizer, template, messages)
+        def encode(messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None) -> EncodedPrompt:
+            variables = variables or {}
+            template.refuse_unknown(variables, "chat_template_kwargs")
+            token_ids = lazy.chat_encoding.encode_chat(self.tokenizer, template, messages, **variables)
             if not token_ids:
                 raise TokenizerError(
                     f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
                 )
             template.refuse_dropped(messages)
-            text, checked = template.render(messages), self._checked(token_ids)
+            text, checked = template.render(messages, **variables), self._checked(token_ids)
+            knows_reasoning = lazy.chat_events.CLOSING in template.source
             return EncodedPrompt(
-                text, checked, at_start=True, turn_end_token_ids=ends, stop_strings=template.stop_strings
+                text,
+                checked,
+                at_start=True,
+                turn_end_token_ids=ends,
+                stop_strings=template.stop_strings,
+                start=lazy.chat_events.start_after(text) if knows_reasoning else "answer",
             )
 
         return encode

@@ -42,6 +42,11 @@ class FittedPrompt:
     token_ids: tuple[int, ...]  # the prompt's, and those of an answer to continue
     conversation: Conversation
 
+    @property
+    def start(self) -> events.Start:
+        """How the answer begins."""
+        return events.start_after(self.prompt.text)
+
 
 def build_prompt(tokenizer: Tokenizer, template: ChatTemplate, conversation: Conversation) -> ChatPrompt:
     """The prompt for the next answer, without an answer that the last turn already has.
@@ -117,11 +122,11 @@ def _join(prompt: ChatPrompt, conversation: Conversation) -> FittedPrompt:
 class RunningAnswer:
     """An answer under way: what was there at the start, and what has come since."""
 
-    def __init__(self, tokenizer: Tokenizer, generation: Generation, begun: Answer, starts_inside: bool):
+    def __init__(self, tokenizer: Tokenizer, generation: Generation, begun: Answer, start: events.Start):
         self.generation = generation
         self.begun = begun
-        self.starts_inside = starts_inside
-        self.splitter = events.ReasoningSplitter(starts_inside)
+        self.start = start
+        self.splitter = events.ReasoningSplitter(start)
         self.splitter.push(begun.text)
         self.token_ids: list[int] = []
         self.new_text = ""
@@ -156,7 +161,7 @@ class RunningAnswer:
             space = " " if self._tokenizer.strips_leading_space else ""
             count = max(num_agreeing_tokens(self._tokenizer, all_ids, start + text) for start in ("", space))
             all_ids = all_ids[:count]
-        reasoning, content = events.split_reasoning(text, self.starts_inside)
+        reasoning, content = events.split_reasoning(text, self.start)
         return Answer(text, content, reasoning, all_ids, reason, self.begun.sample)
 
 
@@ -186,11 +191,6 @@ class SeveralAnswers:
     def in_order(self) -> tuple[Answer, ...]:
         """The answers that have ended, in the order of their samples."""
         return tuple(self.answers[sample] for sample in self._running if sample in self.answers)
-
-
-def starts_inside(fitted: FittedPrompt) -> bool:
-    """Whether the template has opened the reasoning already."""
-    return fitted.prompt.text.rstrip().endswith(events.OPENING)
 
 
 def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -332,9 +332,7 @@ class Chat:
         samples = tuple(answer.sample for answer in begun)
         request = replace(self._request(fitted, begun[0]), samples=samples, kept_row=None)
         generation = Generation(self.runner, self._tokenizer, request, self._drafting)
-        running = {
-            answer.sample: RunningAnswer(self._tokenizer, generation, answer, starts_inside(fitted)) for answer in begun
-        }
+        running = {answer.sample: RunningAnswer(self._tokenizer, generation, answer, fitted.start) for answer in begun}
         self._several = several = SeveralAnswers(generation, fitted.conversation, running)
         yield self._started(fitted, conversation)
         for event in generation.events():
@@ -427,7 +425,7 @@ class Chat:
         generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun), self._drafting)
         started = self._started(fitted, conversation)
         self.conversation = fitted.conversation
-        self._running = running = RunningAnswer(self._tokenizer, generation, begun, starts_inside(fitted))
+        self._running = running = RunningAnswer(self._tokenizer, generation, begun, fitted.start)
         yield started
         for event in generation.events():
             yield from self._take(running, event)
@@ -491,7 +489,7 @@ class Chat:
         schema = self.settings.schema
         if schema is None:
             return None
-        if starts_inside(fitted):
+        if fitted.start == "reasoning":
             raise UsageError(
                 f"{self.template.origin} opens the reasoning, and {schema.grammar.name} holds all of the answer; "
                 "turn reasoning off, as with --template-var enable_thinking=false"

@@ -11,6 +11,7 @@ from llmcli.engine.request import PrefillProgress, Timings
 OPENING, CLOSING = "<think>", "</think>"
 
 Part = Literal["reasoning", "answer"]
+Start = Literal["undecided", "reasoning", "answer"]  # what a text begins with; it decides itself only if undecided
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,20 @@ class AnswerPiece:
     text: str
 
 
-def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
+def start_after(prompt: str) -> Start:
+    """How the answer to a prompt begins: with reasoning if the template has opened it at the prompt's end."""
+    return "reasoning" if prompt.rstrip().endswith(OPENING) else "undecided"
+
+
+def split_reasoning(text: str, start: Start) -> tuple[str | None, str]:
     """The reasoning, or None, and the answer, which is the end of the text: all of it if there is no reasoning.
 
-    `starts_inside` means that the prompt has already opened the reasoning, as some templates do. White space around
-    the reasoning belongs to neither.
+    White space around the reasoning belongs to neither.
     """
     rest = text.lstrip()
-    if rest.startswith(OPENING):
+    if start != "answer" and rest.startswith(OPENING):
         rest = rest.removeprefix(OPENING)
-    elif not starts_inside:
+    elif start != "reasoning":
         return None, text
     reasoning, closing, answer = rest.partition(CLOSING)
     return reasoning.strip(), answer.lstrip() if closing else ""
@@ -39,13 +44,16 @@ def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
 class ReasoningSplitter:
     """`split_reasoning` for text as it comes; holds back what could still become a tag."""
 
-    def __init__(self, starts_inside: bool):
-        self._state: Literal["undecided", "reasoning", "after", "answer"] = (
-            "reasoning" if starts_inside else "undecided"
-        )
+    def __init__(self, start: Start):
+        self._state: Start | Literal["after"] = start
         self._held = ""
         self._is_at_start = True  # of the reasoning
-        self._may_open = starts_inside  # the model may write the opening tag even if the prompt has one
+        self._may_open = start == "reasoning"  # the model may write the opening tag even if the prompt has one
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text so far ends within the reasoning."""
+        return self._state == "reasoning"
 
     def push(self, text: str) -> list[AnswerPiece]:
         """Take new text; return the pieces that are certain."""

@@ -14,9 +14,10 @@ from uuid import uuid4
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmcli.engine.chat_events import ReasoningSplitter, Start
 from llmcli.engine.request import Event, Finished, PromptScored, Request, Token
 from llmcli.errors import DeviceError, UsageError
-from llmcli.openai_body import FINISH_REASONS
+from llmcli.openai_body import FINISH_REASONS, message_of
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.refusal import Refusal, as_refusal, json_response, large_json_response, stopped, to_json
 from llmcli.serve.service import Service, Texts, until_gone
@@ -36,19 +37,22 @@ class Choice:
     """One text: what has not been sent yet, all of it so far, and its end once that has come."""
 
     text: str = ""
+    reasoning: str = ""  # not sent yet; it comes before the text
     parts: list[str] = field(default_factory=list)
     num_tokens: int = 0
+    num_reasoning_tokens: int = 0  # with those of its tags
     tokens: list[Token] = field(default_factory=list)
     num_told: int = 0  # characters
     has_begun: bool = False
     end: Finished | None = None
     is_over: bool = False  # its end has been sent
-    frame: tuple[bytes, bytes] | None = None  # a usual piece's JSON before and after its text, once known
+    splitter: ReasoningSplitter = field(default_factory=lambda: ReasoningSplitter("answer"))
+    frames: dict[bool, tuple[bytes, bytes]] = field(default_factory=dict)  # a usual piece's JSON around its text
 
     def tell(self) -> None:
         """Mark everything so far as sent."""
         self.num_told += len(self.text)
-        self.text, self.tokens = "", []
+        self.text, self.reasoning, self.tokens = "", "", []
         self.has_begun, self.is_over = True, self.end is not None
 
 
@@ -79,8 +83,12 @@ class Answer(ABC):
         includes_usage: bool = False,
         counts_in_pieces: bool = False,
         echoes: Sequence[Echo] = (),
+        start: Start = "answer",
     ):
-        """With `counts_in_pieces` each piece of a stream has the numbers of tokens so far. `echoes` by request."""
+        """With `counts_in_pieces` each piece of a stream has the numbers of tokens so far. `echoes` by request.
+
+        `start` is what each text begins with.
+        """
         self.includes_usage = includes_usage
         self._counts_in_pieces = counts_in_pieces
         self._echoes = echoes
@@ -95,7 +103,8 @@ class Answer(ABC):
             "seed": requests[0].sampler.seed,
         }
         self._samples = len(requests[0].samples)
-        self._choices = [Choice() for _ in range(self._samples * len(requests))]
+        num_choices = self._samples * len(requests)
+        self._choices = [Choice(splitter=ReasoningSplitter(start)) for _ in range(num_choices)]
         self._computed: dict[int, int] = {}  # prompt tokens that were run, by request
 
     def take(self, request: int, event: Token | Finished | PromptScored) -> None:
@@ -107,17 +116,30 @@ class Answer(ABC):
         if self._echoes and not choice.parts:
             self._echo(choice, request)
         if isinstance(event, Token):
-            choice.text += event.text
-            choice.parts.append(event.text)
             choice.num_tokens += 1
+            choice.parts.append(event.text)
+            self._add(choice, event.text)
             is_end = event.token_id in self._requests[request].sampler.eos_token_ids
             if self._has_logprobs and (self._echoes or not is_end):  # scores of a prompt include the last token
                 choice.tokens.append(event)
         else:
-            choice.text += event.tail
             choice.parts.append(event.tail)
             choice.end = event
+            self._add(choice, event.tail)
             self._computed[request] = event.timings.prefill_tokens
+
+    def _add(self, choice: Choice, text: str) -> None:
+        """Take the next part of a text; it is the last one if the text has its end."""
+        splitter = choice.splitter
+        was_inside = splitter.is_inside
+        pieces = splitter.push(text)
+        if was_inside or splitter.is_inside or any(piece.part == "reasoning" for piece in pieces):
+            choice.num_reasoning_tokens = choice.num_tokens
+        for piece in pieces if choice.end is None else [*pieces, *splitter.flush()]:
+            if piece.part == "reasoning":
+                choice.reasoning += piece.text
+            else:
+                choice.text += piece.text
 
     def _echo(self, choice: Choice, request: int) -> None:
         """Begin a text with its prompt, once all its views have come."""
@@ -167,7 +189,7 @@ class Answer(ABC):
         """The news since the last call as JSON, one piece for each text that has any."""
         pieces = []
         for index, choice in enumerate(self._choices):
-            if not choice.is_over and (choice.text or choice.tokens or choice.end is not None):
+            if not choice.is_over and (choice.text or choice.reasoning or choice.tokens or choice.end is not None):
                 pieces.append(self._new_piece(index, choice))
                 choice.tell()
         return pieces
@@ -178,15 +200,17 @@ class Answer(ABC):
 
     def _new_piece(self, index: int, choice: Choice) -> bytes:
         """The new part of a text. Most pieces differ only in the text, so the rest is encoded once."""
-        if self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None:
+        is_special = self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None
+        if is_special or (choice.text and choice.reasoning):
             return to_json(self._piece([self._described(index, choice, self._new_content(choice))]))
-        if choice.frame is None:
-            usual = Choice(_MARK, has_begun=True)
+        is_reasoning = bool(choice.reasoning)
+        if is_reasoning not in choice.frames:
+            usual = Choice("", _MARK, has_begun=True) if is_reasoning else Choice(_MARK, has_begun=True)
             piece = to_json(self._piece([self._described(index, usual, self._new_content(usual))]))
             before, _, behind = piece.rpartition(to_json(_MARK))
-            choice.frame = before, behind
-        before, behind = choice.frame
-        return before + to_json(choice.text) + behind
+            choice.frames[is_reasoning] = before, behind
+        before, behind = choice.frames[is_reasoning]
+        return before + to_json(choice.reasoning or choice.text) + behind
 
     def _piece(self, choices: list[Object], usage: Object | None = None) -> Object:
         if usage is None and self._counts_in_pieces:
@@ -238,11 +262,17 @@ class ChatAnswer(Answer):
     piece_kind = "chat.completion.chunk"
 
     def _content(self, choice: Choice) -> Object:
-        return {"message": {"role": "assistant", "content": choice.text}}
+        return {"message": message_of(choice.text, choice.reasoning)}
 
     def _new_content(self, choice: Choice) -> Object:
         delta: Object = {} if choice.has_begun else {"role": "assistant", "content": ""}
+        if choice.reasoning:
+            delta["reasoning_content"] = choice.reasoning
         return {"delta": {**delta, "content": choice.text} if choice.text else delta}
+
+    def _usage(self) -> Object:
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        return {**super()._usage(), "completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
     def _logprobs(self, choice: Choice) -> Object:
         content = []

@@ -44,8 +44,8 @@ def texts_routes(service: Service) -> list[Route]:
         _log(service, body.messages)
         with service.desk.waiting(body.n, "n"):
             async with service.limits.timed() as deadline:
-                requests = [await service.encode(http, lambda: service.model.answer(body))]
-                return await respond(http, body, requests, ChatAnswer, deadline)
+                request, start = await service.encode(http, lambda: service.model.answer(body))
+                return await respond(http, body, [request], partial(ChatAnswer, start=start), deadline)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
@@ -62,7 +62,7 @@ def texts_routes(service: Service) -> list[Route]:
         http: HttpRequest,
         body: TextsBody,
         requests: Sequence[Request],
-        kind: type[Answer],
+        kind: Callable[..., Answer],
         deadline: float | None,
         echoes: Sequence[Echo] = (),
     ) -> TextsResponse:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, 
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
-from llmcli.openai_body import BodyError, drop_idle, read_messages, unknown_key
+from llmcli.openai_body import BodyError, drop_idle, read_messages, read_template_kwargs, unknown_key
 from llmcli.patterns import child_program
 from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
@@ -174,10 +174,16 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         return None
 
 
+def _read_template_kwargs(value: Any) -> Any:
+    with _refused("chat_template_kwargs"):
+        return read_template_kwargs("chat_template_kwargs", value)
+
+
 class ChatBody(TextsBody):
     """A body of /v1/chat/completions."""
 
     messages: Messages
+    chat_template_kwargs: Annotated[Any, BeforeValidator(_read_template_kwargs)] = {}
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
+from llmcli.engine.chat_events import Start
 from llmcli.engine.remote.link import EngineState, FrontEnd
 from llmcli.engine.request import Event, Failed, Finished, Request, Token
 from llmcli.errors import TokenizerError, UsageError
@@ -209,8 +210,8 @@ class ServedModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
 
-    def answer(self, body: ChatBody) -> Request:
-        """Texts that answer a conversation."""
+    def answer(self, body: ChatBody) -> tuple[Request, Start]:
+        """Texts that answer a conversation, and what they begin with."""
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue one of a body's prompts. Token ids are used as they are."""

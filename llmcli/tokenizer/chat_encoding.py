@@ -75,11 +75,12 @@ class ChatTemplate:
         self.stop_strings = stop_strings
         self.variables = dict(variables or {})
         self._whole_roles: set[tuple[str, ...]] = set()  # of conversations written in full
+        self._names: list[str] | None = None
         remedy = "choose another one with --chat-template FILE"
         self._process = BoundedProcess("llmcli.tokenizer.chat_sandbox", "jinja2", origin, remedy)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The prompt of a conversation, as transformers' `apply_chat_template` gives it with `tokenize=False`.
 
@@ -129,8 +130,17 @@ class ChatTemplate:
 
         Raises: TokenizerError if it is broken.
         """
-        names: list[str] = self._process.ask({"source": self.source}, TIME_LIMIT_SECONDS)
-        return [name for name in names if name not in (*CONVERSATION_VARIABLES, *self.special_tokens)]
+        if self._names is None:
+            names: list[str] = self._process.ask({"source": self.source}, TIME_LIMIT_SECONDS)
+            self._names = [name for name in names if name not in (*CONVERSATION_VARIABLES, *self.special_tokens)]
+        return self._names
+
+    def refuse_unknown(self, variables: Iterable[str], where: str) -> None:
+        """Raises: UsageError for a variable that the template does not look up; TokenizerError if it is broken."""
+        for name in variables:
+            if name not in (names := self.variable_names()):
+                known = f"it has {', '.join(names)}" if names else "it has none"
+                raise UsageError(f"{where} {name[:80]}: {self.origin} has no such variable; {known}")
 
     def close(self) -> None:
         """End the child process; the next rendering starts another. Without this it ends with the program."""
@@ -149,12 +159,7 @@ def load_chat_template(
     `variables`; TokenizerError if the folder's is malformed.
     """
     template = _load(folder, tokenizer, choice, variables)
-    if variables:
-        names = template.variable_names()
-        for name in variables:
-            if name not in names:
-                known = f"it has {', '.join(names)}" if names else "it has none"
-                raise UsageError(f"--template-var {name}: {template.origin} has no such variable; {known}")
+    template.refuse_unknown(variables or (), "--template-var")
     return template
 
 
@@ -248,6 +253,7 @@ def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
+    /,
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> list[int]:

@@ -29,7 +29,7 @@ def test_every_key_is_taken() -> None:
         "stop": ["x", "y"],
         **{name: spec.default for name, spec in SPECS.items()},
     }
-    assert {*values, "messages", *CONSTRAINT_KEYS} == set(KEYS)
+    assert {*values, "messages", "chat_template_kwargs", *CONSTRAINT_KEYS} == set(KEYS)
     sampling = {name: spec.default for name, spec in SPECS.items()}
     assert parse(values) == Line(1, "a", "Grüße\0\x1b\u2028", None, 2**64 - 1, 3, ("x", "y"), sampling)
 

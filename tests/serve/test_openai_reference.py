@@ -140,6 +140,7 @@ def test_the_keys_of_messages() -> None:
         "function_call": [None],
         "tool_calls": [None, []],
         "annotations": [None, []],
+        "reasoning_content": ["Hm.", None],
     }
     asking: dict[str, Any] = {
         "role": "function",
@@ -151,8 +152,10 @@ def test_the_keys_of_messages() -> None:
         "tool_calls": [TOOL],
         "annotations": [{}],
         "tool_call_id": "a",
+        "reasoning_content": 5,
     }
-    assert set(asking) == _keys_of(chat.ChatCompletionMessageParam) | set(chat.ChatCompletionMessage.model_fields)
+    of_openai = _keys_of(chat.ChatCompletionMessageParam) | set(chat.ChatCompletionMessage.model_fields)
+    assert set(asking) == of_openai | {"reasoning_content"}
     for key, values in idle.items():
         for value in values:
             parse_body(ChatBody, json.dumps({"messages": [{**MESSAGES[0], key: value}]}).encode())

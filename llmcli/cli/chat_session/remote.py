@@ -88,7 +88,7 @@ class _Running:
         self._begun = conversation
         self._sample = sample
         self._text = ""
-        self._splitter = ReasoningSplitter(starts_inside=False)
+        self._splitter = ReasoningSplitter("undecided")
 
     def push(self, text: str) -> list[ChatEvent]:
         """Take more text; return what is final."""
@@ -104,7 +104,7 @@ class _Running:
         return [*self._splitter.flush(), TurnFinished(self._finished(reason), (), _NO_TIMES)]
 
     def _finished(self, reason: FinishReason) -> Answer:
-        reasoning, content = split_reasoning(self._text, starts_inside=False)
+        reasoning, content = split_reasoning(self._text, "undecided")
         return Answer(self._text, content, reasoning, (), reason, self._sample)
 
 

@@ -34,6 +34,7 @@ class Words {
     this.body = body;
     this.decoder = new TextDecoder();
     this.spans = [];
+    this.thoughts = null; // the element that holds the reasoning, once it has ended
   }
 
   add(token) {
@@ -50,10 +51,24 @@ class Words {
     this.spans.push(span);
   }
 
+  // Put the reasoning aside, with its tags and the space around it.
+  fold() {
+    let rest = this.body.textContent.match(/^[^]*?<\/think>\s*/)?.[0].length ?? 0;
+    const parts = [...this.body.childNodes];
+    this.thoughts = document.createElement("details");
+    add(this.thoughts, "summary", "", "Reasoning");
+    for (const part of parts) {
+      rest -= part.textContent.length;
+      if (rest < 0) break;
+      this.thoughts.append(part);
+    }
+    this.body.prepend(this.thoughts);
+  }
+
   // A stop string is not part of the text, though its tokens were chosen.
   cut(text) {
     let rest = text.length;
-    for (const part of [...this.body.childNodes]) {
+    for (const part of [...this.body.childNodes].filter((part) => part !== this.thoughts)) {
       if (part.textContent.length > rest) part.textContent = part.textContent.slice(0, rest);
       rest -= part.textContent.length;
       if (part.textContent === "") part.remove();
@@ -112,6 +127,7 @@ async function answer(article, body) {
   const headers = { "Content-Type": "application/json" };
   if (at("key").value) headers.Authorization = `Bearer ${at("key").value}`;
   let text = "";
+  let reasoned = false;
   const about = [];
   const follow = follower();
   try {
@@ -121,8 +137,11 @@ async function answer(article, body) {
     for await (const piece of pieces(response)) {
       const [choice] = piece.choices;
       if (choice) {
+        const isFirst = text === "";
         text += choice.delta.content ?? "";
+        reasoned ||= Boolean(choice.delta.reasoning_content);
         choice.logprobs.content.forEach((token) => words.add(token));
+        if (isFirst && text && !body.textContent.startsWith(text.trimStart())) words.fold();
         if (choice.finish_reason === "length") about.push("cut at its limit");
       } else {
         about.push(`${piece.usage.completion_tokens} tokens`, `seed ${piece.seed}`);
@@ -133,7 +152,7 @@ async function answer(article, body) {
     if (error.name === "AbortError") about.push("stopped");
     else add(article, "p", "about fault", error.message);
   }
-  words.cut(text);
+  if (text || !reasoned) words.cut(text);
   if (about.length) add(article, "p", "about", about.join(", "));
   follow();
   return text;
