@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 # How calls are written. In these texts a space stands for white space that may be there, and NAME for a tool's name.
 
@@ -34,19 +34,23 @@ class Spelling:
     joint: str = ""
     arguments: Literal["json", "keywords"] = "json"
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """All parts of its texts."""
+        return parts_of(" ".join((self.mark, self.opening, *self.heads, self.joint, self.tail, self.closing)))
+
 
 @dataclass(frozen=True)
 class Form:
     """The spellings of a family. Its chat templates have one of the `signs`, and none of `other_signs`.
 
-    Calls that must come have the first spelling. A template with `single_sign` refuses several calls in a message.
+    Calls that must come have the first spelling.
     """
 
     name: str
     signs: tuple[str, ...]
     spellings: tuple[Spelling, ...]
     other_signs: tuple[str, ...] = ()
-    single_sign: str = "only supports single tool-calls"
 
 
 _ARGUMENTS = ('{ "name" : "NAME" , "arguments" :',)
@@ -84,6 +88,8 @@ FORMS = (
         other_signs=("<tool_call>", "<｜tool"),
     ),
 )
+
+SINGLE_SIGN = "only supports single tool-calls"  # of templates that refuse several calls in a message
 
 
 def form_of(template: str) -> Form | None:
@@ -403,6 +409,10 @@ def split_calls(reader: CallReader, text: str) -> tuple[str, list[Call]]:
     return content, calls
 
 
-def call_id(*origin: object) -> str:
-    """The id of a call with that origin. Mistral's templates take nine letters and digits, and nothing else."""
-    return hashlib.sha256(repr(origin).encode()).hexdigest()[:9]
+def openai_call(call: Call, origin: tuple[object, ...]) -> dict[str, Any]:
+    """A call in OpenAI's form. The same `origin` gives it the same id.
+
+    Mistral's templates take ids of nine letters and digits, and no others.
+    """
+    call_id = hashlib.sha256(repr(origin).encode()).hexdigest()[:9]
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

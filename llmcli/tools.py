@@ -7,7 +7,6 @@ from typing import Any
 
 from llmcli.differences import shown
 from llmcli.openai_body import BodyError, text_of, unknown_key
-from llmcli.tool_calls import CallReader, Form
 
 TOOL_KEYS = ("tools", "tool_choice", "parallel_tool_calls")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -23,30 +22,6 @@ class Tools:
     names: tuple[str, ...]
     must_call: bool = False
     is_parallel: bool = True
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The tools of a request, and the form in which the model calls them."""
-
-    tools: Tools
-    form: Form
-    is_single: bool  # the chat template refuses several calls in a message
-
-    def reader(self) -> CallReader:
-        """A reader of an answer."""
-        return CallReader(self.form, [tool["function"]["name"] for tool in self.tools.tools])
-
-    def constraint_value(self) -> dict[str, Any]:
-        """What holds an answer to the tools, as JSON."""
-        tools = self.tools
-        return {
-            "form": self.form.name,
-            "tools": [tool["function"] for tool in tools.tools],
-            "names": tools.names,
-            "must_call": tools.must_call,
-            "is_single": self.is_single or not tools.is_parallel,
-        }
 
 
 def read_tools(body: Mapping[str, Any], where: str = "") -> Tools | None:
