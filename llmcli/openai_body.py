@@ -3,17 +3,17 @@
 Requests for anything unsupported are refused by name, in one short sentence.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
+from llmcli.reading import parse_json
 
-# OpenAI's words for why a text ends.
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
-ROLES = ("system", "developer", "user", "assistant")
+_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MOST_COMPARED = 40  # characters of an unknown key that may be a typing error
 _PARTS = '{"type": "text", "text": "Hi"}'
@@ -116,9 +116,16 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
     return asked
 
 
-def message_of(content: str, reasoning: str | None) -> dict[str, str]:
-    """The message of an answer, with the reasoning before it, if any."""
-    return {"role": "assistant", "content": content, **({"reasoning_content": reasoning} if reasoning else {})}
+def finish_reason_of(reason: str, num_calls: int) -> str | None:
+    """OpenAI's word for why a text with so many tool calls ends; None if something broke it off."""
+    word = _FINISH_REASONS.get(reason)
+    return "tool_calls" if num_calls and word == "stop" else word
+
+
+def message_of(content: str, reasoning: str | None, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The message of an answer, with the reasoning before it and the tool calls after it, if any."""
+    message: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
+    return message | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
 # Keys of a message besides role and content. Answers that are sent back have nearly all of them.
@@ -126,16 +133,18 @@ _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "refusal": _key("null"),
     "audio": _key("null"),
     "function_call": _key(f"null, {_NO_TOOLS}"),
-    "tool_calls": _key(f"an empty list, {_NO_TOOLS}", []),
     "annotations": _key("an empty list", []),
 }
-_KNOWN_MESSAGE_KEYS = ("role", "content", "name", "reasoning_content")
+_OPTIONAL = ("name", "reasoning_content", "tool_call_id")
+_KNOWN_MESSAGE_KEYS = ("role", "content", *_OPTIONAL, "tool_calls")
+_CALL = '{"id": "a1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
 
 
-def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, str], ...]:
-    """A conversation for chat templates: messages with `role`, `content`, and `name`, `reasoning_content` if given.
+def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, Any], ...]:
+    """A conversation for chat templates: messages with `role`, `content`, and what they have of `_OPTIONAL`.
 
-    A content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
+    A message with `tool_calls` may lack a content. Their arguments become the objects that templates expect. A
+    content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
     Without `roles` the chat template decides which roles exist.
     Raises: BodyError for anything else
     """
@@ -144,10 +153,11 @@ def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -
     return tuple(_message(f"{key}[{index}]", message, roles) for index, message in enumerate(value))
 
 
-def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[str, str]:
+def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise BodyError(f"{where} is {shown(message)}, expected an object with role and content", where)
-    for name in ("role", "content"):
+    calls = _calls(f"{where}.tool_calls", message.get("tool_calls"))
+    for name in ("role",) if calls else ("role", "content"):
         if name not in message:
             raise BodyError(f"{where} has no {name}, expected role and content", f"{where}.{name}")
     role = text_of(f"{where}.role", message["role"])
@@ -160,12 +170,43 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
     for name in asked:
         if name not in _KNOWN_MESSAGE_KEYS:
             raise unknown_key(name, (*_KNOWN_MESSAGE_KEYS, *_MESSAGE_KEYS), f"{where}.")
-    read = {
-        "role": "system" if role == "developer" else role,
-        "content": _content(f"{where}.content", message["content"]),
-    }
-    optional = [name for name in ("name", "reasoning_content") if message.get(name) is not None]
-    return read | {name: text_of(f"{where}.{name}", message[name]) for name in optional}
+    content = "" if calls and message.get("content") is None else _content(f"{where}.content", message["content"])
+    read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
+    optional = [name for name in _OPTIONAL if message.get(name) is not None]
+    read |= {name: text_of(f"{where}.{name}", message[name]) for name in optional}
+    return {**read, "tool_calls": calls} if calls else read
+
+
+def _calls(key: str, value: Any) -> list[dict[str, Any]]:
+    if value is not None and not isinstance(value, list):
+        raise BodyError(f"{key} is {shown(value)}, expected a list such as [{_CALL}]", key)
+    return [_call(f"{key}[{index}]", call) for index, call in enumerate(value or ())]
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    """A call with its arguments as an object; `index`, of a stream's pieces, is left out."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise BodyError(f"{where} is {shown(call)}, expected a call such as {_CALL}", where)
+    for given, known, place in (
+        (call, ("id", "type", "function", "index"), f"{where}."),
+        (function, ("name", "arguments"), f"{where}.function."),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            raise unknown_key(unknown[0], known, place)
+    key, arguments = f"{where}.function.arguments", function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = parse_json(arguments or "{}")
+        except ValueError as error:
+            raise BodyError(
+                f"{key} is {shown(function['arguments'])}, which is not valid JSON: {error}", key
+            ) from error
+    if not isinstance(arguments, dict):
+        raise BodyError(f"{key} is {shown(arguments)}, expected a JSON object in a string", key)
+    named = {"name": text_of(f"{where}.function.name", function.get("name")), "arguments": arguments}
+    id_ = {} if call.get("id") is None else {"id": text_of(f"{where}.id", call["id"])}
+    return {**id_, "type": "function", "function": named}
 
 
 def _content(key: str, value: Any) -> str:

@@ -39,7 +39,7 @@ from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
-from llmcli.openai_body import FINISH_REASONS, message_of
+from llmcli.openai_body import finish_reason_of, message_of
 from llmcli.resources import install_command
 
 # Where a batch runs: in this process, or on the workers of a Ray cluster; and what such a worker opens.
@@ -234,7 +234,9 @@ def _openai_json(task: Task, event: Finished | Failed, model: str) -> dict[str, 
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": FINISH_REASONS[event.finish_reason]}],
+        "choices": [
+            {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason_of(event.finish_reason, 0)}
+        ],
         "usage": {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_new_tokens,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcli import differences
+    from llmcli import differences, tools
     from llmcli.batch import on_ray
     from llmcli.checkpoint import (
         adapter,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from llmcli.schema import constraint, grammar, library, schema
     from llmcli.serve import app, bodies, front, server, service
     from llmcli.tokenizer import base as tokenizer
-    from llmcli.tokenizer import chat_encoding, pieces
+    from llmcli.tokenizer import chat_encoding, pieces, tool_offer
     from llmcli.tokenizer import load as tokenizer_load
 else:
 

@@ -92,10 +92,20 @@ class EncodedPrompt:
     turn_end_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     start: lazy.chat_events.Start = "answer"  # else reasoning may come first, as the chat template knows it
+    offer: lazy.tool_offer.Offer | None = None  # the tools that the answer may call
+    shown_token_ids: frozenset[int] = frozenset()  # special tokens of such calls
 
     def answer_start(self, *, is_held: bool) -> lazy.chat_events.Start:
         """What the answer begins with. One that is held to a schema has no reasoning, even if the template opens it."""
         return "undecided" if is_held and self.start == "reasoning" else self.start
+
+    @property
+    def constraint(self) -> lazy.constraint.Constraint | None:
+        """What holds calls of the tools to their schemas; None without tools."""
+        if self.offer is None:
+            return None
+        value = {**self.offer.constraint_value(), "start": self.start}
+        return lazy.constraint.Constraint("tools", "tools", value)
 
 
 @dataclass(frozen=True)
@@ -170,20 +180,27 @@ class Session:
     ) -> Callable[..., EncodedPrompt]:
         """An encoder of conversations with the template from `open_template`.
 
-        The result takes messages, and variables of the template for them alone, as `chat_template_kwargs`. It raises
-        UsageError for a variable that the template does not look up, TokenizerError if the template refuses a
-        conversation, or leaves a message out.
+        The result takes messages, variables of the template for them alone, as `chat_template_kwargs`, and tools. It
+        raises UsageError for a variable or tools that the template does not look up, TokenizerError if the template
+        refuses a conversation, or leaves a message out.
         """
 
-        def encode(messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None) -> EncodedPrompt:
+        def encode(
+            messages: Sequence[Mapping[str, Any]],
+            variables: Mapping[str, Any] | None = None,
+            tools: lazy.tools.Tools | None = None,
+        ) -> EncodedPrompt:
             variables = variables or {}
             template.refuse_unknown(variables, "chat_template_kwargs")
+            offer = None if tools is None else lazy.tool_offer.Offer.of(tools, template)
+            if tools is not None:
+                variables = {**variables, "tools": tools.tools}
             token_ids = lazy.chat_encoding.encode_chat(self.tokenizer, template, messages, **variables)
             if not token_ids:
                 raise TokenizerError(
                     f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
                 )
-            template.refuse_dropped(messages)
+            template.refuse_dropped(messages, tools.tools if tools else ())
             text, checked = template.render(messages, **variables), self._checked(token_ids)
             knows_reasoning = lazy.chat_events.CLOSING in template.source
             return EncodedPrompt(
@@ -193,6 +210,8 @@ class Session:
                 turn_end_token_ids=ends,
                 stop_strings=template.stop_strings,
                 start=lazy.chat_events.start_after(text) if knows_reasoning else "answer",
+                offer=offer,
+                shown_token_ids=frozenset() if offer is None else offer.token_ids(self.tokenizer),
             )
 
         return encode
@@ -367,6 +386,7 @@ class Session:
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
             keeps_pages=keeps_pages,
+            shown_token_ids=prompt.shown_token_ids,
         )
 
 

@@ -17,11 +17,13 @@ from starlette.types import Receive, Scope, Send
 from llmcli.engine.chat_events import ReasoningSplitter, Start
 from llmcli.engine.request import Event, Finished, PromptScored, Request, Token
 from llmcli.errors import DeviceError, UsageError
-from llmcli.openai_body import FINISH_REASONS, message_of
+from llmcli.openai_body import finish_reason_of, message_of
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.refusal import Refusal, as_refusal, json_response, large_json_response, stopped, to_json
 from llmcli.serve.service import Service, Texts, until_gone
 from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.tool_offer import Offer
+from llmcli.tool_calls import Call, CallBegun, CallReader, Content, Said, openai_call
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -47,13 +49,34 @@ class Choice:
     end: Finished | None = None
     is_over: bool = False  # its end has been sent
     splitter: ReasoningSplitter = field(default_factory=lambda: ReasoningSplitter("answer"))
+    reader: CallReader | None = None  # of what comes after the reasoning, if it may call tools
+    calls: dict[int, Object] = field(default_factory=dict)  # by number; what has not been sent yet of each
+    num_calls: int = 0
+    origin: tuple[object, ...] = ()  # what decides the text
     frames: dict[bool, tuple[bytes, bytes]] = field(default_factory=dict)  # a usual piece's JSON around its text
 
     def tell(self) -> None:
         """Mark everything so far as sent."""
         self.num_told += len(self.text)
-        self.text, self.reasoning, self.tokens = "", "", []
+        self.text, self.reasoning, self.tokens, self.calls = "", "", [], {}
         self.has_begun, self.is_over = True, self.end is not None
+
+    def say(self, pieces: Sequence[Said]) -> None:
+        """Take content and calls."""
+        for piece in pieces:
+            if isinstance(piece, Content):
+                self.text += piece.text
+            elif isinstance(piece, CallBegun):
+                self.calls[self.num_calls] = openai_call(Call(piece.name), (*self.origin, self.num_calls))
+                self.num_calls += 1
+            else:
+                more: Object = {"function": {"arguments": ""}}
+                self.calls.setdefault(self.num_calls - 1, more)["function"]["arguments"] += piece.text
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a stream has anything to send."""
+        return bool(self.text or self.reasoning or self.calls or self.tokens or self.end is not None)
 
 
 @dataclass(frozen=True)
@@ -84,10 +107,11 @@ class Answer(ABC):
         counts_in_pieces: bool = False,
         echoes: Sequence[Echo] = (),
         start: Start = "answer",
+        offer: Offer | None = None,
     ):
         """With `counts_in_pieces` each piece of a stream has the numbers of tokens so far. `echoes` by request.
 
-        `start` is what each text begins with.
+        `start` is what each text begins with, `offer` the tools that it may call.
         """
         self.includes_usage = includes_usage
         self._counts_in_pieces = counts_in_pieces
@@ -103,8 +127,15 @@ class Answer(ABC):
             "seed": requests[0].sampler.seed,
         }
         self._samples = len(requests[0].samples)
-        num_choices = self._samples * len(requests)
-        self._choices = [Choice(splitter=ReasoningSplitter(start)) for _ in range(num_choices)]
+        self._choices = [
+            Choice(
+                splitter=ReasoningSplitter(start),
+                reader=None if offer is None else offer.reader(),
+                origin=(request.prompt_token_ids, request.sampler.seed, sample),
+            )
+            for request in requests
+            for sample in request.samples
+        ]
         self._computed: dict[int, int] = {}  # prompt tokens that were run, by request
 
     def take(self, request: int, event: Token | Finished | PromptScored) -> None:
@@ -138,8 +169,12 @@ class Answer(ABC):
         for piece in pieces if choice.end is None else [*pieces, *splitter.flush()]:
             if piece.part == "reasoning":
                 choice.reasoning += piece.text
-            else:
+            elif choice.reader is None:
                 choice.text += piece.text
+            else:
+                choice.say(choice.reader.push(piece.text))
+        if choice.reader is not None and choice.end is not None:
+            choice.say(choice.reader.flush())
 
     def _echo(self, choice: Choice, request: int) -> None:
         """Begin a text with its prompt, once all its views have come."""
@@ -189,7 +224,7 @@ class Answer(ABC):
         """The news since the last call as JSON, one piece for each text that has any."""
         pieces = []
         for index, choice in enumerate(self._choices):
-            if not choice.is_over and (choice.text or choice.reasoning or choice.tokens or choice.end is not None):
+            if not choice.is_over and choice.has_news:
                 pieces.append(self._new_piece(index, choice))
                 choice.tell()
         return pieces
@@ -201,7 +236,7 @@ class Answer(ABC):
     def _new_piece(self, index: int, choice: Choice) -> bytes:
         """The new part of a text. Most pieces differ only in the text, so the rest is encoded once."""
         is_special = self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None
-        if is_special or (choice.text and choice.reasoning):
+        if is_special or choice.calls or (choice.text and choice.reasoning):
             return to_json(self._piece([self._described(index, choice, self._new_content(choice))]))
         is_reasoning = bool(choice.reasoning)
         if is_reasoning not in choice.frames:
@@ -229,7 +264,7 @@ class Answer(ABC):
         }
 
     def _described(self, index: int, choice: Choice, content: Object) -> Object:
-        reason = None if choice.end is None else FINISH_REASONS.get(choice.end.finish_reason)
+        reason = None if choice.end is None else finish_reason_of(choice.end.finish_reason, choice.num_calls)
         logprobs = self._logprobs(choice) if self._has_logprobs else None
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
@@ -262,12 +297,14 @@ class ChatAnswer(Answer):
     piece_kind = "chat.completion.chunk"
 
     def _content(self, choice: Choice) -> Object:
-        return {"message": message_of(choice.text, choice.reasoning)}
+        return {"message": message_of(choice.text, choice.reasoning, [*choice.calls.values()])}
 
     def _new_content(self, choice: Choice) -> Object:
         delta: Object = {} if choice.has_begun else {"role": "assistant", "content": ""}
         if choice.reasoning:
             delta["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in choice.calls.items()]
         return {"delta": {**delta, "content": choice.text} if choice.text else delta}
 
     def _usage(self) -> Object:

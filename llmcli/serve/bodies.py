@@ -23,6 +23,7 @@ from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
 from llmcli.serve.refusal import Refusal
+from llmcli.tools import TOOL_KEYS, Tools, read_tools
 
 MAX_SAMPLES = 128
 _MAX_SEED = 2**64 - 1
@@ -184,6 +185,9 @@ class ChatBody(TextsBody):
 
     messages: Messages
     chat_template_kwargs: Annotated[Any, BeforeValidator(_read_template_kwargs)] = {}
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -195,7 +199,15 @@ class ChatBody(TextsBody):
             raise Refusal(400, message, param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.offered is not None and self.constraint is not None:
+            raise Refusal(400, f"tools and {self.constraint.key} cannot be combined", param="tools")
         return self
+
+    @property
+    def offered(self) -> Tools | None:
+        """The tools that the answer may call. Raises: Refusal for keys that are not in OpenAI's form"""
+        with _refused("tools"):
+            return read_tools({key: getattr(self, key) for key in TOOL_KEYS})
 
     @property
     def max_new_tokens(self) -> int | None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -26,6 +26,7 @@ from llmcli.schema.constraint import Constraint
 from llmcli.serve.bodies import BodyReader, ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.refusal import Refusal
 from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.tool_offer import Offer
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -185,7 +186,19 @@ class Desk:
 
 # `ServedModel`: what the server needs to know of a model. The command line makes it from its session.
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Asked(NamedTuple):
+    """Texts that answer a conversation.
+
+    `constraint` is what they are held to, `start` what they begin with, and `offer` the tools that they may call.
+    """
+
+    request: Request
+    constraint: Constraint | None
+    start: Start
+    offer: Offer | None
 
 
 class ServedModel(Protocol):
@@ -210,8 +223,8 @@ class ServedModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
 
-    def answer(self, body: ChatBody) -> tuple[Request, Start]:
-        """Texts that answer a conversation, and what they begin with."""
+    def answer(self, body: ChatBody) -> Asked:
+        """Texts that answer a conversation."""
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue one of a body's prompts. Token ids are used as they are."""

@@ -58,7 +58,7 @@ class ChatTemplate:
 
     `origin` says where it comes from, for messages. `special_tokens` are variables of every rendering, such as
     `bos_token`. `variables` are further ones, JSON values such as `enable_thinking`. `stop_strings` end an answer if no
-    special token does: the template `plain` has one.
+    special token does: the template `plain` has one. `tool_source` is another template, for conversations with tools.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         stop_strings: tuple[str, ...] = (),
         variables: Mapping[str, Any] | None = None,
+        tool_source: str | None = None,
     ) -> None:
         self.source = source
+        self.tool_source = source if tool_source is None else tool_source
         self.origin = origin
         self.special_tokens = dict(special_tokens)
         self.stop_strings = stop_strings
@@ -98,23 +100,26 @@ class ChatTemplate:
             raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, at most {most} MB fit; shorten them")
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
-        request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}
+        named = self.special_tokens | prompt | self.variables | variables
+        request = {"source": self.tool_source if named["tools"] else self.source, "variables": named}
         return str(self._process.ask(request, TIME_LIMIT_SECONDS))
 
-    def refuse_dropped(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def refuse_dropped(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Refuse a conversation if the template leaves a message out, as many do with unknown roles.
 
-        Renders the template with a different character in place of each content: a missing one means that its message
-        was not written. The result depends on the roles, so the same roles are checked once.
+        Renders the template with a different character in place of each content, or of the arguments of its tool calls:
+        a missing one means that its message was not written. The result depends on the roles, so the same roles are
+        checked once.
 
         Raises: TokenizerError with the message's role, and as `render`.
         """
-        roles = tuple(str(message["role"]) for message in messages)
+        kinds = tuple(f"{message['role']}{' with calls' * ('tool_calls' in message)}" for message in messages)
+        roles = (*kinds, "with tools" if tools else "without tools")
         if roles in self._whole_roles:
             return
         marks = [chr(_FIRST_MARK + index % _NUM_MARKS) for index in range(len(messages))]
-        pairs = zip(messages, marks, strict=True)
-        text = self.render([{**message, "content": mark * _MARK_LENGTH} for message, mark in pairs])
+        marked = [_marked(message, mark * _MARK_LENGTH) for message, mark in zip(messages, marks, strict=True)]
+        text = self.render(marked, tools=tools or None)
         for index, mark in enumerate(marks):
             if mark not in text:
                 raise TokenizerError(
@@ -124,6 +129,11 @@ class ChatTemplate:
         if len(self._whole_roles) == _MOST_KEPT_ROLES:
             self._whole_roles.clear()
         self._whole_roles.add(roles)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it has a place for tools."""
+        return re.search(r"\btools\b", self.tool_source) is not None
 
     def variable_names(self) -> list[str]:
         """The names that the template looks up, besides the conversation and the special tokens.
@@ -225,6 +235,14 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     if len(tokenizer.eos_token_ids) == 1:  # if there are more, the folder names the one that ends a text
         tokens["eos_token"] = tokenizer.piece(min(tokenizer.eos_token_ids))
     return tokens | tokenizer.named_tokens
+
+
+def _marked(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """The message with a mark in place of its content, or of the arguments of its tool calls."""
+    if "tool_calls" not in message:
+        return {**message, "content": mark}
+    calls = [{**call, "function": {**call["function"], "arguments": {PROBE: mark}}} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,6 +396,9 @@ def _finder(tokens: Iterable[str], text: str) -> re.Pattern[str]:
 def _hide(value: Any, special_tokens: frozenset[str], stand_in_of: Mapping[str, str]) -> Any:
     """The JSON value with a stand-in for the first character of each special token in its strings."""
     if isinstance(value, Mapping):
+        for key in value:
+            if found := _finder(special_tokens, key).search(key):
+                raise UsageError(f"the key {key[:80]!r} holds the special token {found[0]}; name it in another way")
         return {key: _hide(item, special_tokens, stand_in_of) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_hide(item, special_tokens, stand_in_of) for item in value]
