@@ -13,7 +13,7 @@ from llmcli.tool_calls import NAME, Form, Spelling, parts_of
 
 Start = Literal["answer", "undecided", "reasoning"]
 
-_SPACE = r"\s{0,20}"  # without a bound, models fill their texts with it
+_SPACE = r"[ \t\r\n]{0,8}"  # without a bound, models fill their texts with it
 _ANY = "(?s:.*)"
 _OPENING, _CLOSING = "<think>", r"<\/think>"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*", re.ASCII)
@@ -183,8 +183,7 @@ def _begin_of(spelling: Spelling, tools: Sequence[ToolRules]) -> str:
     heads = []
     for head in spelling.heads:
         parts = parts_of(f"{spelling.opening} {head}", NAME)
-        last = (
-            len(parts) if spelling.arguments == "keywords" else next(i for i, part in enumerate(parts) if NAME in part)
-        )
-        heads.append(_spaced(parts[: last + 1]).replace(NAME, names))
+        if spelling.arguments == "json":  # the rest follows the name
+            parts = parts[: next(place for place, part in enumerate(parts) if NAME in part) + 1]
+        heads.append(_spaced(parts).replace(NAME, names))
     return f"(?:{'|'.join(heads)})"
