@@ -25,7 +25,7 @@ class ToolRules:
     """What one tool takes.
 
     `json` is the rule of its arguments as an object. `values` has the rules of single arguments, of which those in
-    `required` must come; None if they cannot be held one by one.
+    `required` must come; None if they cannot be held one by one: then `**` unpacks the object.
     """
 
     name: str
@@ -152,9 +152,7 @@ def _keywords(index: int, tool: ToolRules) -> Iterator[str]:
     `keywords_I_N` is what may come from argument N on, `keywords_I_N_more` the same after another argument.
     """
     if tool.values is None:
-        yield f"keywords_{index}: (keyword_{index} (/,{_SPACE}/ keyword_{index})*)?"
-        yield rf"keyword_{index}: /[A-Za-z_][A-Za-z0-9_]{{0,60}}={_SPACE}/ any_{index}"
-        yield f"any_{index}: %json {{}}"
+        yield f'keywords_{index}: "**" json_{index}'
         return
     names = list(tool.values)
     yield f"keywords_{index}: keywords_{index}_0"
