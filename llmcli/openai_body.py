@@ -165,6 +165,10 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
     role = text_of(f"{where}.role", message["role"])
     if roles is not None and role not in roles:
         raise BodyError(f"{where}.role is {shown(role)}, expected {' or '.join(roles)}", f"{where}.role")
+    for name, expected in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if roles is not None and message.get(name) and role != expected:
+            key = f"{where}.{name}"
+            raise BodyError(f"{key} is {shown(message[name])}, expected it in messages of {expected} alone", key)
     asked = {name: item for name, item in message.items() if name not in _MESSAGE_KEYS}
     for name, idle in _MESSAGE_KEYS.items():
         if (item := message.get(name)) is not None and not idle.is_idle(item, 1):
