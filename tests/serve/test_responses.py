@@ -18,6 +18,9 @@ from llmcli.engine.request import Finished, Timings, Token
 from llmcli.serve.bodies import parse_body
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.responses import ResponsesAnswer, ResponsesBody
+from llmcli.tokenizer.tool_offer import Offer
+from llmcli.tool_calls import named_form
+from llmcli.tools import Tools
 
 ASKED = MESSAGES[0]["content"]
 TEMPLATE = (
@@ -388,7 +391,9 @@ def test_the_items_are_the_same_however_a_text_comes() -> None:
     body = parse_body(ResponsesBody, b'{"input": "Hi"}')
 
     def events_of(texts: list[str], reason: Any = "eos") -> list[dict[str, Any]]:
-        answer = ResponsesAnswer(MODEL, [make_request([97], 7)], None, body=body, start="undecided")  # type: ignore[arg-type]
+        offer = Offer(Tools((CHAT_TOOL,), ("look_for",)), named_form("hermes"), is_single=False)
+        requests: Any = [make_request([97], 7)]
+        answer = ResponsesAnswer(MODEL, requests, None, body=body, start="undecided", offer=offer)
         events: list[dict[str, Any]] = []
         for event in [
             *(Token(0, 97, text) for text in texts),
@@ -408,3 +413,11 @@ def test_the_items_are_the_same_however_a_text_comes() -> None:
     assert (item["type"], item["status"], status) == ("reasoning", "incomplete", "incomplete")
     *_, last = events_of(["<think>", "Hm", "</think>", "Yes", "."])
     assert [item["status"] for item in last["response"]["output"]] == ["completed", "completed"]
+    call = '<tool_call>{"name": "look_for", "arguments": {"far": true}}</tool_call>'
+    for text in (f"<think>Hm</think>I look.{call}{call}Done.", f"{call}Done."):
+        *events, last = events_of([*text])
+        items = last["response"]["output"]
+        assert [item["type"] for item in items[-2:]] == ["function_call", "message"]
+        assert items[-1]["content"][0]["text"] == "Done."
+        assert {item["arguments"] for item in items if item["type"] == "function_call"} == {'{"far": true}'}
+        assert items == [event["item"] for event in events if event["type"] == "response.output_item.done"]
