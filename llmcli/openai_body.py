@@ -92,7 +92,9 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
 }
 
 
-def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+def drop_idle(
+    body: Mapping[str, Any], known: Collection[str], where: str = "", idle_keys: Mapping[str, IdleKey] = IDLE_KEYS
+) -> dict[str, Any]:
     """A body's `known` keys. A null counts as a key that is not given.
 
     A top_p of 0 becomes a temperature of 0, as both leave only the likeliest token.
@@ -104,9 +106,9 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
             if value is not None:
                 asked[key] = value
             continue
-        idle = IDLE_KEYS.get(key)
+        idle = idle_keys.get(key)
         if idle is None:
-            raise unknown_key(key, [*known, *IDLE_KEYS], where)
+            raise unknown_key(key, [*known, *idle_keys], where)
         number = body.get("n")
         if value is not None and not idle.is_idle(value, 1 if number is None else number):
             raise BodyError(f"{where}{key} is {shown(value)}, expected {idle.expected}", where + key)
@@ -163,6 +165,10 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
     role = text_of(f"{where}.role", message["role"])
     if roles is not None and role not in roles:
         raise BodyError(f"{where}.role is {shown(role)}, expected {' or '.join(roles)}", f"{where}.role")
+    for name, expected in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if roles is not None and message.get(name) and role != expected:
+            key = f"{where}.{name}"
+            raise BodyError(f"{key} is {shown(message[name])}, expected it in messages of {expected} alone", key)
     asked = {name: item for name, item in message.items() if name not in _MESSAGE_KEYS}
     for name, idle in _MESSAGE_KEYS.items():
         if (item := message.get(name)) is not None and not idle.is_idle(item, 1):

@@ -23,7 +23,7 @@ class Spelling:
 
     With a `mark` calls may come anywhere in a text, and have begun once it is there. Without one they come at a text's
     start alone, and have begun once a tool's name is there. Further calls follow a `joint`, with head, arguments and
-    tail; without a joint each has all parts. Arguments are a JSON object, or Python's `a=1, b="x"`.
+    tail; without a joint each has all parts. Arguments are a JSON object, or Python's `a=1, b="x"` or `**{"a": 1}`.
     """
 
     heads: tuple[str, ...]
@@ -288,8 +288,8 @@ def _end_of(parts: Iterable[str], text: str, place: int) -> int | None:
     return place
 
 
-_KEYWORD = re.compile(r"\s*(?:\)|[^\W\d]\w*\s*=)")
-_OPEN_KEYWORD = re.compile(r"\s*(?:[^\W\d]\w*\s*)?")
+_KEYWORD = re.compile(r"\s*(?:\)|\*\*|[^\W\d]\w*\s*=)")
+_OPEN_KEYWORD = re.compile(r"\s*(?:\*|[^\W\d]\w*\s*)?")
 
 
 def _checked(spelling: Spelling, text: str, place: int) -> int | None:
@@ -367,11 +367,16 @@ class _Keywords:
 
     def _as_json(self) -> str:
         """The argument that has ended, "" for none."""
-        (name, _, value), self._argument = self._argument.partition("="), ""
-        if not name.strip():
+        argument, self._argument = self._argument.strip(), ""
+        name, _, value = argument.partition("=")
+        if argument.startswith("**"):
+            written = _json_of(argument.removeprefix("**").strip())[1:-1].strip()
+        else:
+            written = f"{json.dumps(name.strip())}: {_json_of(value.strip())}" if argument else ""
+        if not written:
             return ""
         before, self._has_arguments = ", " if self._has_arguments else "{", True
-        return f"{before}{json.dumps(name.strip())}: {_json_of(value.strip())}"
+        return before + written
 
 
 _Arguments = _JsonObject | _Keywords

@@ -9,6 +9,7 @@ from llmcli.differences import shown
 from llmcli.openai_body import BodyError, text_of, unknown_key
 
 TOOL_KEYS = ("tools", "tool_choice", "parallel_tool_calls")
+MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _TOOL = '{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}'
 _CHOICES = '\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}'
@@ -38,8 +39,9 @@ def read_tools(body: Mapping[str, Any], where: str = "") -> Tools | None:
             key = f"{where}tool_choice"
             raise BodyError(f"{key} is {shown(choice)}, and there are no tools; give some in tools", key)
         return None
-    if not isinstance(given, list):
-        raise BodyError(f"{where}tools is {shown(given)}, expected a list such as [{_TOOL}]", f"{where}tools")
+    if not isinstance(given, list) or len(given) > MAX_TOOLS:
+        expected = f"a list of at most {MAX_TOOLS} tools such as {_TOOL}"
+        raise BodyError(f"{where}tools is {shown(given)}, expected {expected}", f"{where}tools")
     tools = tuple(_tool(f"{where}tools[{index}]", tool) for index, tool in enumerate(given))
     names = tuple(tool["function"]["name"] for tool in tools)
     for index, name in enumerate(names):

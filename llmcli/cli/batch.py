@@ -39,7 +39,7 @@ from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
-from llmcli.openai_body import finish_reason_of, message_of
+from llmcli.openai_body import finish_reason_of
 from llmcli.resources import install_command
 
 # Where a batch runs: in this process, or on the workers of a Ray cluster; and what such a worker opens.
@@ -210,33 +210,30 @@ def result_json(task: Task, event: Finished | Failed, seed: int, model: str, loa
     """The object of one prompt."""
     line = task.line
     if line.form != "native":
-        return _openai_json(task, event, model)
+        return _openai_json(task, event, seed, model)
     if isinstance(event, Failed):
         return {"id": line.id, "error": {"message": str(event.error)}}
     facts = {"prompt_token_ids": list(task.token_ids), "seed": seed, "model": model}
-    return {"id": line.id, **sample_json(event, load_seconds), **facts}
+    calls = {key: value for key, value in task.message(event, seed).items() if key == "tool_calls"}
+    return {"id": line.id, **sample_json(event, load_seconds), **calls, **facts}
 
 
-def _openai_json(task: Task, event: Finished | Failed, model: str) -> dict[str, Any]:
+def _openai_json(task: Task, event: Finished | Failed, seed: int, model: str) -> dict[str, Any]:
     line, num_prompt_tokens = task.line, len(task.token_ids)
     common = {"id": f"batch_req_{line.number}", "custom_id": line.id}
     if isinstance(event, Failed):
         return {**common, "response": None, "error": {"code": "failed", "message": str(event.error)}}
     is_chat = line.form == "chat"
-    content: dict[str, Any] = {"text": event.text}
-    if is_chat:
-        start = task.prompt.answer_start(is_held=task.grammar is not None)
-        reasoning, answer = lazy.chat_events.split_reasoning(event.text, start)
-        content = {"message": message_of(answer, reasoning)}
+    message = task.message(event, seed)
+    content: dict[str, Any] = {"message": message} if is_chat else {"text": event.text}
+    reason = finish_reason_of(event.finish_reason, len(message.get("tool_calls", ())))
     num_new_tokens = len(event.token_ids)
     body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.number}",
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [
-            {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason_of(event.finish_reason, 0)}
-        ],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
         "usage": {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_new_tokens,

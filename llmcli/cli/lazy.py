@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcli import differences, tools
+    from llmcli import differences, tool_calls, tools
     from llmcli.batch import on_ray
     from llmcli.checkpoint import (
         adapter,

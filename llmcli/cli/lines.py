@@ -19,6 +19,7 @@ from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.run import Run, RunRequest
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.schema.constraint import Constraint
 
@@ -32,6 +33,11 @@ class Task:
     prompt: EncodedPrompt  # without text and ids
     max_new_tokens: int | None
     grammar: lazy.grammar.Grammar | None = None
+
+    def message(self, event: lazy.request.Finished, seed: int) -> dict[str, Any]:
+        """The text as a message of an answer: what it reasons, says and calls."""
+        origin = tuple(self.token_ids), seed, event.sample
+        return self.prompt.message(event.text, is_held=self.grammar is not None, origin=origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +87,18 @@ class Lines:
         """Check and encode a line. Raises: UsageError, TokenizerError"""
         requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
         if line.messages is not None:
-            prompt = self.encode_messages(self._with_system(line.messages), line.template_kwargs)
+            prompt = self.encode_messages(self._with_system(line.messages), line.template_kwargs, line.tools)
         else:
             assert line.prompt is not None
             prompt = self.run.session.encode_prompt(line.prompt)
         limit = self.run.limit_new_tokens(requested, prompt)
         packed = array("I", prompt.token_ids)
-        grammar = self.grammar if line.constraint is None else self._grammar(line.constraint)
-        line = replace(line, prompt=None, messages=None, template_kwargs={}, constraint=None)
+        constraint = line.constraint or prompt.constraint
+        if line.tools is not None and (line.constraint or self.grammar):
+            held = line.constraint.key if line.constraint else self.grammar.name if self.grammar else ""
+            raise UsageError(f"tools and {held} cannot be combined")
+        grammar = self.grammar if constraint is None else self._grammar(constraint)
+        line = replace(line, prompt=None, messages=None, template_kwargs={}, tools=None, constraint=None)
         task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
         if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
             request = self.request_of(replace(task, grammar=None), 0)
@@ -99,7 +109,9 @@ class Lines:
         """A line's grammar; equal ones are read once. Raises: UsageError"""
         key = constraint.kind, json.dumps(constraint.value)
         if key not in self._grammars:
-            self._grammars[key] = lazy.grammar.grammar_of(constraint)
+            self._grammars[key] = grammar = lazy.grammar.grammar_of(constraint)
+            for note in grammar.notes if constraint.kind == "tools" else ():
+                terminal.info(note)
         return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:

@@ -25,6 +25,7 @@ from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
+from llmcli.openai_body import message_of
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
 from llmcli.sampling.params import DEFAULT_ORDER, ResolvedSampling, SamplingParams
 from llmcli.timeline import IMPORTS, Timeline
@@ -96,8 +97,22 @@ class EncodedPrompt:
     shown_token_ids: frozenset[int] = frozenset()  # special tokens of such calls
 
     def answer_start(self, *, is_held: bool) -> lazy.chat_events.Start:
-        """What the answer begins with. One that is held to a schema has no reasoning, even if the template opens it."""
-        return "undecided" if is_held and self.start == "reasoning" else self.start
+        """What the answer begins with. One that is held to a schema has no reasoning, even if the template opens it.
+
+        What holds tool calls lets reasoning come before them.
+        """
+        return "undecided" if is_held and self.offer is None and self.start == "reasoning" else self.start
+
+    def message(self, text: str, *, is_held: bool, origin: tuple[object, ...]) -> dict[str, Any]:
+        """The message of an answer: what it reasons, says, and calls. `origin` decides the ids of calls."""
+        reasoning, said = lazy.chat_events.split_reasoning(text, self.answer_start(is_held=is_held))
+        if self.offer is None:
+            return message_of(said, reasoning)
+        content, calls = lazy.tool_calls.split_calls(self.offer.reader(), said)
+        numbered = enumerate(calls)
+        return message_of(
+            content, reasoning, [lazy.tool_calls.openai_call(call, (*origin, number)) for number, call in numbered]
+        )
 
     @property
     def constraint(self) -> lazy.constraint.Constraint | None:

@@ -404,7 +404,8 @@ def _fault(lark: str) -> str | None:
 # A few keywords, such as several `multipleOf`, can make an automaton of millions of states. So a child process reads it
 # first.
 
-LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s
+LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s, 128 tools take 2 s
+_MOST_AT_ONCE = 32  # tools in that time
 
 
 class GrammarProcess:
@@ -417,7 +418,8 @@ class GrammarProcess:
 
     def grammar(self, constraint: Constraint) -> Grammar:
         """Read the grammar. Raises: as `grammar_of`; TokenizerError if it takes too much time or memory"""
-        answer = self._process.ask(asdict(constraint), LIMIT_SECONDS)
+        num_tools = len(constraint.value["tools"]) if constraint.kind == "tools" else 0
+        answer = self._process.ask(asdict(constraint), LIMIT_SECONDS * (1 + num_tools // _MOST_AT_ONCE))
         if isinstance(answer, str):
             raise UsageError(answer)
         return Grammar(answer["name"], answer["lark"], tuple(answer["notes"]))

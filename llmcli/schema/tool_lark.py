@@ -13,7 +13,7 @@ from llmcli.tool_calls import NAME, Form, Spelling, parts_of
 
 Start = Literal["answer", "undecided", "reasoning"]
 
-_SPACE = r"\s{0,20}"  # without a bound, models fill their texts with it
+_SPACE = r"[ \t\r\n]{0,8}"  # without a bound, models fill their texts with it
 _ANY = "(?s:.*)"
 _OPENING, _CLOSING = "<think>", r"<\/think>"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*", re.ASCII)
@@ -25,7 +25,7 @@ class ToolRules:
     """What one tool takes.
 
     `json` is the rule of its arguments as an object. `values` has the rules of single arguments, of which those in
-    `required` must come; None if they cannot be held one by one.
+    `required` must come; None if they cannot be held one by one: then `**` unpacks the object.
     """
 
     name: str
@@ -152,9 +152,7 @@ def _keywords(index: int, tool: ToolRules) -> Iterator[str]:
     `keywords_I_N` is what may come from argument N on, `keywords_I_N_more` the same after another argument.
     """
     if tool.values is None:
-        yield f"keywords_{index}: (keyword_{index} (/,{_SPACE}/ keyword_{index})*)?"
-        yield rf"keyword_{index}: /[A-Za-z_][A-Za-z0-9_]{{0,60}}={_SPACE}/ any_{index}"
-        yield f"any_{index}: %json {{}}"
+        yield f'keywords_{index}: "**" json_{index}'
         return
     names = list(tool.values)
     yield f"keywords_{index}: keywords_{index}_0"
@@ -183,8 +181,7 @@ def _begin_of(spelling: Spelling, tools: Sequence[ToolRules]) -> str:
     heads = []
     for head in spelling.heads:
         parts = parts_of(f"{spelling.opening} {head}", NAME)
-        last = (
-            len(parts) if spelling.arguments == "keywords" else next(i for i, part in enumerate(parts) if NAME in part)
-        )
-        heads.append(_spaced(parts[: last + 1]).replace(NAME, names))
+        if spelling.arguments == "json":  # the rest follows the name
+            parts = parts[: next(place for place, part in enumerate(parts) if NAME in part) + 1]
+        heads.append(_spaced(parts).replace(NAME, names))
     return f"(?:{'|'.join(heads)})"
