@@ -77,12 +77,26 @@ TEMPLATE = """\
         {%- set call = '\\n{"name": "' + tool.function.name + '", "arguments": {' %}
         {%- set next.text, next.length = '<tool_call>' + call, 1 + call | length %}
     {%- endfor %}
-    {%- if not next.text %}
-        {%- set read = namespace(text='I read: ') %}
-        {%- for one in messages[-1].content[:80] %}
-            {%- set read.text = read.text + (one if ' ' <= one <= '~' else ' ') %}
+    {%- set last = messages[-1].content %}
+    {%- set write = namespace(text='') %}
+    {%- if '</code>' in messages[0].content %}{#- Python that calls the first function, for smolagents #}
+        {%- set call = messages[0].content.split('<code>\\ndef ')[1].split('(')[0] + '("Rome")' %}
+        {%- set write.text = '<code>\\nfinal_answer(' + call + ')\\n</code>' %}
+    {%- elif '[[ ## completed ## ]]' in last %}{#- each field by its type, for DSPy #}
+        {%- for field in last.split('`[[ ## ')[1:] %}
+            {%- set value = '{"city": "Rome"}' if 'Python dict' in field else '7' %}
+            {%- if 'Literal[' in field %}
+                {%- set value = field.split("'")[3 if 'observation_0' in last else 1] %}
+            {%- endif %}
+            {%- set write.text = write.text + '[[ ## ' + field.split('`')[0] + '\\n' + value + '\\n\\n' %}
         {%- endfor %}
-        {%- set next.text, next.length = read.text + '<|im_end|>', 1 + read.text | length %}
+    {%- else %}
+        {%- for one in 'I read: ' + last[:80] %}
+            {%- set write.text = write.text + (one if ' ' <= one <= '~' else ' ') %}
+        {%- endfor %}
+    {%- endif %}
+    {%- if not next.text %}
+        {%- set next.text, next.length = write.text + '<|im_end|>', 1 + write.text | length %}
     {%- endif %}
     {{- next.text + '<|blank|>' * (BACK - 11 - next.length) + '<|im_start|>assistant\\n' }}
 {%- endif %}
@@ -166,7 +180,7 @@ def ends(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         head[id_of[symbol], :width] = step * (len(order) - rank)
         head[id_of[symbol], width + code_of[symbol]] = again
     first = step * (len(order) - 0.5)
-    head[id_of["a"], code_of['"']] = head[id_of["}"], code_of["{"]] = first
+    head[id_of["a"], code_of['"']] = first
     for rank, symbol in enumerate(('"', "{", "7")):
         head[id_of[symbol], code_of["["]] = first - rank
     norm = torch.full([CONFIG["hidden_size"]], (CONFIG["hidden_size"] / 2) ** -0.5)

@@ -41,6 +41,6 @@ def report(package: str, *checks: Callable[[], object]) -> None:
             check()
             results[check.__name__] = "passed"
         except Exception as error:
-            results[check.__name__] = f"failed: {type(error).__name__}: {error}"
+            results[check.__name__] = f"failed: {type(error).__name__}: {error}"[:500]
             traceback.print_exc()
     print(json.dumps({"package": package, "version": version(package), "results": results}))

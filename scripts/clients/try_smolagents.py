@@ -13,28 +13,28 @@ def agent(kind: type, **keys):
 def tools() -> None:
     """Calls of the tool, then of `final_answer`."""
     result = agent(ToolCallingAgent, return_full_result=True).run(QUESTION)
-    assert result.state == "success", result
+    assert result.state == "success", result.output
     assert_answered("22 degrees")
 
 
 def tools_streamed() -> None:
     """The same as a stream."""
     result = agent(ToolCallingAgent, stream_outputs=True, return_full_result=True).run(QUESTION)
-    assert result.state == "success", result
+    assert result.state == "success", result.output
     assert_answered("22 degrees")
 
 
 def code() -> None:
     """Code that calls the tool and then `final_answer`."""
     result = agent(CodeAgent, return_full_result=True).run(QUESTION)
-    assert result.state == "success", result
+    assert result.state == "success", result.output
     assert_answered(result.output)
 
 
 def code_streamed() -> None:
     """The same as a stream."""
     result = agent(CodeAgent, stream_outputs=True, return_full_result=True).run(QUESTION)
-    assert result.state == "success", result
+    assert result.state == "success", result.output
     assert_answered(result.output)
 
 
