@@ -92,7 +92,9 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
 }
 
 
-def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+def drop_idle(
+    body: Mapping[str, Any], known: Collection[str], where: str = "", idle_keys: Mapping[str, IdleKey] = IDLE_KEYS
+) -> dict[str, Any]:
     """A body's `known` keys. A null counts as a key that is not given.
 
     A top_p of 0 becomes a temperature of 0, as both leave only the likeliest token.
@@ -104,9 +106,9 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
             if value is not None:
                 asked[key] = value
             continue
-        idle = IDLE_KEYS.get(key)
+        idle = idle_keys.get(key)
         if idle is None:
-            raise unknown_key(key, [*known, *IDLE_KEYS], where)
+            raise unknown_key(key, [*known, *idle_keys], where)
         number = body.get("n")
         if value is not None and not idle.is_idle(value, 1 if number is None else number):
             raise BodyError(f"{where}{key} is {shown(value)}, expected {idle.expected}", where + key)

@@ -96,6 +96,7 @@ class Answer(ABC):
     prefix: str
     whole_kind: str
     piece_kind: str
+    stream_end = b"data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -228,6 +229,14 @@ class Answer(ABC):
                 pieces.append(self._new_piece(index, choice))
                 choice.tell()
         return pieces
+
+    def frame(self, piece: bytes) -> bytes:
+        """A piece as a server-sent event."""
+        return b"data: %b\n\n" % piece
+
+    def failure(self, refusal: Refusal) -> bytes:
+        """The last piece of a stream that fails."""
+        return to_json(refusal.as_json())
 
     def usage_piece(self) -> bytes:
         """The last piece of a stream that includes usage."""
@@ -452,7 +461,7 @@ class TextsResponse:
             return
         if self.answer.includes_usage:
             await self._send_pieces([self.answer.usage_piece()], send)
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        await send({"type": "http.response.body", "body": self.answer.stream_end, "more_body": False})
 
     async def _whole(self, scope: Scope) -> Response:
         """The answer in one piece; a large one is made in a thread."""
@@ -476,13 +485,13 @@ class TextsResponse:
         if not self._has_begun:
             self._has_begun = True
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        body = b"".join([b"data: %b\n\n" % piece for piece in pieces])
+        body = b"".join(map(self.answer.frame, pieces))
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _end_stream(self, refusal: Refusal, state: dict[str, Any], send: Send) -> None:
         """Report the end in the stream's last piece, since the status has been sent already."""
         state["status"] = refusal.status
-        body = b"data: " + to_json(refusal.as_json()) + b"\n\n"
+        body = self.answer.frame(self.answer.failure(refusal))
         message = {"type": "http.response.body", "body": body, "more_body": False}
         try:
             await asyncio.wait_for(send(message), _LAST_WORD_SECONDS)

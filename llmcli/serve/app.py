@@ -29,10 +29,11 @@ from llmcli.schema.constraint import Constraint
 from llmcli.serve.answers import CLIENT_LEFT, Answer, ChatAnswer, CompletionAnswer, Echo, TextsResponse
 from llmcli.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TextsBody, TokenizeBody
 from llmcli.serve.refusal import Refusal, as_refusal, json_response, large_json_response, stopped
+from llmcli.serve.responses import OWN_NAMES, ResponsesAnswer, ResponsesBody
 from llmcli.serve.service import Metrics, Service, client_of, unless_gone
 from llmcli.tokenizer.base import StreamDecoder
 
-# /v1/chat/completions and /v1/completions.
+# /v1/chat/completions, /v1/responses and /v1/completions.
 
 Kind = TypeVar("Kind", bound=TextsBody)
 
@@ -42,11 +43,22 @@ def texts_routes(service: Service) -> list[Route]:
 
     async def chat(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(ChatBody, http), service)
+        return await converse(http, body, ChatAnswer)
+
+    async def answer_in_items(http: HttpRequest) -> TextsResponse:
+        body = _with_seed(await service.read(ResponsesBody, http), service)
+        try:
+            return await converse(http, body, partial(ResponsesAnswer, body=body))
+        except Refusal as refusal:
+            refusal.param = OWN_NAMES.get(refusal.param or "", refusal.param)
+            raise
+
+    async def converse(http: HttpRequest, body: ChatBody, kind: Callable[..., Answer]) -> TextsResponse:
         _log(service, body.messages)
         with service.desk.waiting(body.n, "n"):
             async with service.limits.timed() as deadline:
                 asked = await service.encode(http, lambda: service.model.answer(body))
-                kind = partial(ChatAnswer, start=asked.start, offer=asked.offer)
+                kind = partial(kind, start=asked.start, offer=asked.offer)
                 return await respond(http, body, [asked.request], asked.constraint, kind, deadline)
 
     async def complete(http: HttpRequest) -> TextsResponse:
@@ -86,6 +98,7 @@ def texts_routes(service: Service) -> list[Route]:
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", answer_in_items, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
     ]
 

@@ -52,7 +52,7 @@ def _as_list(value: Any) -> Any:
 
 
 @contextmanager
-def _refused(param: str) -> Iterator[None]:
+def refused(param: str) -> Iterator[None]:
     """Turn an error of the engine's rooms into a refusal of the key `param`."""
     try:
         yield
@@ -63,7 +63,7 @@ def _refused(param: str) -> Iterator[None]:
 
 
 def _read_messages(value: Any) -> Any:
-    with _refused("messages"):
+    with refused("messages"):
         return read_messages("messages", value)
 
 
@@ -86,7 +86,7 @@ class StreamOptions(Body):
 
 def _sampling_parameter(name: str) -> Any:
     def check(value: Any) -> Any:
-        with _refused(name):
+        with refused(name):
             return check_param(name, value)
 
     return Annotated[Any, BeforeValidator(check)], None
@@ -124,8 +124,8 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     @pydantic.model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        with _refused(""):
-            return drop_idle(value, _names(cls)) if isinstance(value, dict) else value
+        with refused(""):
+            return drop_idle(value, key_names(cls)) if isinstance(value, dict) else value
 
     @property
     def sampling(self) -> dict[str, int | float]:
@@ -145,14 +145,19 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         given: dict[str, Any] = {
             key: value for key in CONSTRAINT_KEYS if (value := getattr(self, _FIELDS.get(key, key))) is not None
         }
-        with _refused("response_format"):
-            by_format = constraint_of_format("response_format", self.response_format)
-        with _refused(next(iter(given), "")):
+        by_format = self.format_constraint
+        with refused(next(iter(given), "")):
             by_key = constraint_of(given)
         if by_format is not None and by_key is not None:
-            message = f"response_format and {by_key.key} cannot be combined"
-            raise Refusal(400, message, param="response_format")
+            key = by_format.key.partition(".")[0]
+            raise Refusal(400, f"{key} and {by_key.key} cannot be combined", param=key)
         return by_key or by_format
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        """What OpenAI's own key holds the texts to. Raises: Refusal for a bad one"""
+        with refused("response_format"):
+            return constraint_of_format("response_format", self.response_format)
 
     @property
     def includes_usage(self) -> bool:
@@ -176,7 +181,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
 
 
 def _read_template_kwargs(value: Any) -> Any:
-    with _refused("chat_template_kwargs"):
+    with refused("chat_template_kwargs"):
         return read_template_kwargs("chat_template_kwargs", value)
 
 
@@ -206,7 +211,7 @@ class ChatBody(TextsBody):
     @property
     def offered(self) -> Tools | None:
         """The tools that the answer may call. Raises: Refusal for keys that are not in OpenAI's form"""
-        with _refused("tools"):
+        with refused("tools"):
             return read_tools({key: getattr(self, key) for key in TOOL_KEYS})
 
     @property
@@ -310,7 +315,7 @@ def parse_body(kind: type[Kind], content: bytes) -> Kind:
         raise _refusal(kind, error) from error
 
 
-def _names(kind: type[Body]) -> list[str]:
+def key_names(kind: type[Body]) -> list[str]:
     """The keys of a body."""
     return [field.alias or name for name, field in kind.model_fields.items()]
 
@@ -330,7 +335,7 @@ def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
     problem = error.errors(include_url=False)[0]
     key = _path(problem["loc"]) or "the body"
     if problem["type"] == "extra_forbidden":
-        known = _names(kind) if len(problem["loc"]) == 1 else _names(StreamOptions)
+        known = key_names(kind) if len(problem["loc"]) == 1 else key_names(StreamOptions)
         unknown = unknown_key(str(problem["loc"][-1]), known, "stream_options." * (len(problem["loc"]) - 1))
         return Refusal(400, str(unknown), param=key, code=_UNKNOWN)
     if problem["type"] == "missing":

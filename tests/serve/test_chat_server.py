@@ -239,6 +239,17 @@ def test_the_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
     assert body == {"model": "snail", "messages": [{"role": "user", "content": "Tell."}], "stream": True}
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_reasoning_under_a_key_of_its_own(tmp_path: Path, key: str) -> None:
+    """Its pieces come apart from the answer's, or with them, and nothing else is in the answer."""
+    deltas = [{key: "A "}, {key: "snail?", "content": None}, {key: " Yes.", "content": "Hi"}, {"content": " you"}]
+    answer = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
+    with odd_server(200, f"{answer}data: [DONE]\n\n".encode()) as address:
+        told = run_chat(tmp_path, "--server", address, "--message", "Tell.", "--thinking", "show")
+    assert (told.returncode, told.stdout) == (0, "Hi you\n")
+    assert told.stderr.strip() == "A snail? Yes."
+
+
 def test_no_answer_is_an_error(tmp_path: Path) -> None:
     with odd_server(200, b"data: [DONE]\n\n") as address:
         assert refused(run_chat(tmp_path, "--server", address, "--message", "Hi"), 4) == f"{address} gave no answer"
