@@ -163,7 +163,8 @@ def load_chat_template(
     """The template of a model folder with that tokenizer, or the one chosen: a Jinja file, or the word `plain`.
 
     In a folder, chat_template.jinja wins over `chat_template` in tokenizer_config.json, which is a template or a list
-    of named ones, from which `default` is taken. additional_chat_templates/ is ignored.
+    of named ones, from which `default` is taken, and `tool_use` for conversations with tools. Of the folder
+    additional_chat_templates only tool_use.jinja is read.
 
     Raises: UsageError if there is none, the chosen file cannot be read, or the template does not look up one of the
     `variables`; TokenizerError if the folder's is malformed.
@@ -181,13 +182,14 @@ def _load(folder: Path, tokenizer: Tokenizer, choice: str | None, variables: Map
         return ChatTemplate(
             PLAIN_SOURCE, "the built-in chat template `plain`", special_tokens, (PLAIN_STOP_STRING,), variables
         )
+    tool_source = None
     if choice is not None:
         source, origin = _read_chosen(Path(choice)), f"the chat template {choice}"
     else:
-        source, origin = _find_in(folder)
+        source, origin, tool_source = _find_in(folder)
     if not source.strip():
         raise TokenizerError(f"{origin} is empty; choose another one with --chat-template FILE")
-    return ChatTemplate(source, origin, special_tokens, variables=variables)
+    return ChatTemplate(source, origin, special_tokens, variables=variables, tool_source=tool_source)
 
 
 def _read_chosen(path: Path) -> str:
@@ -197,10 +199,12 @@ def _read_chosen(path: Path) -> str:
         raise UsageError(f"{error}; expected a file that holds a Jinja template, or `{PLAIN}`") from error
 
 
-def _find_in(folder: Path) -> tuple[str, str]:
-    path = folder / "chat_template.jinja"
+def _find_in(folder: Path) -> tuple[str, str, str | None]:
+    """The template, where it is from, and the one for tools, None if it is the same."""
+    path, for_tools = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if os.path.lexists(path):
-        return CHAT_TEMPLATE.read_text(path), f"the chat template {path}"
+        tool_source = CHAT_TEMPLATE.read_text(for_tools) if os.path.lexists(for_tools) else None
+        return CHAT_TEMPLATE.read_text(path), f"the chat template {path}", tool_source
 
     path = folder / "tokenizer_config.json"
     source = read_optional_object(path).get("chat_template")
@@ -210,7 +214,7 @@ def _find_in(folder: Path) -> tuple[str, str]:
             f"tokenizer_config.json; give one with --chat-template FILE, or use --chat-template {PLAIN} for a "
             f"conversation in lines of `User:` and `Assistant:`"
         )
-    origin = f"chat_template in {path}"
+    origin, tool_source = f"chat_template in {path}", None
     if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
         named = {str(entry.get("name")): entry.get("template") for entry in source}
         if "default" not in named:
@@ -218,10 +222,10 @@ def _find_in(folder: Path) -> tuple[str, str]:
             raise TokenizerError(
                 f"{origin} has no template named default, only {names}; choose one with --chat-template FILE"
             )
-        source = named["default"]
-    if not isinstance(source, str):
+        source, tool_source = named["default"], named.get("tool_use")
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise TokenizerError(f"{origin} is {json.dumps(source)[:100]}, expected a template or a list of named ones")
-    return source, f"the {origin}"
+    return source, f"the {origin}", tool_source
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
