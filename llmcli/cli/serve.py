@@ -163,8 +163,8 @@ class SessionModel:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
         prompt = self._encode_messages(body.messages, body.chat_template_kwargs, body.offered)
         start = prompt.answer_start(is_held=body.constraint is not None)
-        constraint = body.constraint or prompt.constraint
-        return lazy.service.Asked(self._request(body, "messages", prompt), constraint, start, prompt.offer)
+        held = prompt.held_to(body.constraint)
+        return lazy.service.Asked(self._request(body, "messages", prompt), held, start, prompt.offer)
 
     def completion(self, body: lazy.bodies.CompletionBody, prompt: str | Sequence[int]) -> lazy.request.Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""

@@ -114,12 +114,12 @@ class EncodedPrompt:
             content, reasoning, [lazy.tool_calls.openai_call(call, (*origin, number)) for number, call in numbered]
         )
 
-    @property
-    def constraint(self) -> lazy.constraint.Constraint | None:
-        """What holds calls of the tools to their schemas; None without tools."""
+    def held_to(self, constraint: lazy.constraint.Constraint | None) -> lazy.constraint.Constraint | None:
+        """The constraint, if any; with tools what holds their calls, and holds an answer without calls to it."""
         if self.offer is None:
-            return None
-        value = {**self.offer.constraint_value(), "start": self.start}
+            return constraint
+        answer = None if constraint is None else {"name": constraint.key, "schema": constraint.value}
+        value = {**self.offer.constraint_value(), "start": self.start, "answer": answer}
         return lazy.constraint.Constraint("tools", "tools", value)
 
 

@@ -309,14 +309,21 @@ def tools_grammar(
     must_call: bool,
     is_single: bool,
     start: Start,
+    answer: Mapping[str, Any] | None = None,
 ) -> Grammar:
     """Answers that may call these of the tools, which are functions as OpenAI describes them, given under `name`.
 
-    Arguments fit the schema of their tool. Where it cannot be held, they are any object, and a note says so.
+    Arguments fit the schema of their tool. Where it cannot be held, they are any object, and a note says so. `answer`
+    has the `name` and the `schema` of answers without calls, which else are any text.
 
-    Raises: UsageError for a tool that is `strict` and cannot be held
+    Raises: UsageError for a tool that is `strict` and cannot be held, and for such an answer
     """
     rules, notes = list[ToolRules](), list[str]()
+    held_answer = None
+    if answer is not None:
+        checked = _held_schema(answer["name"], answer["schema"])
+        held_answer = _json_rule(checked.document())
+        notes += checked.notes
     for index, tool in enumerate(tools):
         if tool["name"] not in names:
             continue
@@ -330,10 +337,13 @@ def tools_grammar(
             checked = CheckedSchema(place, {"type": "object"})
         notes += checked.notes
         rules.append(_tool_rules(tool["name"], checked))
-    lark = tools_lark(named_form(form), rules, must_call=must_call, is_single=is_single, start=start)
-    if (fault := _fault(lark + _NO_FORCING)) is not None:
+    called = tools_lark(
+        named_form(form), rules, must_call=must_call, is_single=is_single, start=start, answer=held_answer
+    )
+    lark = called + _NO_FORCING
+    if (fault := _fault(lark)) is not None:
         raise UsageError(f"{name}: {fault}")
-    return Grammar(name, lark + _NO_FORCING, tuple(notes))
+    return Grammar(name, lark, tuple(notes))
 
 
 def _tool_rules(name: str, checked: CheckedSchema) -> ToolRules:
@@ -344,7 +354,18 @@ def _tool_rules(name: str, checked: CheckedSchema) -> ToolRules:
             key: python_value(schema, _json_rule(checked.document(f"#/$defs/0/properties/{key}")))
             for key, schema in root["properties"].items()
         }
-    return ToolRules(name, _json_rule(checked.document()), values, root.get("required", ()))
+    document = checked.document()
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, key: {"$ref": document["$ref"]}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for key in ("parameters", "arguments")
+    ]
+    json_call = _json_rule({"anyOf": calls, "$defs": document["$defs"]})
+    return ToolRules(name, _json_rule(document), json_call, values, root.get("required", ()))
 
 
 def grammar_of(constraint: Constraint) -> Grammar:

@@ -24,12 +24,14 @@ _PYTHON = {"boolean": "/True|False|true|false/", "null": "/None|null/"}
 class ToolRules:
     """What one tool takes.
 
-    `json` is the rule of its arguments as an object. `values` has the rules of single arguments, of which those in
-    `required` must come; None if they cannot be held one by one: then `**` unpacks the object.
+    `json` is the rule of its arguments as an object, `json_call` that of a whole call. `values` has the rules of
+    single arguments, of which those in `required` must come; None if they cannot be held one by one: then `**` unpacks
+    the object.
     """
 
     name: str
     json: str
+    json_call: str
     values: Mapping[str, str] | None
     required: Sequence[str] = ()
 
@@ -60,32 +62,48 @@ def closed_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**closed, **parameters, "type": "object"}
 
 
-def tools_lark(form: Form, tools: Sequence[ToolRules], *, must_call: bool, is_single: bool, start: Start) -> str:
+def tools_lark(
+    form: Form,
+    tools: Sequence[ToolRules],
+    *,
+    must_call: bool,
+    is_single: bool,
+    start: Start,
+    answer: str | None = None,
+) -> str:
     """The grammar. With `must_call` the answer is calls in the form's first spelling.
 
     With `is_single` there is one call. `start` says whether reasoning comes first: it may, or has begun already.
+    `answer` is the rule of answers without calls, of which no text comes before calls then.
     """
-    return "\n".join(_Lines(form, tools, is_single).all(must_call=must_call, start=start))
+    return "\n".join(_Lines(form, tools, is_single, answer).all(must_call=must_call, start=start))
 
 
 class _Lines:
     """The rules of one grammar."""
 
-    def __init__(self, form: Form, tools: Sequence[ToolRules], is_single: bool):
+    def __init__(self, form: Form, tools: Sequence[ToolRules], is_single: bool, answer: str | None):
         self._form = form
         self._tools = tools
         self._is_single = is_single
+        self._answer = answer
 
     def all(self, *, must_call: bool, start: Start) -> Iterator[str]:
         spellings = self._form.spellings[:1] if must_call else self._form.spellings
         numbered = list(enumerate(spellings))
         marked = [number for number, spelling in numbered if spelling.mark]
-        bodies = [f"calls_{number}" for number, spelling in numbered if not spelling.mark]
-        if marked and must_call:
-            bodies.append(f"/{_spaced([spellings[0].mark])}/ calls_0{self._repeated(spellings[0], 0)}")
-        elif marked:
-            bodies.append("marked_text marked")
-        bodies += [] if must_call else ["TEXT"]
+        is_held = not must_call and self._answer is not None
+        has_text = not must_call and not is_held
+        bodies = [
+            f"/{_SPACE}/ json_call" if is_held and spelling.arguments == "json" else f"calls_{number}"
+            for number, spelling in numbered
+            if not spelling.mark
+        ]
+        if has_text:
+            bodies += [*(["marked_text marked"] if marked else []), "TEXT"]
+        else:
+            rests = ((spellings[number].mark, self._marked(spellings[number], number)) for number in marked)
+            bodies += [f"/{_spaced([mark])}/ {rest}" for mark, rest in rests]
         # What begins a text, and so cannot begin one without calls
         begins = [rf"{_SPACE}{_OPENING}"] if start == "undecided" else []
         begins += [_begin_of(spelling, self._tools) for spelling in spellings if not spelling.mark]
@@ -99,23 +117,26 @@ class _Lines:
             yield rf"thinking[lazy]: /{opened}{_ANY}{_CLOSING}/"
             if not must_call:
                 yield rf"THOUGHT: /{opened}{_ANY}/ & ~/{_ANY}{_CLOSING}{_ANY}/"
+        if is_held:  # with calls made of the same lexemes: the lexer does not go back
+            bodies.append(f"/{_SPACE}/ held_answer")
+            yield f"held_answer: {self._answer}"
+            yield f"json_call: {' | '.join(tool.json_call for tool in self._tools)}"
         yield f"body: {' | '.join(bodies)}"
-        if not must_call:
+        if has_text:
             not_marked = f" & ~/{_ANY}({marks}){_ANY}/" if marks else ""
             yield f"TEXT: /{_ANY}/{not_marked}{not_begun}"
-        if marked and not must_call:
+        if marked and has_text:
             yield "marked_text[lazy]: MARKED_TEXT"
             yield f"MARKED_TEXT: /{_ANY}({marks})/{not_begun}"
-            rests = (f"calls_{number}{self._repeated(spellings[number], number)}" for number in marked)
-            yield f"marked: {' | '.join(rests)}"
+            yield f"marked: {' | '.join(self._marked(spellings[number], number) for number in marked)}"
         for number, spelling in numbered:
             yield from self._calls(number, spelling)
         yield from self._arguments({spelling.arguments for spelling in spellings})
 
-    def _repeated(self, spelling: Spelling, number: int) -> str:
-        """More calls with all their parts."""
+    def _marked(self, spelling: Spelling, number: int) -> str:
+        """Calls after a mark, and more calls with all their parts."""
         is_last = self._is_single or spelling.joint
-        return "" if is_last else f" (/{_spaced([spelling.mark])}/ calls_{number})*"
+        return f"calls_{number}" + ("" if is_last else f" (/{_spaced([spelling.mark])}/ calls_{number})*")
 
     def _calls(self, number: int, spelling: Spelling) -> Iterator[str]:
         """The calls of a spelling, after its mark."""

@@ -43,4 +43,4 @@ def report(package: str, *checks: Callable[[], object]) -> None:
         except Exception as error:
             results[check.__name__] = f"failed: {type(error).__name__}: {error}"[:500]
             traceback.print_exc()
-    print(json.dumps({"package": package, "version": version(package), "results": results}))
+    print("\n" + json.dumps({"package": package, "version": version(package), "results": results}))

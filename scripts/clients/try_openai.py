@@ -3,7 +3,7 @@
 import json
 
 import openai
-from harness import MODEL, QUESTION, assert_answered, called, get_weather, report
+from harness import MODEL, QUESTION, assert_answered, get_weather, report
 from pydantic import BaseModel
 
 client = openai.OpenAI()

@@ -128,6 +128,28 @@ def test_reasoning_comes_first() -> None:
     assert not accepts(grammar("hermes"), "<think>\nA <tool_call>?\n</think>")
 
 
+@pytest.mark.parametrize("form", [form.name for form in FORMS])
+def test_an_answer_may_be_held_besides_the_calls(form: str) -> None:
+    """It fits its schema, or calls; nothing comes before calls."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    held = grammar(form, answer={"name": "response_format", "schema": schema})
+    right = call(form, "get_weather", VALID)
+    assert accepts(held, right)
+    assert accepts(held, '{"a": 1}')
+    for text in ("", "Hi.", f"Well. {right}", '{"a": "1"}', f'{{"a": 1}}{right}', call(form, "get_weather", EMPTY)):
+        assert not accepts(held, text), text
+    for start, begin in (("undecided", "<think>\n"), ("reasoning", "")):
+        after = grammar(form, start=start, answer={"name": "response_format", "schema": schema})
+        assert accepts(after, f'{begin}A</think>\n\n{{"a": 1}}')
+        assert accepts(after, f"{begin}A</think>\n\n{right}")
+        assert not accepts(after, f"{begin}A</think>\n\nHi.")
+    must = grammar(form, must_call=True, answer={"name": "response_format", "schema": schema})
+    assert accepts(must, right)
+    assert not accepts(must, '{"a": 1}')
+    with pytest.raises(UsageError, match="^response_format: 'uniqueItems'"):
+        grammar(form, answer={"name": "response_format", "schema": {"uniqueItems": True, "items": {}}})
+
+
 def test_what_cannot_be_held_is_said_and_its_call_is_held_all_the_same() -> None:
     odd = tool("odd", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})["function"]
     for form in ("hermes", "pythonic"):
