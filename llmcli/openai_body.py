@@ -136,6 +136,7 @@ _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "audio": _key("null"),
     "function_call": _key(f"null, {_NO_TOOLS}"),
     "annotations": _key("an empty list", []),
+    "parsed": IdleKey("anything", lambda value, n: True),  # what OpenAI's client makes of the content
 }
 _OPTIONAL = ("name", "reasoning_content", "tool_call_id")
 _KNOWN_MESSAGE_KEYS = ("role", "content", *_OPTIONAL, "tool_calls")
@@ -190,13 +191,16 @@ def _calls(key: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _call(where: str, call: Any) -> dict[str, Any]:
-    """A call with its arguments as an object; `index`, of a stream's pieces, is left out."""
+    """A call with its arguments as an object.
+
+    `index`, of a stream's pieces, and `parsed_arguments`, of OpenAI's client, are left out.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise BodyError(f"{where} is {shown(call)}, expected a call such as {_CALL}", where)
     for given, known, place in (
         (call, ("id", "type", "function", "index"), f"{where}."),
-        (function, ("name", "arguments"), f"{where}.function."),
+        (function, ("name", "arguments", "parsed_arguments"), f"{where}.function."),
     ):
         if unknown := [name for name in given if name not in known]:
             raise unknown_key(unknown[0], known, place)

@@ -142,10 +142,12 @@ def test_the_keys_of_messages() -> None:
         "tool_calls": [None, []],
         "annotations": [None, []],
         "reasoning_content": ["Hm.", None],
+        "parsed": [None, {"a": 1}],
     }
     for message in (
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "tool_calls": [{**CALL, "index": 0}]},
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}]},
         {"role": "tool", "content": "a", "tool_call_id": "a"},
     ):
         parse_body(ChatBody, json.dumps({"messages": [message]}).encode())
