@@ -222,9 +222,17 @@ class Answer(ABC):
         return {**self._head, "object": self.whole_kind, "choices": choices, "usage": self._usage()}
 
     def pieces(self) -> list[bytes]:
-        """The news since the last call as JSON, one piece for each text that has any."""
+        """The news since the last call as JSON, one piece for each text that has any.
+
+        The end of a text comes after the last call, in a piece of its own: OpenAI's client ends the call at it.
+        """
         pieces = []
         for index, choice in enumerate(self._choices):
+            if choice.calls and choice.end is not None and not choice.is_over:
+                end, choice.end = choice.end, None
+                pieces.append(self._new_piece(index, choice))
+                choice.tell()
+                choice.end = end
             if not choice.is_over and choice.has_news:
                 pieces.append(self._new_piece(index, choice))
                 choice.tell()

@@ -24,6 +24,7 @@ ASKED: dict[str, Any] = {"model": "caller", "messages": MESSAGES, "tools": [WEAT
 ONE: dict[str, Any] = {**ASKED, "parallel_tool_calls": False}  # a random model may go on calling
 OTHER_FORMS = {"mistral": 258, "llama": 260}  # the token of each one's mark
 TIMINGS = Timings(1, 0.0, 0.0, 0, 0.0)
+END = Finished(0, "", "", (), "eos", TIMINGS)
 
 
 def offer_of(form: str) -> Offer:
@@ -62,6 +63,18 @@ def joined(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if calls:
         message |= {"tool_calls": calls, "content": message["content"] or None}
     return message
+
+
+def test_the_end_of_a_text_comes_after_its_calls() -> None:
+    """For a slow client pieces are joined."""
+    events = [Token(0, 97, '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'), END]
+    answer = ChatAnswer("m", [make_request([97], 7)], None, offer=offer_of("hermes"))  # type: ignore[arg-type]
+    for event in events:
+        answer.take(0, event)
+    first, last = (json.loads(piece)["choices"][0] for piece in answer.pieces())
+    assert first["delta"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert (first["finish_reason"], last["delta"], last["finish_reason"]) == (None, {}, "tool_calls")
+    assert answer.pieces() == []
 
 
 @pytest.mark.parametrize(("form", "text"), [*((form, text) for form, text, *_ in CALLS), *TEXTS])
@@ -239,7 +252,7 @@ NAMED = {"type": "function", "function": {"name": "fly"}}
         ({"tool_choice": NAMED}, "tool_choice", "tool_choice names 'fly', expected one of get_weather, get_time"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "'required', and there are no tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "is 1, expected true or false"),
-        ({"response_format": {"type": "json_object"}}, "tools", "tools and response_format cannot be combined"),
+        ({"extra_body": {"regex": "a"}}, "tools", "tools and regex cannot be combined"),
         ({"extra_body": {"ignore_eos": True}}, "tools", "ignore_eos and tools cannot be combined"),
         ({"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, "messages[0].tool_call_id", "alone"),
         (
