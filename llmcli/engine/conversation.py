@@ -41,6 +41,13 @@ class Answer:
         """Whether it may continue."""
         return self.finish_reason in UNFINISHED
 
+    @property
+    def shown(self) -> str:
+        """The answer for people, with a line for each call."""
+        functions = [call["function"] for call in self.calls]
+        calls = [f"{function['name']}({function['arguments']})" for function in functions]
+        return "\n".join([self.content, *calls] if self.content else calls)
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -191,7 +198,7 @@ def save_markdown(path: Path, saved: SavedConversation, *, replace: bool) -> Non
     for turn in conversation.turns:
         parts += ["## User", turn.user]
         if turn.answer is not None:
-            parts += ["## Assistant", turn.answer.content]
+            parts += ["## Assistant", turn.answer.shown]
     text = "\n\n".join(part.strip() for part in parts)
     _MARKDOWN_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
 
