@@ -54,6 +54,15 @@ def calling(caller: ServerProcess) -> Any:
     return openai.OpenAI(base_url=f"{caller.url}/v1", api_key="none", max_retries=0)
 
 
+@pytest.fixture(scope="module")
+def doer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The client of a server whose template knows tools alone: its calls come at once."""
+    path = tmp_path_factory.mktemp("template") / "chat.jinja"
+    path.write_text(re.sub(r"{% if one.reasoning_content %}.*?{% endif %}", "", TEMPLATE))
+    with running_server("--chat-template", path) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
 def without_ids(response: Any) -> dict[str, Any]:
     """What two answers to the same question share."""
     keys: dict[str, Any] = response.to_dict()
@@ -164,18 +173,18 @@ def assert_prompt(client: Any, items: Any, messages: Any, **asked: Any) -> None:
     assert told.output_text == expected.choices[0].message.content
 
 
-def test_functions_are_called(calling: Any) -> None:
+def test_functions_are_called(doer: Any) -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": ASKED, "tools": [TOOL], "extra_body": {"seed": 5}}
     for choice in ("required", {"type": "function", "name": "look_for"}):
-        answer = calling.responses.create(**asked, tool_choice=choice, parallel_tool_calls=False)
+        answer = doer.responses.create(**asked, tool_choice=choice, parallel_tool_calls=False)
         (call,) = answer.output
         chat = {"tools": [CHAT_TOOL], "tool_choice": "required", "parallel_tool_calls": False, "seed": 5}
-        told = calling.chat.completions.create(model=MODEL, messages=MESSAGES, **chat).choices[0].message.tool_calls[0]
+        told = doer.chat.completions.create(model=MODEL, messages=MESSAGES, **chat).choices[0].message.tool_calls[0]
         assert (call.type, call.call_id, call.name) == ("function_call", told.id, "look_for")
         assert call.arguments == told.function.arguments
         assert json.loads(call.arguments).keys() == {"who", "far"}
         assert (answer.tools[0].name, answer.parallel_tool_calls) == ("look_for", False)
-    events = list(calling.responses.create(**asked, tool_choice="required", parallel_tool_calls=False, stream=True))
+    events = list(doer.responses.create(**asked, tool_choice="required", parallel_tool_calls=False, stream=True))
     names = [event.type.removeprefix("response.") for event in events]
     arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(arguments) == call.arguments
@@ -184,7 +193,7 @@ def test_functions_are_called(calling: Any) -> None:
     assert (events[2].item.name, events[2].item.arguments, events[-3].arguments) == ("look_for", "", call.arguments)
     assert events[-1].response.output[0] == events[-2].item
     assert [item["arguments"] for item in without_ids(events[-1].response)["output"]] == [call.arguments]
-    with calling.responses.stream(**asked, tool_choice="required", parallel_tool_calls=False) as stream:
+    with doer.responses.stream(**asked, tool_choice="required", parallel_tool_calls=False) as stream:
         assert stream.get_final_response().output[0].arguments == call.arguments
 
 
