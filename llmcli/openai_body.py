@@ -158,7 +158,7 @@ def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -
 def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise BodyError(f"{where} is {shown(message)}, expected an object with role and content", where)
-    calls = _calls(f"{where}.tool_calls", message.get("tool_calls"))
+    calls = read_calls(f"{where}.tool_calls", message.get("tool_calls"))
     for name in ("role",) if calls else ("role", "content"):
         if name not in message:
             raise BodyError(f"{where} has no {name}, expected role and content", f"{where}.{name}")
@@ -183,7 +183,8 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
     return {**read, "tool_calls": calls} if calls else read
 
 
-def _calls(key: str, value: Any) -> list[dict[str, Any]]:
+def read_calls(key: str, value: Any) -> list[dict[str, Any]]:
+    """Tool calls with arguments as objects, for chat templates. Raises: BodyError for anything else"""
     if value is not None and not isinstance(value, list):
         raise BodyError(f"{key} is {shown(value)}, expected a list such as [{_CALL}]", key)
     return [_call(f"{key}[{index}]", call) for index, call in enumerate(value or ())]

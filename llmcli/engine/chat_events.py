@@ -5,12 +5,13 @@ from typing import Literal
 
 from llmcli.engine.conversation import Answer
 from llmcli.engine.request import PrefillProgress, Timings
+from llmcli.tool_calls import CallArguments, CallBegun, CallReader, Said
 
 # Separates a model's reasoning, between `<think>` and `</think>`, from its answer.
 
 OPENING, CLOSING = "<think>", "</think>"
 
-Part = Literal["reasoning", "answer"]
+Part = Literal["reasoning", "answer", "call"]
 Start = Literal["undecided", "reasoning", "answer"]  # what a text begins with; it decides itself only if undecided
 
 
@@ -106,6 +107,43 @@ class ReasoningSplitter:
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
         return taken
+
+
+class AnswerSplitter:
+    """A `ReasoningSplitter` that also keeps tool calls apart from the answer, as lines such as `f({"a": 1})`."""
+
+    def __init__(self, start: Start, reader: CallReader | None):
+        self._reasoning = ReasoningSplitter(start)
+        self._reader = reader
+        self._before = ""  # what comes before a call: the end of a line
+        self._is_open = False  # a call has no end yet
+
+    def push(self, text: str) -> list[AnswerPiece]:
+        """Take new text; return the pieces that are certain."""
+        return [piece for one in self._reasoning.push(text) for piece in self._pieces(one)]
+
+    def flush(self) -> list[AnswerPiece]:
+        """The pieces held back, at the end of the text."""
+        pieces = [piece for one in self._reasoning.flush() for piece in self._pieces(one)]
+        if self._reader is None:
+            return pieces
+        pieces += [piece for said in self._reader.flush() for piece in self._said(said)]
+        return [*pieces, AnswerPiece("call", ")")] if self._is_open else pieces
+
+    def _pieces(self, piece: AnswerPiece) -> list[AnswerPiece]:
+        if self._reader is None or piece.part == "reasoning":
+            return [piece]
+        return [piece for said in self._reader.push(piece.text) for piece in self._said(said)]
+
+    def _said(self, said: Said) -> list[AnswerPiece]:
+        if isinstance(said, CallArguments):
+            return [AnswerPiece("call", said.text)]
+        end, self._is_open = ")" * self._is_open, isinstance(said, CallBegun)
+        ended = [AnswerPiece("call", f"{end}{self._before}")] if end or self._is_open and self._before else []
+        self._before = "\n"
+        if isinstance(said, CallBegun):
+            return [*ended, AnswerPiece("call", f"{said.name}(")]
+        return [*ended, AnswerPiece("answer", said.text)]
 
 
 @dataclass(frozen=True)

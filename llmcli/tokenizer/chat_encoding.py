@@ -119,7 +119,8 @@ class ChatTemplate:
             return
         marks = [chr(_FIRST_MARK + index % _NUM_MARKS) for index in range(len(messages))]
         marked = [_marked(message, mark * _MARK_LENGTH) for message, mark in zip(messages, marks, strict=True)]
-        text = self.render(marked, tools=tools or None)
+        variables: dict[str, Any] = {"tools": tools} if tools else {}
+        text = self.render(marked, **variables)
         for index, mark in enumerate(marks):
             if mark not in text:
                 raise TokenizerError(
@@ -490,7 +491,11 @@ def encode_history(
     hidden = disguise.hide(messages)
     variables = disguise.hide(template.variables)
     text = template.render(hidden, **variables)
-    answers = [index for index, message in enumerate(hidden) if message["role"] == "assistant" and message["content"]]
+    answers = [  # templates may leave out the content beside a call
+        index
+        for index, message in enumerate(hidden)
+        if message["role"] == "assistant" and message["content"] and "tool_calls" not in message
+    ]
     marked = [message | {"content": MARKER} if index in answers else message for index, message in enumerate(hidden)]
     pieces = template.render(marked, **variables).split(MARKER) if answers else [text]
     spans = _spans(text, pieces, [hidden[index]["content"] for index in answers])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,10 @@ class RemoteChat:
     def send(self, message: str) -> Iterator[ChatEvent]:
         """Answer a new message. Raises: as `ServerClient`"""
         return self._answer(self._conversation.ask(message), sample=0)
+
+    def report(self, results: Sequence[str]) -> Iterator[ChatEvent]:
+        """As `send`. Raises: UsageError for another number of them than calls"""
+        return self._answer(self._conversation.report(results), sample=0)
 
     def edit(self, message: str) -> Iterator[ChatEvent]:
         """Replace the last message and answer it. Raises: UsageError if there is none"""
