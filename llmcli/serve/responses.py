@@ -149,7 +149,8 @@ _TOOL_KEYS = ("type", "name", "description", "parameters", "strict")
 _ITEMS = "message, function_call, function_call_output or reasoning"
 _PARTS = ("input_text", "output_text")
 _MESSAGE_KEYS = ("type", "id", "status", "role", "content", "phase")
-_CALL_KEYS = ("type", "id", "status", "call_id", "name", "arguments")
+_PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint", "parsed")
+_CALL_KEYS = ("type", "id", "status", "call_id", "name", "arguments", "parsed_arguments")
 _OUTPUT_KEYS = ("type", "id", "status", "call_id", "output")
 _REASONING_KEYS = ("type", "id", "status", "summary", "content", "encrypted_content")
 
@@ -221,7 +222,7 @@ def _parts(where: str, value: Any, kinds: Sequence[str]) -> Any:
         if not isinstance(part, dict) or part.get("type") not in kinds:
             kind = shown(part.get("type") if isinstance(part, dict) else part)
             raise BodyError(f"{place} is {kind}, expected a part of type {' or '.join(kinds)}", place)
-        _refuse_unknown(place, part, ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint"))
+        _refuse_unknown(place, part, _PART_KEYS)
         parts.append({"type": "text", "text": text_of(f"{place}.text", part.get("text"))})
     return parts
 

@@ -200,7 +200,8 @@ def test_calls_and_their_outputs_reach_the_template(calling: Any) -> None:
     """The items of a turn of the model are one message."""
 
     def call(call_id: str, arguments: str) -> dict[str, Any]:
-        return {"type": "function_call", "call_id": call_id, "name": "look_for", "arguments": arguments}
+        named = {"type": "function_call", "call_id": call_id, "name": "look_for", "arguments": arguments}
+        return {**named, "parsed_arguments": None}
 
     def called(call_id: str, arguments: str) -> dict[str, Any]:
         return {"id": call_id, "type": "function", "function": {"name": "look_for", "arguments": arguments}}
@@ -209,7 +210,8 @@ def test_calls_and_their_outputs_reach_the_template(calling: Any) -> None:
         return {"type": "function_call_output", "call_id": call_id, "output": value}
 
     thought: dict[str, Any] = {"type": "reasoning", "summary": [], "content": [_part("reasoning_text", "Hm.")]}
-    said = {"type": "message", "role": "assistant", "content": [{**_part("output_text", "I look."), "annotations": []}]}
+    notes: dict[str, Any] = {"annotations": [], "parsed": {"a": 1}}  # OpenAI's client adds what it parsed
+    said = {"type": "message", "role": "assistant", "content": [{**_part("output_text", "I look."), **notes}]}
     empty: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": "a"}
     two = [call("a1", '{"who": "owl"}'), call("a2", "{}")]
     outputs = [output("a1", "There."), output("a2", [_part("input_text", "Not "), _part("input_text", "there.")])]
