@@ -318,7 +318,7 @@ class Chat:
         """Replace the last message and answer the new one. Raises: UsageError if there is no message, and as `send`."""
         results, before = self._conversation.last.results, self._conversation.without_last()
         if len(results) > 1:
-            raise UsageError("the last message is several results; /undo takes them back")
+            raise UsageError("the last message is several results; /undo removes them")
         return self._answer(before.report([message]) if results else before.ask(message), sample=0)
 
     def report(self, results: Sequence[str]) -> Iterator[events.ChatEvent]:
