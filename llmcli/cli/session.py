@@ -114,13 +114,19 @@ class EncodedPrompt:
             content, reasoning, [lazy.tool_calls.openai_call(call, (*origin, number)) for number, call in numbered]
         )
 
-    def held_to(self, constraint: lazy.constraint.Constraint | None) -> lazy.constraint.Constraint | None:
-        """The constraint, if any; with tools what holds their calls, and holds an answer without calls to it."""
+    def held_to(self, asked: lazy.constraint.Constraint | None) -> lazy.constraint.Constraint | None:
+        """What the answer is held to: with tools their schemas in calls, and what is `asked` in a text without calls.
+
+        Raises: UsageError for tools, and anything asked besides a JSON Schema
+        """
         if self.offer is None:
-            return constraint
-        answer = None if constraint is None else {"name": constraint.key, "schema": constraint.value}
-        value = {**self.offer.constraint_value(), "start": self.start, "answer": answer}
-        return lazy.constraint.Constraint("tools", "tools", value)
+            return asked
+        if asked is not None and asked.kind != "schema":
+            raise UsageError(f"tools and {asked.key} cannot be combined")
+        value = {**self.offer.constraint_value(), "start": self.start}
+        return lazy.constraint.Constraint(
+            "tools", "tools", value if asked is None else {**value, "text": (asked.key, asked.value)}
+        )
 
 
 @dataclass(frozen=True)

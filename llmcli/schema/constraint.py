@@ -34,11 +34,6 @@ class Constraint:
     key: str
     value: Any
 
-    @property
-    def allows_tools(self) -> bool:
-        """Whether an answer may fit this or call tools instead."""
-        return self.kind == "schema"
-
 
 def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
     """Read our keys among `values`. Raises: UsageError for two of them, and for a value of another type."""

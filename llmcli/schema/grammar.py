@@ -309,21 +309,16 @@ def tools_grammar(
     must_call: bool,
     is_single: bool,
     start: Start,
-    answer: Mapping[str, Any] | None = None,
+    text: tuple[str, Any] | None = None,
 ) -> Grammar:
     """Answers that may call these of the tools, which are functions as OpenAI describes them, given under `name`.
 
-    Arguments fit the schema of their tool. Where it cannot be held, they are any object, and a note says so. `answer`
-    has the `name` and the `schema` of answers without calls, which else are any text.
+    Arguments fit the schema of their tool. Where it cannot be held, they are any object, and a note says so.
+    `text` is the key and the JSON Schema of a text without calls.
 
-    Raises: UsageError for a tool that is `strict` and cannot be held, and for such an answer
+    Raises: UsageError for a tool that is `strict` and cannot be held, and for a `text` that cannot
     """
     rules, notes = list[ToolRules](), list[str]()
-    held_answer = None
-    if answer is not None:
-        checked = _held_schema(answer["name"], answer["schema"])
-        held_answer = _json_rule(checked.document())
-        notes += checked.notes
     for index, tool in enumerate(tools):
         if tool["name"] not in names:
             continue
@@ -337,13 +332,15 @@ def tools_grammar(
             checked = CheckedSchema(place, {"type": "object"})
         notes += checked.notes
         rules.append(_tool_rules(tool["name"], checked))
-    called = tools_lark(
-        named_form(form), rules, must_call=must_call, is_single=is_single, start=start, answer=held_answer
-    )
-    lark = called + _NO_FORCING
-    if (fault := _fault(lark)) is not None:
+    rule = None
+    if text is not None:
+        checked = _held_schema(*text)
+        notes += checked.notes
+        rule = _json_rule(checked.document())
+    lark = tools_lark(named_form(form), rules, must_call=must_call, is_single=is_single, start=start, text=rule)
+    if (fault := _fault(lark + _NO_FORCING)) is not None:
         raise UsageError(f"{name}: {fault}")
-    return Grammar(name, lark, tuple(notes))
+    return Grammar(name, lark + _NO_FORCING, tuple(notes))
 
 
 def _tool_rules(name: str, checked: CheckedSchema) -> ToolRules:

@@ -24,9 +24,9 @@ _PYTHON = {"boolean": "/True|False|true|false/", "null": "/None|null/"}
 class ToolRules:
     """What one tool takes.
 
-    `json` is the rule of its arguments as an object, `json_call` that of a whole call. `values` has the rules of
-    single arguments, of which those in `required` must come; None if they cannot be held one by one: then `**` unpacks
-    the object.
+    `json` is the rule of its arguments as an object, `json_call` that of a whole call in JSON. `values` has the
+    rules of single arguments, of which those in `required` must come; None if they cannot be held one by one: then `**`
+    unpacks the object.
     """
 
     name: str
@@ -63,47 +63,44 @@ def closed_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def tools_lark(
-    form: Form,
-    tools: Sequence[ToolRules],
-    *,
-    must_call: bool,
-    is_single: bool,
-    start: Start,
-    answer: str | None = None,
+    form: Form, tools: Sequence[ToolRules], *, must_call: bool, is_single: bool, start: Start, text: str | None = None
 ) -> str:
     """The grammar. With `must_call` the answer is calls in the form's first spelling.
 
     With `is_single` there is one call. `start` says whether reasoning comes first: it may, or has begun already.
-    `answer` is the rule of answers without calls, of which no text comes before calls then.
+    `text` is the rule of a text without calls, in JSON. Then an answer is calls alone, as with `must_call`, or such a
+    text.
     """
-    return "\n".join(_Lines(form, tools, is_single, answer).all(must_call=must_call, start=start))
+    text = None if must_call else text
+    lines = _Lines(form, tools, is_single).all(only_calls=must_call or text is not None, start=start, text=text)
+    return "\n".join(lines)
 
 
 class _Lines:
     """The rules of one grammar."""
 
-    def __init__(self, form: Form, tools: Sequence[ToolRules], is_single: bool, answer: str | None):
+    def __init__(self, form: Form, tools: Sequence[ToolRules], is_single: bool):
         self._form = form
         self._tools = tools
         self._is_single = is_single
-        self._answer = answer
 
-    def all(self, *, must_call: bool, start: Start) -> Iterator[str]:
-        spellings = self._form.spellings[:1] if must_call else self._form.spellings
+    def all(self, *, only_calls: bool, start: Start, text: str | None) -> Iterator[str]:
+        spellings = self._form.spellings[:1] if only_calls else self._form.spellings
         numbered = list(enumerate(spellings))
         marked = [number for number, spelling in numbered if spelling.mark]
-        is_held = not must_call and self._answer is not None
-        has_text = not must_call and not is_held
-        bodies = [
-            f"/{_SPACE}/ json_call" if is_held and spelling.arguments == "json" else f"calls_{number}"
-            for number, spelling in numbered
-            if not spelling.mark
-        ]
-        if has_text:
-            bodies += [*(["marked_text marked"] if marked else []), "TEXT"]
-        else:
-            rests = ((spellings[number].mark, self._marked(spellings[number], number)) for number in marked)
-            bodies += [f"/{_spaced([mark])}/ {rest}" for mark, rest in rests]
+        bodies = [f"calls_{number}" for number, spelling in numbered if not spelling.mark]
+        if marked and only_calls:
+            mark, more = _escaped(spellings[0].mark), self._repeated(spellings[0], 0)
+            bodies.append(f"/{_SPACE}/ (/{mark}/ calls_0{more}{'' if text is None else ' | text'})")
+        elif marked:
+            bodies.append("marked_text marked")
+        elif (
+            text is not None
+        ):  # calls of the text's lexemes: llguidance does not go back where a text goes on otherwise
+            is_json = spellings[0].arguments == "json"
+            calls = " | ".join(tool.json_call for tool in self._tools) if is_json else "calls_0"
+            bodies = [f"/{_SPACE}/ ({calls} | text)"]
+        bodies += [] if only_calls else ["TEXT"]
         # What begins a text, and so cannot begin one without calls
         begins = [rf"{_SPACE}{_OPENING}"] if start == "undecided" else []
         begins += [_begin_of(spelling, self._tools) for spelling in spellings if not spelling.mark]
@@ -111,37 +108,38 @@ class _Lines:
         marks = "|".join({_escaped(spelling.mark) for spelling in spellings if spelling.mark})
 
         thinking = {"answer": "", "undecided": "thinking? ", "reasoning": "thinking "}[start]
-        yield f"start: {thinking}body{'' if start == 'answer' or must_call else ' | THOUGHT'}"
+        yield f"start: {thinking}body{'' if start == 'answer' or only_calls else ' | THOUGHT'}"
         if start != "answer":
             opened = rf"{_SPACE}{_OPENING}" if start == "undecided" else ""
             yield rf"thinking[lazy]: /{opened}{_ANY}{_CLOSING}/"
-            if not must_call:
+            if not only_calls:
                 yield rf"THOUGHT: /{opened}{_ANY}/ & ~/{_ANY}{_CLOSING}{_ANY}/"
-        if is_held:  # with calls made of the same lexemes: the lexer does not go back
-            bodies.append(f"/{_SPACE}/ held_answer")
-            yield f"held_answer: {self._answer}"
-            yield f"json_call: {' | '.join(tool.json_call for tool in self._tools)}"
         yield f"body: {' | '.join(bodies)}"
-        if has_text:
+        if text is not None:
+            yield f"text: {text}"
+        if not only_calls:
             not_marked = f" & ~/{_ANY}({marks}){_ANY}/" if marks else ""
             yield f"TEXT: /{_ANY}/{not_marked}{not_begun}"
-        if marked and has_text:
+        if marked and not only_calls:
             yield "marked_text[lazy]: MARKED_TEXT"
             yield f"MARKED_TEXT: /{_ANY}({marks})/{not_begun}"
-            yield f"marked: {' | '.join(self._marked(spellings[number], number) for number in marked)}"
+            rests = (f"calls_{number}{self._repeated(spellings[number], number)}" for number in marked)
+            yield f"marked: {' | '.join(rests)}"
         for number, spelling in numbered:
-            yield from self._calls(number, spelling)
+            yield from self._calls(number, spelling, splits=text is not None)
         yield from self._arguments({spelling.arguments for spelling in spellings})
 
-    def _marked(self, spelling: Spelling, number: int) -> str:
-        """Calls after a mark, and more calls with all their parts."""
+    def _repeated(self, spelling: Spelling, number: int) -> str:
+        """More calls with all their parts."""
         is_last = self._is_single or spelling.joint
-        return f"calls_{number}" + ("" if is_last else f" (/{_spaced([spelling.mark])}/ calls_{number})*")
+        return "" if is_last else f" (/{_spaced([spelling.mark])}/ calls_{number})*"
 
-    def _calls(self, number: int, spelling: Spelling) -> Iterator[str]:
-        """The calls of a spelling, after its mark."""
+    def _calls(self, number: int, spelling: Spelling, *, splits: bool) -> Iterator[str]:
+        """The calls of a spelling, after its mark. With `splits` an opening without a mark is a lexeme of its own."""
         takes = [f"takes_{number}_{index}" for index in range(len(self._tools))]
         first = self._heads(spelling, spelling.opening, takes)
+        if splits and not spelling.mark and spelling.opening:
+            first = f"/{_escaped(spelling.opening)}/ ({self._heads(spelling, '', takes)})"
         closing = f" /{_spaced(parts_of(spelling.closing))}/" if spelling.closing else ""
         more = "" if self._is_single or not spelling.joint else f" more_{number}*"
         yield f"calls_{number}: ({first}){more}{closing}"

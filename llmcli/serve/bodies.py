@@ -204,9 +204,7 @@ class ChatBody(TextsBody):
             raise Refusal(400, message, param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        held = self.constraint
-        if self.offered is not None and held is not None and not held.allows_tools:
-            raise Refusal(400, f"tools and {held.key} cannot be combined", param="tools")
+        _ = self.offered
         return self
 
     @property

@@ -75,6 +75,29 @@ def test_a_call_that_has_begun_is_held(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", [form.name for form in FORMS])
+@pytest.mark.parametrize("start", ["answer", "undecided", "reasoning"])
+def test_a_text_without_calls_may_be_held_too(form: str, start: str) -> None:
+    """Then calls come alone, and only where they must come the text's schema binds nothing."""
+    schema = {"type": "object", "properties": {"hero": {"enum": ["Tom"]}}, "required": ["hero"]}
+    held = grammar(form, start=start, text=("text.format.schema", schema))
+    right, called = '{"hero": "Tom"}', call(form, "get_weather", VALID)
+    before = "Well.</think>\n\n" if start == "reasoning" else ""
+    for text in (right, called):
+        assert accepts(held, before + text)
+        assert accepts(held, f"<think>Hm</think>\n{text}") == (start != "answer")
+    wrong = call(form, "get_weather", '{"city": 5}')
+    for text in ("", "Hi.", '{"hero": "Max"}', wrong, f"Hi. {called}", f"{called}{right}", f"{right}{called}"):
+        assert not accepts(held, before + text), text
+    listed = grammar(form, start=start, text=("text.format.schema", {"type": "array", "items": {"type": "boolean"}}))
+    assert all(accepts(listed, before + text) for text in ("[true, false]", "[]", called))
+    must = grammar(form, start=start, text=("text.format.schema", schema), must_call=True)
+    assert accepts(must, before + called)
+    assert not accepts(must, before + right)
+    with pytest.raises(UsageError, match="text.format.schema: 'uniqueItems' at # cannot be held"):
+        grammar(form, text=("text.format.schema", {"uniqueItems": True}))
+
+
+@pytest.mark.parametrize("form", [form.name for form in FORMS])
 def test_a_call_must_come(form: str) -> None:
     must, named = grammar(form, must_call=True), grammar(form, must_call=True, names=["get_time"])
     for text in ("", "Hi.", f"Well. {call(form, 'get_time', EMPTY)}"):
@@ -126,28 +149,6 @@ def test_reasoning_comes_first() -> None:
             assert accepts(held, time) == (start == "undecided" or not must_call)
     assert accepts(grammar("hermes"), f"<think>\nA\n</think>\n\n{time}")
     assert not accepts(grammar("hermes"), "<think>\nA <tool_call>?\n</think>")
-
-
-@pytest.mark.parametrize("form", [form.name for form in FORMS])
-def test_an_answer_may_be_held_besides_the_calls(form: str) -> None:
-    """It fits its schema, or calls; nothing comes before calls."""
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    held = grammar(form, answer={"name": "response_format", "schema": schema})
-    right = call(form, "get_weather", VALID)
-    assert accepts(held, right)
-    assert accepts(held, '{"a": 1}')
-    for text in ("", "Hi.", f"Well. {right}", '{"a": "1"}', f'{{"a": 1}}{right}', call(form, "get_weather", EMPTY)):
-        assert not accepts(held, text), text
-    for start, begin in (("undecided", "<think>\n"), ("reasoning", "")):
-        after = grammar(form, start=start, answer={"name": "response_format", "schema": schema})
-        assert accepts(after, f'{begin}A</think>\n\n{{"a": 1}}')
-        assert accepts(after, f"{begin}A</think>\n\n{right}")
-        assert not accepts(after, f"{begin}A</think>\n\nHi.")
-    must = grammar(form, must_call=True, answer={"name": "response_format", "schema": schema})
-    assert accepts(must, right)
-    assert not accepts(must, '{"a": 1}')
-    with pytest.raises(UsageError, match="^response_format: 'uniqueItems'"):
-        grammar(form, answer={"name": "response_format", "schema": {"uniqueItems": True, "items": {}}})
 
 
 def test_what_cannot_be_held_is_said_and_its_call_is_held_all_the_same() -> None:
