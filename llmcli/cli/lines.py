@@ -93,10 +93,9 @@ class Lines:
             prompt = self.run.session.encode_prompt(line.prompt)
         limit = self.run.limit_new_tokens(requested, prompt)
         packed = array("I", prompt.token_ids)
-        constraint = line.constraint or prompt.constraint
-        if line.tools is not None and (line.constraint or self.grammar):
-            held = line.constraint.key if line.constraint else self.grammar.name if self.grammar else ""
-            raise UsageError(f"tools and {held} cannot be combined")
+        constraint = prompt.held_to(line.constraint)
+        if line.tools is not None and line.constraint is None and self.grammar is not None:
+            raise UsageError(f"tools and {self.grammar.name} cannot be combined")
         grammar = self.grammar if constraint is None else self._grammar(constraint)
         line = replace(line, prompt=None, messages=None, template_kwargs={}, tools=None, constraint=None)
         task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)

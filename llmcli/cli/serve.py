@@ -163,7 +163,10 @@ class SessionModel:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
         prompt = self._encode_messages(body.messages, body.chat_template_kwargs, body.offered)
         start = prompt.answer_start(is_held=body.constraint is not None)
-        constraint = body.constraint or prompt.constraint
+        try:
+            constraint = prompt.held_to(body.constraint)
+        except UsageError as error:
+            raise Refusal(400, str(error), param="tools") from error
         return lazy.service.Asked(self._request(body, "messages", prompt), constraint, start, prompt.offer)
 
     def completion(self, body: lazy.bodies.CompletionBody, prompt: str | Sequence[int]) -> lazy.request.Request:

@@ -122,13 +122,20 @@ class EncodedPrompt:
             content, reasoning, [lazy.tool_calls.openai_call(call, (*origin, number)) for number, call in numbered]
         )
 
-    @property
-    def constraint(self) -> lazy.constraint.Constraint | None:
-        """What holds calls of the tools to their schemas; None without tools."""
+    def held_to(self, asked: lazy.constraint.Constraint | None) -> lazy.constraint.Constraint | None:
+        """What the answer is held to: with tools their schemas in calls, and what is `asked` in a text without calls.
+
+        Raises: UsageError for tools, and anything asked besides a JSON Schema, or in a form whose calls begin as JSON.
+        """
         if self.offer is None:
-            return None
+            return asked
+        if asked is not None and (asked.kind != "schema" or not self.offer.has_mark):
+            where = "" if asked.kind != "schema" else " in this model's form of tool calls"
+            raise UsageError(f"tools and {asked.key} cannot be combined{where}")
         value = {**self.offer.constraint_value(), "start": self.start}
-        return lazy.constraint.Constraint("tools", "tools", value)
+        return lazy.constraint.Constraint(
+            "tools", "tools", value if asked is None else {**value, "text": (asked.key, asked.value)}
+        )
 
 
 @dataclass(frozen=True)

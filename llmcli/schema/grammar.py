@@ -309,12 +309,14 @@ def tools_grammar(
     must_call: bool,
     is_single: bool,
     start: Start,
+    text: tuple[str, Any] | None = None,
 ) -> Grammar:
     """Answers that may call these of the tools, which are functions as OpenAI describes them, given under `name`.
 
     Arguments fit the schema of their tool. Where it cannot be held, they are any object, and a note says so.
+    `text` is the key and the JSON Schema of a text without calls.
 
-    Raises: UsageError for a tool that is `strict` and cannot be held
+    Raises: UsageError for a tool that is `strict` and cannot be held, and for a `text` that cannot
     """
     rules, notes = list[ToolRules](), list[str]()
     for index, tool in enumerate(tools):
@@ -330,7 +332,12 @@ def tools_grammar(
             checked = CheckedSchema(place, {"type": "object"})
         notes += checked.notes
         rules.append(_tool_rules(tool["name"], checked))
-    lark = tools_lark(named_form(form), rules, must_call=must_call, is_single=is_single, start=start)
+    rule = None
+    if text is not None:
+        checked = _held_schema(*text)
+        notes += checked.notes
+        rule = _json_rule(checked.document())
+    lark = tools_lark(named_form(form), rules, must_call=must_call, is_single=is_single, start=start, text=rule)
     if (fault := _fault(lark + _NO_FORCING)) is not None:
         raise UsageError(f"{name}: {fault}")
     return Grammar(name, lark + _NO_FORCING, tuple(notes))

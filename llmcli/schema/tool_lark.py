@@ -60,12 +60,18 @@ def closed_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**closed, **parameters, "type": "object"}
 
 
-def tools_lark(form: Form, tools: Sequence[ToolRules], *, must_call: bool, is_single: bool, start: Start) -> str:
+def tools_lark(
+    form: Form, tools: Sequence[ToolRules], *, must_call: bool, is_single: bool, start: Start, text: str | None = None
+) -> str:
     """The grammar. With `must_call` the answer is calls in the form's first spelling.
 
     With `is_single` there is one call. `start` says whether reasoning comes first: it may, or has begun already.
+    `text` is the rule of a text without calls. Then an answer is calls alone, as with `must_call`, or such a text. The
+    first spelling must have a mark: else a text may begin as a call does, and llguidance takes it for one.
     """
-    return "\n".join(_Lines(form, tools, is_single).all(must_call=must_call, start=start))
+    text = None if must_call else text
+    lines = _Lines(form, tools, is_single).all(only_calls=must_call or text is not None, start=start, text=text)
+    return "\n".join(lines)
 
 
 class _Lines:
@@ -76,16 +82,17 @@ class _Lines:
         self._tools = tools
         self._is_single = is_single
 
-    def all(self, *, must_call: bool, start: Start) -> Iterator[str]:
-        spellings = self._form.spellings[:1] if must_call else self._form.spellings
+    def all(self, *, only_calls: bool, start: Start, text: str | None) -> Iterator[str]:
+        spellings = self._form.spellings[:1] if only_calls else self._form.spellings
         numbered = list(enumerate(spellings))
         marked = [number for number, spelling in numbered if spelling.mark]
         bodies = [f"calls_{number}" for number, spelling in numbered if not spelling.mark]
-        if marked and must_call:
-            bodies.append(f"/{_spaced([spellings[0].mark])}/ calls_0{self._repeated(spellings[0], 0)}")
+        if marked and only_calls:
+            mark, more = _escaped(spellings[0].mark), self._repeated(spellings[0], 0)
+            bodies.append(f"/{_SPACE}/ (/{mark}/ calls_0{more}{'' if text is None else ' | text'})")
         elif marked:
             bodies.append("marked_text marked")
-        bodies += [] if must_call else ["TEXT"]
+        bodies += [] if only_calls else ["TEXT"]
         # What begins a text, and so cannot begin one without calls
         begins = [rf"{_SPACE}{_OPENING}"] if start == "undecided" else []
         begins += [_begin_of(spelling, self._tools) for spelling in spellings if not spelling.mark]
@@ -93,17 +100,19 @@ class _Lines:
         marks = "|".join({_escaped(spelling.mark) for spelling in spellings if spelling.mark})
 
         thinking = {"answer": "", "undecided": "thinking? ", "reasoning": "thinking "}[start]
-        yield f"start: {thinking}body{'' if start == 'answer' or must_call else ' | THOUGHT'}"
+        yield f"start: {thinking}body{'' if start == 'answer' or only_calls else ' | THOUGHT'}"
         if start != "answer":
             opened = rf"{_SPACE}{_OPENING}" if start == "undecided" else ""
             yield rf"thinking[lazy]: /{opened}{_ANY}{_CLOSING}/"
-            if not must_call:
+            if not only_calls:
                 yield rf"THOUGHT: /{opened}{_ANY}/ & ~/{_ANY}{_CLOSING}{_ANY}/"
         yield f"body: {' | '.join(bodies)}"
-        if not must_call:
+        if text is not None:
+            yield f"text: {text}"
+        if not only_calls:
             not_marked = f" & ~/{_ANY}({marks}){_ANY}/" if marks else ""
             yield f"TEXT: /{_ANY}/{not_marked}{not_begun}"
-        if marked and not must_call:
+        if marked and not only_calls:
             yield "marked_text[lazy]: MARKED_TEXT"
             yield f"MARKED_TEXT: /{_ANY}({marks})/{not_begun}"
             rests = (f"calls_{number}{self._repeated(spellings[number], number)}" for number in marked)

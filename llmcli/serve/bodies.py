@@ -204,8 +204,7 @@ class ChatBody(TextsBody):
             raise Refusal(400, message, param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        if self.offered is not None and self.constraint is not None:
-            raise Refusal(400, f"tools and {self.constraint.key} cannot be combined", param="tools")
+        _ = self.offered
         return self
 
     @property

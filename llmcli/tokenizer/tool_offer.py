@@ -33,6 +33,11 @@ class Offer:
         found = {tokenizer.token_id(part) for part in parts}
         return frozenset(one for one in found if one is not None and one in tokenizer.special_token_ids)
 
+    @property
+    def has_mark(self) -> bool:
+        """Whether calls that come alone begin with a mark, as no JSON does."""
+        return bool(self.form.spellings[0].mark)
+
     def reader(self) -> CallReader:
         """A reader of an answer."""
         return CallReader(self.form, [tool["function"]["name"] for tool in self.tools.tools])

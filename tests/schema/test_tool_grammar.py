@@ -74,6 +74,29 @@ def test_a_call_that_has_begun_is_held(form: str) -> None:
     assert joined(said_in(form, [right]))[1][0].name == "get_weather"
 
 
+@pytest.mark.parametrize("form", [form.name for form in FORMS if form.spellings[0].mark])
+@pytest.mark.parametrize("start", ["answer", "undecided", "reasoning"])
+def test_a_text_without_calls_may_be_held_too(form: str, start: str) -> None:
+    """Then calls come alone, and only where they must come the text's schema binds nothing."""
+    schema = {"type": "object", "properties": {"hero": {"enum": ["Tom"]}}, "required": ["hero"]}
+    held = grammar(form, start=start, text=("text.format.schema", schema))
+    right, called = '{"hero": "Tom"}', call(form, "get_weather", VALID)
+    before = "Well.</think>\n\n" if start == "reasoning" else ""
+    for text in (right, called):
+        assert accepts(held, before + text)
+        assert accepts(held, f"<think>Hm</think>\n{text}") == (start != "answer")
+    wrong = call(form, "get_weather", '{"city": 5}')
+    for text in ("", "Hi.", '{"hero": "Max"}', wrong, f"Hi. {called}", f"{called}{right}", f"{right}{called}"):
+        assert not accepts(held, before + text), text
+    listed = grammar(form, start=start, text=("text.format.schema", {"type": "array", "items": {"type": "boolean"}}))
+    assert all(accepts(listed, before + text) for text in ("[true, false]", "[]", called))
+    must = grammar(form, start=start, text=("text.format.schema", schema), must_call=True)
+    assert accepts(must, before + called)
+    assert not accepts(must, before + right)
+    with pytest.raises(UsageError, match="text.format.schema: 'uniqueItems' at # cannot be held"):
+        grammar(form, text=("text.format.schema", {"uniqueItems": True}))
+
+
 @pytest.mark.parametrize("form", [form.name for form in FORMS])
 def test_a_call_must_come(form: str) -> None:
     must, named = grammar(form, must_call=True), grammar(form, must_call=True, names=["get_time"])

@@ -196,6 +196,36 @@ def test_functions_are_called(doer: Any) -> None:
         assert stream.get_final_response().output[0].arguments == call.arguments
 
 
+def test_functions_and_structured_output(doer: Any) -> None:
+    """An answer is calls, or a text that the schema holds."""
+    asked: dict[str, Any] = {"model": MODEL, "input": ASKED, "tools": [TOOL], "parallel_tool_calls": False}
+    kinds = set()
+    for seed in range(6):
+        answer = doer.responses.parse(**asked, text_format=Hero, extra_body={"seed": seed})
+        (item,) = answer.output
+        kinds.add(item.type)
+        if item.type == "message":
+            assert isinstance(answer.output_parsed, Hero)
+        else:
+            assert json.loads(item.arguments).keys() == {"who", "far"}
+    assert kinds == {"message", "function_call"}
+    answer = doer.responses.parse(**asked, text_format=Hero, tool_choice="none")
+    assert isinstance(answer.output_parsed, Hero)
+
+
+def test_calls_that_begin_as_json_go_without_a_format(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE.replace("<tool_call>", "arguments").replace("</tool_call>", ""))
+    with running_server("--chat-template", template) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        asked: dict[str, Any] = {"model": MODEL, "input": ASKED, "tools": [TOOL], "parallel_tool_calls": False}
+        words = "tools and text.format.schema cannot be combined in this model's form of tool calls"
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            client.responses.parse(**asked, text_format=Hero)
+        assert caught.value.param == "tools"
+        assert client.responses.create(**asked, tool_choice="required").output[0].type == "function_call"
+
+
 def test_calls_and_their_outputs_reach_the_template(calling: Any) -> None:
     """The items of a turn of the model are one message."""
 

@@ -241,7 +241,7 @@ NAMED = {"type": "function", "function": {"name": "fly"}}
         ({"tool_choice": NAMED}, "tool_choice", "tool_choice names 'fly', expected one of get_weather, get_time"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "'required', and there are no tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "is 1, expected true or false"),
-        ({"response_format": {"type": "json_object"}}, "tools", "tools and response_format cannot be combined"),
+        ({"extra_body": {"regex": "a"}}, "tools", "tools and regex cannot be combined"),
         ({"extra_body": {"ignore_eos": True}}, "tools", "ignore_eos and tools cannot be combined"),
         ({"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, "messages[0].tool_call_id", "alone"),
         (
