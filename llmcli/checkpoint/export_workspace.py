@@ -143,8 +143,8 @@ def conversion_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], so
     text = f"{source_name}, converted by llmcli {__version__}"
     if formats:
         text += (
-            f" from {' and '.join(formats)} into the compressed-tensors format `pack-quantized`. Codes, scales and zero "
-            "points are those of the source"
+            f" from {' and '.join(formats)} into the compressed-tensors format `pack-quantized`. Codes, scales and "
+            "zero points are those of the source"
         )
     rest = f"; {len(qualities)} layers of other types were rounded." if qualities else "; nothing was quantized again."
     lines = [*_heading(name), text + rest, ""]

@@ -4,6 +4,7 @@ import json
 import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
