@@ -30,6 +30,7 @@ TEMPLATE = (
     "{{ one.content }}{% for call in one.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
     "{% endfor %}{{ one.tool_call_id }}\n{% endfor %}assistant:"
 )
+TOOLS_TEMPLATE = re.sub(r"{% if one.reasoning_content %}.*?{% endif %}", "", TEMPLATE)
 THOUGHT = r"<think>\n(Yes|No)\n</think>\n\nThe [a-z]{3,5}\."  # a regular expression
 PARAMETERS = {
     "type": "object",
@@ -59,7 +60,7 @@ def calling(caller: ServerProcess) -> Any:
 def doer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The client of a server whose template knows tools alone: its calls come at once."""
     path = tmp_path_factory.mktemp("template") / "chat.jinja"
-    path.write_text(re.sub(r"{% if one.reasoning_content %}.*?{% endif %}", "", TEMPLATE))
+    path.write_text(TOOLS_TEMPLATE)
     with running_server("--chat-template", path) as server:
         yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
@@ -216,7 +217,7 @@ def test_functions_and_structured_output(doer: Any) -> None:
 
 def test_calls_that_begin_as_json_go_with_a_format_too(tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
-    template.write_text(TEMPLATE.replace("<tool_call>", "arguments").replace("</tool_call>", ""))
+    template.write_text(TOOLS_TEMPLATE.replace("<tool_call>", "arguments").replace("</tool_call>", ""))
     with running_server("--chat-template", template) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         asked: dict[str, Any] = {"model": MODEL, "input": ASKED, "tools": [TOOL], "text_format": Hero}
