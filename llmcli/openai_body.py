@@ -74,9 +74,9 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
     "verbosity": _of(str, "a string"),
     # Tools
     "tools": _key(f"an empty list, {_NO_TOOLS}", []),
-    "functions": _key(f"an empty list, {_NO_TOOLS}", []),
+    "functions": _key("an empty list; tools has OpenAI's newer form", []),
     "tool_choice": _key(f"'none' or 'auto', {_NO_TOOLS}", "none", "auto"),
-    "function_call": _key(f"'none' or 'auto', {_NO_TOOLS}", "none", "auto"),
+    "function_call": _key("'none' or 'auto'; tool_choice is OpenAI's newer form", "none", "auto"),
     "parallel_tool_calls": _of(bool, "true or false"),
     "web_search_options": _key("nothing, as nothing is searched here"),
     # Other kinds of answers
@@ -134,7 +134,7 @@ def message_of(content: str, reasoning: str | None, calls: Sequence[Mapping[str,
 _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "refusal": _key("null"),
     "audio": _key("null"),
-    "function_call": _key(f"null, {_NO_TOOLS}"),
+    "function_call": _key("null; tool_calls has OpenAI's newer form"),
     "annotations": _key("an empty list", []),
     "parsed": IdleKey("anything", lambda value, n: True),  # what OpenAI's client makes of the content
 }

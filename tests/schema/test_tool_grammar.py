@@ -86,7 +86,16 @@ def test_a_text_without_calls_may_be_held_too(form: str, start: str) -> None:
         assert accepts(held, before + text)
         assert accepts(held, f"<think>Hm</think>\n{text}") == (start != "answer")
     wrong = call(form, "get_weather", '{"city": 5}')
-    for text in ("", "Hi.", '{"hero": "Max"}', wrong, f"Hi. {called}", f"{called}{right}", f"{right}{called}"):
+    for text in (
+        "",
+        "Hi.",
+        '{"hero": "Max"}',
+        '{"name": "get_time"}',
+        wrong,
+        f"Hi. {called}",
+        f"{called}{right}",
+        f"{right}{called}",
+    ):
         assert not accepts(held, before + text), text
     listed = grammar(form, start=start, text=("text.format.schema", {"type": "array", "items": {"type": "boolean"}}))
     assert all(accepts(listed, before + text) for text in ("[true, false]", "[]", called))
