@@ -4,6 +4,11 @@
 
 The programs are in scripts/clients, one a client. PROGRAM is a Python that has the clients, FOLDER one in which npm has
 installed those of JavaScript. Prints a table; what failed, and why, goes to stderr. Exits with 1 if anything failed.
+What to install:
+
+    pip install openai openai-agents instructor 'pydantic-ai-slim[openai]' 'smolagents[openai]' litellm dspy
+    pip install langchain langchain-openai llama-index-llms-openai-like
+    npm install ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 """
 
 import argparse
