@@ -95,6 +95,11 @@ def token_cache_folder() -> Path:
     return _user_home(platformdirs.user_cache_path("llmcli")) / "tokens"
 
 
+def gguf_cache_folder() -> Path:
+    """Where the folders lie that were made of GGUF files; may be deleted at any time."""
+    return _user_home(platformdirs.user_cache_path("llmcli")) / "gguf"
+
+
 def bench_folder() -> Path:
     """The folder where `llmcli bench` writes random models; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "bench"

@@ -8,8 +8,9 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 # How calls are written. In these texts a space stands for white space that may be there, and NAME for a tool's name.
@@ -160,7 +161,14 @@ class _Found(NamedTuple):
     end: int
 
 
+_MOST_SPACE = 64  # between two parts: a text of spaces alone would be held back for ever
 _MORE = -1  # instead of a place: more of the text must come first
+
+
+@lru_cache(maxsize=256)  # each of many texts has a reader
+def _heads(spelling: Spelling, before: str, names: tuple[str, ...]) -> tuple[_Head, ...]:
+    """The heads of that spelling, each after the text `before`."""
+    return tuple(_Head(spelling, parts_of(f"{before} {head}", name), name) for head in spelling.heads for name in names)
 
 
 class CallReader:
@@ -170,11 +178,14 @@ class CallReader:
     """
 
     def __init__(self, form: Form, names: Sequence[str]):
-        self._names = names
+        self._names = tuple(names)
         self._heads = [
-            head for spelling in form.spellings for head in self._all(spelling, f"{spelling.mark} {spelling.opening}")
+            head
+            for spelling in form.spellings
+            for head in _heads(spelling, f"{spelling.mark} {spelling.opening}", self._names)
         ]
-        self._marks = "".join({spelling.mark[0] for spelling in form.spellings if spelling.mark})
+        self._marks = {spelling.mark for spelling in form.spellings if spelling.mark}
+        self._begins = re.compile("|".join({re.escape(mark[0]) for mark in self._marks}) or "(?!)")
         self._spelling = form.spellings[0]  # of the latest call
         self._arguments: _Arguments | None = None  # of the call that goes on
         self._is_between = False  # after a call's arguments, before the end of the calls or the next one
@@ -197,12 +208,6 @@ class CallReader:
         is_content = held and self._arguments is None and not self._is_between
         return [Content(held)] if is_content and (held.strip() or not self._has_calls) else []
 
-    def _all(self, spelling: Spelling, before: str) -> list[_Head]:
-        """The heads of that spelling, each after the text `before`."""
-        return [
-            _Head(spelling, parts_of(f"{before} {head}", name), name) for head in spelling.heads for name in self._names
-        ]
-
     def _next(self) -> list[Said] | None:
         """Take some of the text held back; None if more must come first."""
         if self._arguments is not None:
@@ -219,7 +224,8 @@ class CallReader:
     def _end_call(self) -> list[Said] | None:
         """Take the text between two calls, or after the last."""
         spelling = self._spelling
-        found = self._match(self._all(spelling, f"{spelling.tail} {spelling.joint}") if spelling.joint else (), 0)
+        before = f"{spelling.tail} {spelling.joint}"
+        found = self._match(_heads(spelling, before, self._names) if spelling.joint else (), 0)
         if isinstance(found, _Found):
             return self._begin(found, 0)
         end = _end_of(parts_of(f"{spelling.tail} {spelling.closing}"), self._held, 0)
@@ -234,16 +240,24 @@ class CallReader:
         if self._is_after:
             self._held = self._held.lstrip()
             self._is_after = not self._held
-        first = len(self._held) - len(self._held.lstrip())
-        for place, character in enumerate(self._held):
-            is_first = place == first and self._is_at_start
-            if is_first or character in self._marks:
-                found = self._match([head for head in self._heads if is_first or head.spelling.mark], place)
-                if isinstance(found, _Found):
-                    return self._begin(found, place)
-                if found == _MORE:
-                    return self._take_content(place) or None
+        for place in self._places():
+            is_first = self._is_at_start and not self._held[:place].strip()
+            found = self._match([head for head in self._heads if is_first or head.spelling.mark], place)
+            if isinstance(found, _Found):
+                return self._begin(found, place)
+            if found == _MORE:
+                return self._take_content(place) or None
         return self._take_content(len(self._held)) or None
+
+    def _places(self) -> Iterator[int]:
+        """Where a call may begin: at the text's start, or at a mark."""
+        first = len(self._held) - len(self._held.lstrip())
+        if self._is_at_start and first < len(self._held):
+            yield first
+        for found in self._begins.finditer(self._held):
+            place = found.start()
+            if any(mark.startswith(self._held[place : place + len(mark)]) for mark in self._marks):
+                yield place
 
     def _take_content(self, end: int) -> list[Said]:
         """Content up to that place, without white space at its end: a call may follow."""
@@ -280,7 +294,8 @@ class CallReader:
 def _end_of(parts: Iterable[str], text: str, place: int) -> int | None:
     """Where these parts end, if they stand at that place; `_MORE` if the text ends before them, None if they do not."""
     for part in parts:
-        while place < len(text) and text[place].isspace():
+        begin = place
+        while place < len(text) and text[place].isspace() and place - begin <= _MOST_SPACE:
             place += 1
         if not text.startswith(part, place):
             return _MORE if part.startswith(text[place:]) else None

@@ -182,6 +182,12 @@ def test_the_name_comes_before_the_arguments_and_both_as_they_are_written() -> N
     assert reader.push(", 3])") == [CallArguments(', "b": [2, 3]}')]
 
 
+def test_space_without_end_is_not_held_back() -> None:
+    for form, begin in (("llama", "{"), ("hermes", "<tool_call>")):
+        reader = CallReader(named_form(form), NAMES)
+        assert joined(said for character in begin + 99 * " " + "x" for said in reader.push(character))[0]
+
+
 def test_values_of_python_become_json() -> None:
     for value, expected in (
         ("'a\\'b'", "a'b"),

@@ -82,8 +82,13 @@ class PlannedWeight:
 
     @property
     def source_bytes(self) -> int:
+        """Bytes that are read for it."""
+        return sum(info.num_bytes for info in self.parts or (self.info,))
+
+    @property
+    def stored_bytes(self) -> int:
         """Its size in the source."""
-        return sum(info.num_bytes for info in self.parts) if self.parts else self.info.num_bytes
+        return sum(info.stored_bytes for info in self.parts or (self.info,))
 
     @property
     def num_bytes(self) -> int:
@@ -147,7 +152,7 @@ class ExportPlan:
         return {
             kind: Sizes(
                 len(weights),
-                sum(0 if weight.name == HEAD and self.unties_head else weight.source_bytes for weight in weights),
+                sum(0 if weight.name == HEAD and self.unties_head else weight.stored_bytes for weight in weights),
                 sum(weight.num_bytes for weight in weights),
             )
             for kind, weights in kinds.items()

@@ -35,7 +35,7 @@ def small_files(
 ) -> dict[str, str]:
     """The text of every file that is written rather than copied, config.json last."""
     if plan.options is None:
-        files = {MODEL_CARD_NAME: conversion_card(plan, source_name, name)}
+        files = {MODEL_CARD_NAME: conversion_card(plan, qualities, source_name, name)}
     else:
         card = quality_card(plan, plan.options, qualities, source_name)
         files = {CARD_NAME: _json(card), MODEL_CARD_NAME: model_card(plan, plan.options, qualities, source_name, name)}
@@ -108,9 +108,16 @@ def model_card(
     lines += _list_row("LoRA adapters added before", [adapter.shown_name for adapter in plan.model.adapters])
     lines += _list_row("one scale a row, since the group does not divide the input size", plan.channel_layers)
     lines += _list_row("kept as in the source", plan.skipped)
-    lines += ["", "## Loading", "", *_loading(plan), "", "## Quantization error", ""]
-    lines += [
-        "Root mean square of the change of the weights, relative to the weights. All layers: `quantization.json`.",
+    lines += ["", "## Loading", "", *_loading(plan), *_error_tables(qualities), "", "All layers: `quantization.json`."]
+    return "\n".join(lines) + "\n"
+
+
+def _error_tables(qualities: Mapping[str, TensorQuality]) -> list[str]:
+    lines = [
+        "",
+        "## Quantization error",
+        "",
+        "Root mean square of the change of the weights, relative to the weights.",
         "",
         "| layers | mean error | largest | where | worst row there |",
         "|---|---|---|---|---|",
@@ -127,23 +134,24 @@ def model_card(
         quality = qualities[module]
         error = f"{quality.worst_row_error:.3%} (row {quality.worst_row})"
         lines.append(f"| {module} | {quality.relative_rms_error:.3%} | {error} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def conversion_card(plan: ExportPlan, source_name: str, name: str) -> str:
-    """README.md of a conversion."""
-    formats = sorted({layer.format.name for layer in plan.model.tensors.packed.values()})
-    lines = [
-        *_heading(name),
-        f"{source_name}, converted by llmcli {__version__} from {' and '.join(formats)} into the compressed-tensors "
-        "format `pack-quantized`. Codes, scales and zero points are those of the source; nothing was quantized again.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {count} layers | {scheme} |" for scheme, count in _schemes(plan).items()),
-    ]
+def conversion_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str) -> str:
+    """README.md of a conversion. `qualities` are those of layers that have other codes than in the source."""
+    formats = sorted({weight.layer.format.name for weight in plan.weights if weight.layer is not None})
+    text = f"{source_name}, converted by llmcli {__version__}"
+    if formats:
+        text += (
+            f" from {' and '.join(formats)} into the compressed-tensors format `pack-quantized`. Codes, scales and "
+            "zero points are those of the source"
+        )
+    rest = f"; {len(qualities)} layers of other types were rounded." if qualities else "; nothing was quantized again."
+    lines = [*_heading(name), text + rest, ""]
+    lines += ["| | |", "|---|---|", *(f"| {count} layers | {scheme} |" for scheme, count in _schemes(plan).items())]
     lines += _list_row("kept as in the source", plan.skipped)
-    return "\n".join([*lines, "", "## Loading", "", *_loading(plan)]) + "\n"
+    lines += ["", "## Loading", "", *_loading(plan)]
+    return "\n".join([*lines, *(_error_tables(qualities) if qualities else [])]) + "\n"
 
 
 def _heading(name: str) -> list[str]:

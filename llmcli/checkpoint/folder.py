@@ -1,6 +1,6 @@
 """Opens a Hugging Face model folder: its JSON files, the place of every tensor, and whether a file changes.
 
-Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters, unknown quantization, half a download.
+Refuses by name what is not such a folder: pickled weights, LoRA adapters, unknown quantization, half a download.
 """
 
 import gc
@@ -180,6 +180,10 @@ def _refuse_other_kinds(folder: Path, names: set[str]) -> None:
     """Refuse folders of another kind by name, before a missing config.json would hide what they are."""
     has_safetensors = any(name.endswith(".safetensors") for name in names)
     others = sorted(name for name in names if Path(name).suffix in _OTHER_WEIGHTS)
+    if others and not has_safetensors and others[0].endswith(".gguf"):
+        raise UnsupportedModelError(
+            f"{folder} holds GGUF files only ({listed(others)}); name one of them: {folder / others[0]}"
+        )
     if others and not has_safetensors:
         raise UnsupportedModelError(
             f"{folder} holds {_OTHER_WEIGHTS[Path(others[0]).suffix]} weights only ({listed(others)}), expected "

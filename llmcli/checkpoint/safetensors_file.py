@@ -227,6 +227,11 @@ class TensorInfo:
     offset: int
     num_bytes: int
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes on disk."""
+        return self.num_bytes
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Every tensor of the file by name, in the order of their bytes; the bytes themselves are not read.

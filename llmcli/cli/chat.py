@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -36,7 +37,7 @@ conversation_option = partial(option, rich_help_panel="Conversation")
 # The options that a chat with a server takes; the others are for a model that runs here.
 WITH_SERVER = frozenset(
     {"--server", "--api-key", "--system", "--message", "--resume", "--continue", "--max-new-tokens", "--stop", "--seed"}
-    | {"--markdown", "--thinking"}
+    | {"--markdown", "--thinking", "--tools"}
 )
 
 
@@ -179,8 +180,9 @@ def chat(
         show_list(chat_folder(), as_json=view.json_)
         return
     refuse_without_terminal(conversation, as_json=view.json_)
+    tools = answers.read_tools()
     if conversation.server is None:
-        grammar, tools = answers.schema.read(), answers.read_tools()
+        grammar = answers.schema.read()
         request = check_run(options, numbers, sampler, answers.stop)
         name = shared.chosen_model(argument, options.model)
         with closing(Keeper(chat_folder())) as keeper:
@@ -199,7 +201,13 @@ def chat(
         closing(lazy.server_client.ServerClient(conversation.server, conversation.api_key)) as client,
         closing(Keeper(chat_folder())) as keeper,
     ):
-        asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
+        asked: dict[str, Any] = {
+            **numbers,
+            "seed": sampler.seed,
+            "max_tokens": answers.max_new_tokens,
+            "stop": answers.stop,
+        }
+        asked["tools"] = list(tools.tools) if tools else None
         talk = _open_remote(client, _saved(conversation, keeper), conversation, view, asked)
         _talk(talk, keeper, conversation, view)
 
@@ -209,7 +217,7 @@ def _open_remote(
     saved: SavedConversation | None,
     options: ConversationOptions,
     view: ViewOptions,
-    asked: dict[str, float | int | list[str] | None],
+    asked: dict[str, Any],
 ) -> RemoteTalk:
     """A conversation with a server; the server decides what is None in `asked`."""
     model = client.model()

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
         export_plan,
         export_workspace,
         folder,
+        gguf_model,
         hub,
         hub_library,
         model,
         random_weights,
+        reader,
     )
     from llmcli.cli import address_space, bar, device_targets, roofline_figure, server_client, settings
     from llmcli.cli.chat_session import kept_chats, key_echo, line_editor, markdown

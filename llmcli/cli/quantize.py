@@ -7,7 +7,8 @@ the measurement on a text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.cli.units import divergence, first_of
 from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError, foreign_errors_explained
 from llmcli.quantization.schemes import DEFAULT_SHARD_BYTES, ExportOptions, WeightScheme
-from llmcli.resources import resource_folder
+from llmcli.resources import resource_folder, temporary_folder
 
 _UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _MAX_LISTED = 8  # layers named in one line; the model card has them all
@@ -90,15 +91,21 @@ def _open_source(files: FileOptions) -> tuple[lazy.model.Model, lazy.folder.Sour
 
     Raises: UsageError and CheckpointError, with their subclasses.
     """
-    destination = lazy.export_workspace.resolve_destination(files.destination)  # before anything is downloaded
-    if not files.dry_run:
-        lazy.export_workspace.refuse_existing(destination, replace=files.force)
+    destination = _checked_destination(files)  # before anything is downloaded
     folder = model_folder(files.source)
     state = lazy.folder.SourceState.record(folder)
     model = lazy.model.open_model(folder)
     name = shown_name(files.source, folder)
     lazy.export_workspace.require_text(name, "the name of the source")
     return model, state, name, destination
+
+
+def _checked_destination(files: FileOptions) -> Path:
+    """The resolved destination. Raises: UsageError if it cannot be used"""
+    destination = lazy.export_workspace.resolve_destination(files.destination)
+    if not files.dry_run:
+        lazy.export_workspace.refuse_existing(destination, replace=files.force)
+    return destination
 
 
 def _open_card_quantizer(card: int, weights: Sequence[lazy.export_plan.PlannedWeight]) -> lazy.quantizer.CardQuantizer:
@@ -150,30 +157,51 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
     return read_text(Path(choice), "--eval"), Path(choice).name
 
 
-def convert(*, files: FileOptions, messages: shared.MessageOptions) -> None:
-    """Write an AWQ, GPTQ or w8a8 model as compressed-tensors.
+def convert(
+    *,
+    files: FileOptions,
+    dequantize: bool = option(False, "GGUF: write floats of 16 bits in place of codes."),
+    messages: shared.MessageOptions,
+) -> None:
+    """Write a GGUF file, or an AWQ, GPTQ or w8a8 model, as a folder of compressed-tensors.
 
-    Codes, scales and zero points stay the same; nothing is quantized again. Run the same command again to resume.
+    Codes, scales and zero points stay the same; nothing is quantized again, but GGUF's K-quants and types of 5 bits,
+    which become int8. Run the same command again to resume.
 
     Examples:
 
     llmcli convert my-awq my-int4
 
+    llmcli convert model-Q4_K_M.gguf my-model
+
     llmcli convert ORG/NAME-GPTQ my-int4 --dry-run
     """
-    source, destination, shard_bytes = files.source, files.destination, files.shard_bytes()
-    with foreign_errors_explained(f"reading {source}", CheckpointError):
-        model, state, name, folder = _open_source(files)
-        exporter = lazy.export.Exporter(
-            lazy.export_plan.plan_conversion(model, state, shard_bytes), folder, name, replace=files.force
-        )
+    open_reader: Callable[[], lazy.reader.TensorReader]
+    source, destination, is_gguf = Path(files.source), files.destination, files.source.endswith(".gguf")
+    if dequantize and not is_gguf:
+        raise UsageError(f"--dequantize is for GGUF files, not for {source}")
+    with ExitStack() as stack, foreign_errors_explained(f"reading {source}", CheckpointError):
+        if is_gguf:
+            folder = _checked_destination(files)
+            small_files = Path(stack.enter_context(temporary_folder("gguf")))
+            plan = lazy.gguf_model.plan_gguf(source, small_files, files.shard_bytes(), has_codes=not dequantize)
+            open_reader, name = lazy.gguf_model.GgufReader, source.name
+        else:
+            model, state, name, folder = _open_source(files)
+            plan, open_reader = (
+                lazy.export_plan.plan_conversion(model, state, files.shard_bytes()),
+                lazy.reader.TensorReader,
+            )
+        exporter = lazy.export.Exporter(plan, folder, name, replace=files.force, open_reader=open_reader)
 
-    def run(workspace: lazy.export_workspace.ExportWorkspace) -> None:
-        run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
-        total = exporter.plan.total
-        terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")
+        def run(workspace: lazy.export_workspace.ExportWorkspace) -> None:
+            qualities = run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
+            total = exporter.plan.total
+            error = f", {_largest_error(qualities)}" if qualities else ""
+            before, after = decimal(total.bytes_before), decimal(total.bytes_after)
+            terminal.info(f"{destination}: {before} -> {after} of weights{error}")
 
-    _show_and_run(exporter, files, report_layers, run)
+        _show_and_run(exporter, files, report_layers, run)
 
 
 @dataclass(frozen=True)
@@ -292,12 +320,16 @@ def _run(
             )
 
     qualities = run_export(exporter, workspace, f"quantizing to {destination}", on_tensor)
-    worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
     total = exporter.plan.total
     terminal.info(
         f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights, "
-        f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
+        f"{_largest_error(qualities)}"
     )
+
+
+def _largest_error(qualities: Mapping[str, lazy.rounding.TensorQuality]) -> str:
+    worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
+    return f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
 
 
 def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:

@@ -5,6 +5,7 @@ Also the token tree that a schema needs, built while everything else starts.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,14 @@ from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.openai_body import message_of
-from llmcli.resources import STORYTELLER, built_in_model, resource_folder
+from llmcli.resources import (
+    STORYTELLER,
+    built_in_model,
+    gguf_cache_folder,
+    private_folder,
+    resource_folder,
+    temporary_folder,
+)
 from llmcli.sampling.params import DEFAULT_ORDER, ResolvedSampling, SamplingParams
 from llmcli.timeline import IMPORTS, Timeline
 
@@ -446,7 +454,7 @@ def open_session(name: str | None, timeline: Timeline | None = None, *, holds_te
 
 
 def model_folder(name: str | None) -> Path:
-    """The folder of a model given by folder or hub id; a folder is not checked.
+    """The folder of a model given by folder, hub id or GGUF file; a folder is not checked.
 
     None is the built-in model, and a line says so. `storyteller` names it too, and `storyteller-bf16` its 16-bit form,
     unless such a folder exists here.
@@ -459,11 +467,40 @@ def model_folder(name: str | None) -> Path:
         raise UsageError("the model name is empty; give a folder or a hub id")
     if (folder := built_in_model(name)) and not Path(name).exists():
         return folder
+    if is_gguf(name):
+        return folder_of_gguf(Path(name))
     return fetch_model(name) if find_hub_id(name) else Path(name)
 
 
+def is_gguf(name: str) -> bool:
+    """Whether a model is named by a GGUF file."""
+    return name.endswith(".gguf") and Path(name).is_file()
+
+
+def folder_of_gguf(path: Path) -> Path:
+    """The model folder that was made of a GGUF file, in the cache; it is made at the file's first use.
+
+    Raises: CheckpointError and its subclasses; OutputError for a disk that is too small
+    """
+    state = path.stat()
+    key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {lazy.gguf_model.FORM}"
+    folder = private_folder(gguf_cache_folder()) / f"{path.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    terminal.info(f"converting {path.name} once, to {folder}")
+    with temporary_folder("gguf") as small_files:
+        plan = lazy.gguf_model.plan_gguf(path, Path(small_files))
+        exporter = lazy.export.Exporter(plan, folder, path.name, open_reader=lazy.gguf_model.GgufReader)
+        workspace = exporter.prepare()
+        with exporter.lock, progress(f"converting {path.name}") as on_progress:
+            exporter.run(workspace, on_progress, lambda module, quality: None)
+    return folder
+
+
 def shown_name(name: str | None, folder: Path) -> str:
-    """The name shown for a model: its hub id, or the name of its folder."""
+    """The name shown for a model: its hub id, or the name of its folder or GGUF file."""
+    if name is not None and is_gguf(name):
+        return Path(name).name
     return name if name is not None and find_hub_id(name) else folder.resolve().name
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import string
 from random import Random
 
-from .grammar import Values, capitalise
+from .casting import Asked
+from .grammar import Values, capitalise, fix_articles
 from .names import everyday_words, invent_word
 from .phrases import POOLS, read_text
-from .story import Story, fix_articles, tell
+from .story import Story, tell
 
 Document = list[tuple[str, str]]
 
@@ -120,7 +121,7 @@ def middle_beginning(random: Random, split: str) -> tuple[Document, Story]:
 
 def name_beginning(random: Random, split: str) -> tuple[Document, Story]:
     """A bare name, or who somebody is, and the story of them."""
-    story = tell(random, split, rare_share=0.3)
+    story = tell(random, split, asked=Asked(name=True))
     facts = story.facts
     given = random.choice((facts["name"], facts["name"], f"{facts['name']} the {facts['kind']}",
                            f"{facts['name']} and the {facts['thing']}"))  # fmt: skip

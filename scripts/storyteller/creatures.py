@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from random import Random
 
 from .grammar import words_of
-from .names import invent_word
+from .names import invent_word, odd_word
 from .phrases import read_text
+from .things import ORDINARY
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # children and grown-ups are not one key
 class Body:
     """The words for a kind of body, and the pool of homes that fit it."""
 
@@ -27,10 +28,12 @@ HOOFED = Body("hooves", "hooves", "barn")
 BIRD = Body("wings", "feet", "nest")
 CLAWED = Body("claws", "claws", "cave")
 SMALL = Body("feet", "feet", "nook")
+FINNED = Body("fins", "fins", "pool")
+ARMED = Body("arms", "arms", "pool")
 MADE = Body("hands", "feet", "toyroom")
 
 _KINDS = {
-    CHILD: "girl, boy, girl, boy, girl, boy, girl, boy, girl, boy, child, twin",
+    CHILD: "girl, boy, girl, boy, child, twin",
     FOLK: """
 gnome, elf, giant, troll, pixie, goblin, wizard, witch, knight, pirate, tailor, baker, sailor, princess, prince,
 queen, king, shepherd, fiddler, lighthouse keeper, gardener, clockmaker, fairy, juggler, painter, beekeeper, miller,
@@ -51,6 +54,33 @@ puffin, parrot, pelican, heron, stork, raven, jay, lark, peacock, swallow""",
     MADE: "rag doll, scarecrow, snowman, puppet, tin soldier, toy bear, teddy bear, clockwork mouse, teapot, cloud",
 }
 KINDS = tuple((" ".join(kind.split()), body) for body, kinds in _KINDS.items() for kind in kinds.split(","))
+
+
+def _groups(name: str) -> dict[str, tuple[str, ...]]:
+    """Lists of a text file, each with its name in front; what stands in a list more than once is taken more often."""
+    lines = (line.partition(": ") for line in read_text(name).splitlines())
+    return {group: tuple(word.strip() for word in words.split(",")) for group, _, words in lines}
+
+
+_BODIES = {
+    "child": CHILD, "folk": FOLK, "beast": BEAST, "big_beast": BIG_BEAST, "hoofed": HOOFED, "bird": BIRD,
+    "clawed": CLAWED, "small": SMALL, "finned": FINNED, "armed": ARMED, "made": MADE,
+}  # fmt: skip
+# What people wish for besides: dinosaurs, mermaids, steam engines.
+MORE_KINDS = tuple((kind, _BODIES[body]) for body, kinds in _groups("kinds.txt").items() for kind in kinds)
+_BODY_OF = dict((*MORE_KINDS, *KINDS))
+COMMON_KINDS = frozenset(_BODY_OF)
+_MORE_SHARE = 0.3
+# What somebody is to the one who asks: a son is a boy.
+ROLES = _groups("roles.txt")
+_ROLE_SHARES = {"boy": 8.0, "girl": 8.0}
+PETS = words_of("""
+dog, cat, rabbit, hamster, guinea pig, pony, puppy, kitten, parrot, turtle, goldfish, teddy bear, doll, toy bear, horse,
+hen, mouse""")
+_PET_SHARE = 0.2
+_LOOKS = _groups("adjectives.txt")
+TRAITS = words_of(read_text("traits.txt"))
+COMMON_LOOKS = frozenset((*TRAITS, *_LOOKS["size"], *_LOOKS["colour"]))
 # Kinds that say the pronoun themselves.
 GENDERED = {
     "girl": "she",
@@ -67,8 +97,19 @@ GENDERED = {
     "fisherman": "he",
     "snowman": "he",
     "cow": "she",
+    **dict.fromkeys(
+        words_of("""
+mermaid, fairy godmother, cowgirl, ballerina, empress, sorceress, schoolgirl, giantess, grandmother, granny, mother,
+aunt, sister, old woman, snow queen, snowwoman, peahen"""),
+        "she",
+    ),
+    **dict.fromkeys(
+        words_of("""
+cowboy, schoolboy, emperor, duke, baron, fireman, grandfather, father, uncle, brother, old man, ice king, bull, ram,
+gingerbread man, gingerbread boy, sandman, spaceman, caveman, stallion"""),
+        "he",
+    ),
 }
-TRAITS = words_of(read_text("traits.txt"))
 _HELPER_LOOKS = words_of("""
 old, wise, plump, tall, thin, tiny, grey, white-haired, friendly, grumpy, sleepy, muddy, bright-eyed, slow, quick,
 solemn, cheerful, young, shaggy, round, brown, calm, gentle, bossy, patient, chubby, curious, hoarse, stout, elderly,
@@ -109,12 +150,89 @@ PRONOUNS = {
     },
 }
 
+_IRREGULAR = {
+    "mouse": "mice",
+    "dormouse": "dormice",
+    "goose": "geese",
+    "wolf": "wolves",
+    "child": "children",
+    "calf": "calves",
+    "sheep": "sheep",
+    "deer": "deer",
+    "reindeer": "reindeer",
+    "moose": "moose",
+    "fisherman": "fishermen",
+    "postman": "postmen",
+    "snowman": "snowmen",
+    "dwarf": "dwarfs",
+    "clockwork mouse": "clockwork mice",
+    "field mouse": "field mice",
+    "fish": "fish",
+    "goldfish": "goldfish",
+    "old woman": "old women",
+    "old man": "old men",
+    "snowwoman": "snowwomen",
+    "leaf": "leaves",
+    "ox": "oxen",
+    **{f"{kind}man": f"{kind}men" for kind in ("fire", "space", "cave", "sand", "gingerbread ")},
+}
 
-def choose_kind(random: Random, invented_share: float) -> tuple[str, Body]:
-    """Choose what the hero is; sometimes a creature that nobody has heard of."""
-    if random.random() < invented_share:
-        return invent_word(random), random.choice((BEAST, FOLK, CLAWED))
-    return random.choice(KINDS)
+
+def plural_of(noun: str) -> str:
+    """The plural of a kind of creature."""
+    if noun in _IRREGULAR:
+        return _IRREGULAR[noun]
+    if noun.endswith(("s", "x", "ch", "sh", "z")):
+        return noun + "es"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + "s"
+
+
+def _rare_kind(random: Random) -> str:
+    """Something that nobody has heard of, or that is seldom a hero: a spoon, a zibbet, a moss dragon."""
+    roll = random.random()
+    if roll < 0.3:
+        return random.choice(ORDINARY)
+    if roll < 0.65:
+        return odd_word(random)
+    if roll < 0.8:
+        return f"{odd_word(random)} {random.choice(KINDS)[0].split()[-1]}"
+    return invent_word(random)
+
+
+def choose_kind(random: Random, rare_share: float) -> tuple[str, Body]:
+    """Choose what somebody is; a share is rare, of any body."""
+    if random.random() < rare_share:
+        return _rare_kind(random), random.choice((BEAST, FOLK, CLAWED, MADE))
+    return random.choice(MORE_KINDS if random.random() < _MORE_SHARE else KINDS)
+
+
+def choose_role(random: Random) -> tuple[str, str, Body]:
+    """Choose what the hero is to the one who asks, and the kind that tells: a son is a boy, a dog is a dog."""
+    if random.random() < _PET_SHARE:
+        kind = random.choice(PETS)
+        return kind, kind, _BODY_OF.get(kind, MADE)
+    kind = random.choices(tuple(ROLES), tuple(_ROLE_SHARES.get(kind, 1.0) for kind in ROLES))[0]
+    return random.choice(ROLES[kind]), kind, _BODY_OF.get(kind, FOLK)
+
+
+def choose_looks(random: Random, kind: str, count: int, rare_share: float, is_asked: bool = True) -> tuple[str, ...]:
+    """Choose adjectives for a kind, as one says them in a row: character, size, colour. No word comes up twice."""
+    order = [*random.sample(("mind", "size", "colour"), count)] if is_asked else ["mind", "size", "colour"][:count]
+    if random.random() < 0.8:
+        order.sort(key=("mind", "size", "colour").index)
+    looks: list[str] = []
+    for group in order:
+        while True:
+            if random.random() < rare_share:
+                look = random.choice(_LOOKS["asked"]) if random.random() < 0.7 else odd_word(random)
+            else:
+                look = random.choice(TRAITS if group == "mind" else _LOOKS[group])
+            if not {*look.split()} & {word for other in (*looks, kind) for word in other.split()}:
+                break
+        looks.append(look)
+    return tuple(looks)
 
 
 def choose_pronoun(random: Random, kind: str, name_gender: str) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+from .casting import NOTHING, RARE_SHARE, Asked
 from .grammar import Values
 from .phrases import POOLS, read_text
 from .plots import Plot, parse_question
-from .story import RARE_SHARE, Story, tell, tell_ending
+from .story import Story, tell, tell_ending
+from .wishes import add_what_is_rare, choose_asked, mistype, phrase_wish
 
 SYSTEM_PROMPTS = (
     "You are a storyteller.",
@@ -19,6 +21,10 @@ SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "Tell stories and answer questions about them.",
 )
+# Of the requests: wishes as people write them, and not in the sentences that were made for the plots.
+WISH_SHARE = 0.65
+# Sentences that are tried for one that names all that is rare, before one is added.
+_TRIES = 4
 _WORD = re.compile(r"[\w'-]+")
 
 
@@ -82,22 +88,16 @@ _T = {
 GENERAL_QUESTIONS = [parse_question(line.removeprefix("q ")) for line in read_text("questions.txt").splitlines()]
 
 
-def _untidy(random: Random, text: str) -> str:
-    """Some people type without capitals at the start or without the last stop."""
-    roll = random.random()
-    if roll < 0.08:
-        text = text[:1].lower() + text[1:]
-    if roll < 0.15 and text[-1] in ".!":
-        text = text[:-1]
-    return text
-
-
 def phrase_request(random: Random, story: Story) -> str:
     """Ask for this very story, naming some of what is in it."""
     # A requested character must appear in the story.
     others = [who for who in (story.facts["elder"], story.facts["friend"]) if who in story.text]
     story.values.update(ask=story.plot.ask, talekind=_T["talekind"], other=others[0] if others else "a friend")
-    return _untidy(random, story.values.fill(_T["story_request"], random.random))
+    for _ in range(_TRIES):
+        request = story.values.fill(_T["story_request"], random.random)
+        if add_what_is_rare(random, story, request) == request:
+            break
+    return mistype(random, add_what_is_rare(random, story, request))
 
 
 def story_turn(
@@ -105,10 +105,14 @@ def story_turn(
     rare_share: float = RARE_SHARE,
 ) -> Turn:  # fmt: skip
     """A request and its story; an open request names nobody, so nobody in the story has a rare name."""
-    story = tell(random, split, plot, 0.0 if is_open else rare_share)
     if is_open:
-        user = _untidy(random, story.values.fill(_T["open_request"], random.random))
+        story = tell(random, split, plot, NOTHING)
+        user = mistype(random, story.values.fill(_T["open_request"], random.random))
+    elif random.random() < WISH_SHARE:
+        story = tell(random, split, plot, choose_asked(random, rare_share))
+        user = phrase_wish(random, story)
     else:
+        story = tell(random, split, plot, Asked(name=True, thing=True, rare_share=rare_share))
         user = phrase_request(random, story)
     text = story.text
     if random.random() < 0.12:
@@ -128,7 +132,7 @@ def fact_turns(random: Random, story: Story) -> list[Turn]:
             continue
         # The thing is asked for by its full name, and answered by the noun at least.
         expected = story.facts["thing"] if key in ("thing", "thing_full") else value
-        user = _untidy(random, story.values.fill(question.ask, random.random))
+        user = mistype(random, story.values.fill(question.ask, random.random))
         turns.append(Turn("fact", user, story.values.fill(question.answer, random.random), key, expected, story))
     random.shuffle(turns)
     return turns
@@ -161,7 +165,7 @@ def ending_turn(random: Random, story: Story) -> Turn:
     fill = story.values.fill
     ending = tell_ending(random, story)
     lead = fill(_T["ending_lead"], random.random) + " " if random.random() < 0.8 else ""
-    return Turn("ending", _untidy(random, fill(_T["ending_request"], random.random)), lead + ending, story=story)
+    return Turn("ending", mistype(random, fill(_T["ending_request"], random.random)), lead + ending, story=story)
 
 
 def chat_turn(random: Random, topic: str, values: Values) -> Turn:
@@ -169,7 +173,7 @@ def chat_turn(random: Random, topic: str, values: Values) -> Turn:
     ask, answer = {"unknown": ("unknown_ask", "unknown_back"), "sequel": ("sequel_request", "sequel")}.get(
         topic, (topic, topic + "_back")
     )
-    user = _untidy(random, values.fill(_T[ask], random.random))
+    user = mistype(random, values.fill(_T[ask], random.random))
     return Turn(topic, user, values.fill(_T[answer], random.random))
 
 
@@ -178,7 +182,7 @@ def untold_turn(random: Random, story: Story) -> Turn:
     untold = [question for question in GENERAL_QUESTIONS if not story.facts.get(question.key)]
     turn = chat_turn(random, "unknown", story.values)
     if untold and random.random() < 0.5:
-        turn.user = _untidy(random, story.values.fill(random.choice(untold).ask, random.random))
+        turn.user = mistype(random, story.values.fill(random.choice(untold).ask, random.random))
     return turn
 
 

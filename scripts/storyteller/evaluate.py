@@ -16,6 +16,7 @@ from random import Random
 
 from llmcli.resources import STORYTELLER, resource_folder
 
+from .by_hand import HandWish, broken_words, hand_wishes, judge_heroes
 from .checkers import Wish, has_phrase, is_right, judge_story, stumbles
 from .dialogue import Turn, fact_turns, phrase_request, story_turn
 from .originality import closest_shares, training_words, words_in
@@ -44,6 +45,9 @@ CRITERIA = (
     ("right answers about its own story", "questions about its own stories answered right", 85.0),
     ("own sentences", "sentences that no other of the stories has, names and things masked", 95.0),
     ("no copy", "stories of which no training story has more than half the sentences", 100.0),
+    ("unbroken", "stories for wishes written by hand in which every word is a word", 100.0),
+    ("hero", "those that are of the hero wished for, and of no other kind", 95.0),
+    ("both heroes", "those for two heroes that have both", 85.0),
     ("words", "words that are words, after beginnings that the grammar cannot emit", 99.5),
 )
 
@@ -118,6 +122,22 @@ def examine_stories(teller: Teller, requests: list[tuple[str, Wish]], seed: int)
         for index, ((request, wish), reply) in enumerate(zip(requests, replies, strict=True))
     ]
     return {check: _share([bool(record[check]) for record in records]) for check in CHECKS}, records
+
+
+def examine_wishes(teller: Teller, wishes: Sequence[HandWish], seed: int, known: set[str]) -> tuple[Figures, Records]:
+    """Shares of stories for wishes written by hand without a broken word, of the right hero, and of both heroes."""
+    replies = teller([[{"role": "user", "content": wish.text}] for wish in wishes], seed)
+    records: Records = []
+    verdicts: dict[str, list[bool]] = {}
+    for index, (wish, reply) in enumerate(zip(wishes, replies, strict=True)):
+        broken = broken_words(reply.text, wish.text, known)
+        judged = {"unbroken": not broken, **judge_heroes(reply.text, wish)}
+        for check, is_right_so in judged.items():
+            verdicts.setdefault(check, []).append(is_right_so)
+        records.append(
+            {"request": wish.text, "seed": seed + index, "story": reply.text, "broken": broken, **judged}
+        )  # fmt: skip
+    return {check: _share(judged) for check, judged in verdicts.items()}, records
 
 
 def examine_answers(teller: Teller, questions: list[tuple[list[Message], Turn]], seed: int) -> tuple[Figures, Records]:
@@ -206,10 +226,12 @@ def examine(arguments: argparse.Namespace) -> dict[str, object]:
         own_figures, own_answers = examine_answers(teller, own_questions, seed)
         report(f"{len(own_answers)} answers about its own stories")
         known = training_words(json.loads(arguments.manifest.read_text())["seed"])
+        wish_figures, wished = examine_wishes(teller, hand_wishes()[:: arguments.every], seed, known)
+        report(f"{len(wished)} stories for wishes written by hand")
         word_figures, continuations = examine_words(teller, OUTSIDE_PROMPTS[: arguments.prompts], seed, known)
         report(f"{len(continuations)} beginnings that the grammar cannot emit")
     figures |= {"right answers about its own story": own_figures["right answers"]}
-    figures |= word_figures
+    figures |= wish_figures | word_figures
     num_documents = 0
     if not arguments.quick:
         figures |= examine_sentences(stories)
@@ -223,6 +245,7 @@ def examine(arguments: argparse.Namespace) -> dict[str, object]:
         "counts": {
             "stories": len(stories),
             "outside": len(outside),
+            "wishes": len(wished),
             "answers": len(answers),
             "own answers": len(own_answers),
             "prompts": len(continuations),
@@ -231,6 +254,7 @@ def examine(arguments: argparse.Namespace) -> dict[str, object]:
         "figures": figures,
         "stories": stories,
         "outside": outside,
+        "wishes": wished,
         "answers": answers,
         "own_answers": own_answers,
         "continuations": continuations,
@@ -260,6 +284,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         help="of the training text, which is told again to look for copies",
     )  # fmt: skip
     parser.add_argument("--prompts", type=int, default=len(OUTSIDE_PROMPTS), help="beginnings outside the grammar")
+    parser.add_argument("--every", type=int, default=1, help="take one of so many of the wishes written by hand")
     parser.add_argument(
         "--quick", action="store_true", help="a look in a few minutes: little of each, stories not compared"
     )
@@ -267,6 +292,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     if arguments.quick:
         arguments.stories, arguments.questions = min(arguments.stories, 20), min(arguments.questions, 30)
         arguments.prompts = min(arguments.prompts, 16)
+        arguments.every = max(arguments.every, 10)
     return arguments
 
 

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterable
 # Written with a vowel, spoken with a consonant, and the other way round.
 _CONSONANT_SOUND = ("uni", "use", "usu", "eu", "one", "ukulele")
 _VOWEL_SOUND = ("hour", "honest", "heir")
+# Pools are drawn after an article is written, so the article is set right at the end.
+_ARTICLE = re.compile(
+    r"\b([Aa])(?: (?=[aeiou]|hour|honest|heir)(?!uni|one|use|usu|eu|uku)|n (?=[^aeiouAEIOU])(?!hour|honest|heir))"
+)
 _MARKS = re.compile(r"[\[\]|{]")
 
 Node = "str | Slot | Choice | tuple[list[Node]]"  # a pool is a tuple of its one sequence
@@ -22,6 +26,11 @@ def with_article(phrase: str) -> str:
     low = phrase.lower()
     is_vowel = low[:1] in "aeiou" and not low.startswith(_CONSONANT_SOUND) or low.startswith(_VOWEL_SOUND)
     return f"an {phrase}" if is_vowel else f"a {phrase}"
+
+
+def fix_articles(text: str) -> str:
+    """Set every `a` and `an` right for the word after it."""
+    return _ARTICLE.sub(lambda match: match[1] + (" " if match[0].endswith("n ") else "n "), text)
 
 
 def capitalise(phrase: str) -> str:

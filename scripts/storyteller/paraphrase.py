@@ -175,7 +175,7 @@ def loosen(text: str) -> str:
     def replace_tag(match: re.Match[str]) -> str:
         if match[1] == "{@cried}":
             return match.group()
-        who = "[{hero}|{hero}|{hero}|the {kind}]" if match[2] == "hero" else f"{{{match[2]}}}"
+        who = "[{hero}|{hero}|{hero}|the {kin}]" if match[2] == "hero" else f"{{{match[2]}}}"
         return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{manner_at(match)}"
 
     def manner_at(match: re.Match[str]) -> str:
@@ -191,15 +191,15 @@ def loosen(text: str) -> str:
         if not _is_narration(match.string, match.start()) or goes_on(match):
             return match.group()
         if match.group(2) == "{He}":
-            return "[{He}|{He}|{He}|{He}|{hero}|The {kind}] "
-        return "[{hero}|{hero}|{hero}|The {kind}] "
+            return "[{He}|{He}|{He}|{He}|{hero}|The {kin}] "
+        return "[{hero}|{hero}|{hero}|The {kin}] "
 
     def name_or_kind(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()) or match.string[: match.start()].endswith(_NAMING):
             return match.group()
         is_start = not match.string[: match.start()].strip() or match.string[: match.start()].endswith(_ENDS)
         is_start = is_start and not goes_on(match)
-        kind = f"{'The' if is_start else 'the'} {{{'kind' if match[1] == 'hero' else 'friendkind'}}}"
+        kind = f"{'The' if is_start else 'the'} {{{'kin' if match[1] == 'hero' else 'friendkin'}}}"
         return f"[{match[0]}|{match[0]}|{kind}]" if match[1] == "hero" else f"[{match[0]}|{match[0]}|{match[0]}|{kind}]"
 
     text = _join(_leave_out(text))

@@ -10,6 +10,7 @@ A thread runs alongside a plot: what its `open` says of the hero's days, its `cl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .grammar import slots_in
@@ -46,6 +47,12 @@ class Plot:
     endings: list[list] = field(default_factory=list)
     closes: list[list] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+
+    def tellings(self) -> Iterator[list]:
+        """All that a story of this plot may tell."""
+        for beat in self.beats:
+            yield from beat.tellings
+        yield from self.closes
 
     def order_lets(self) -> None:
         """Sort the bindings so that each comes after those it uses."""

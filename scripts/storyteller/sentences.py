@@ -17,9 +17,9 @@ _SENTENCE_END = re.compile(r'(?<=[.!?]) +(?=["A-Z])|(?<=[.!?]") +(?=["A-Z])|\n+'
 _WORD = re.compile(r"[\w'-]+")
 # A capital in the middle of a sentence marks a name, except in these.
 _NAME = re.compile(r"(?<=[\w,;:-] )[A-Z][\w'-]*")
-_NOT_NAMES = frozenset(
+NOT_NAMES = frozenset(
     words_of("""
-I, I'm, I'll, I'd, I've, Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, January, February,
+Once, I, I'm, I'll, I'd, I've, Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, January, February,
 March, April, May, June, July, August, September, October, November, December""")
 )
 
@@ -48,7 +48,7 @@ def masked_sentences(text: str, thing: str = "") -> list[str]:
     """
     if thing:
         text = _thing_pattern(thing).sub("thing", text)
-    names = set(_NAME.findall(text)) - _NOT_NAMES
+    names = set(_NAME.findall(text)) - NOT_NAMES
     names |= {name.removesuffix("'s") for name in names}
     masked = []
     for sentence in sentences_of(text):

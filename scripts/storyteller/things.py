@@ -76,6 +76,12 @@ class Thing:
         return f"{self.adjective} {self.noun}" if self.adjective else self.noun
 
 
+def is_compound(noun: str) -> bool:
+    """Tell whether a thing is one such as a moon-kite, of two common words."""
+    first, _, last = noun.partition("-")
+    return first in _FIRST_HALVES and last in _LAST_HALVES
+
+
 def _choose_noun(random: Random, rare_share: float) -> str:
     if random.random() < rare_share:
         roll = random.random()

@@ -154,7 +154,6 @@ def test_folder_without_weights(folder):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("model.Q4_0.gguf", "GGUF"),
         ("pytorch_model.bin", "PyTorch pickle"),
         ("model.pt", "PyTorch pickle"),
         ("consolidated.00.pth", "PyTorch pickle"),
@@ -166,6 +165,16 @@ def test_weights_of_another_kind_only(folder, name, kind, has_config):
     if not has_config:
         (folder / "config.json").unlink()
     assert f"holds {kind} weights only ({name}), expected *.safetensors; download" in unsupported(folder)
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_a_folder_of_gguf_files(folder, has_config):
+    for name in ("b.gguf", "a.gguf"):
+        (folder / name).touch()
+    if not has_config:
+        (folder / "config.json").unlink()
+    message = f"holds GGUF files only (a.gguf, b.gguf); name one of them: {folder / 'a.gguf'}"
+    assert message in unsupported(folder)
 
 
 @pytest.mark.parametrize(

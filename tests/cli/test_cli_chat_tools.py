@@ -83,7 +83,6 @@ def test_what_cannot_be_held_is_said_once(llmcli: Llmcli, model: Path, tools: Pa
         ('[{"type": "function", "function": {"name": "a b"}}]', (), "tools[0].function.name is 'a b', expected 1 to"),
         ("[]", ("--json-output",), "--tools and --json-output cannot be combined"),
         (None, (), "cannot be read: No such file"),
-        ("[]", ("--server", "http://127.0.0.1:1"), "--tools cannot be used with --server"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -93,8 +92,7 @@ def test_what_cannot_be_is_refused(
         tools.unlink()
     else:
         tools.write_text(content)
-    named = () if "--server" in flags else (model,)
-    result = llmcli("chat", *named, "--tools", tools, *flags, "--message", "Hi")
+    result = llmcli("chat", model, "--tools", tools, *flags, "--message", "Hi")
     assert result.exit_code == 2
     assert problem in result.stderr
 

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
+from here import run_here
 from paged import make_request
 from server import ServerProcess, running_server
 from test_tool_calls import CALLS, NAMES, TEXTS
@@ -268,6 +270,18 @@ def test_what_cannot_be_is_refused_by_name(client: Any, asked: dict[str, Any], p
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**ASKED, **asked})
     assert (caught.value.param, words in caught.value.message) == (param, True), caught.value.message
+
+
+def test_a_chat_with_a_server_calls_as_one_here(tmp_path: Path) -> None:
+    folder, tools = write_tool_model(tmp_path / "caller", "mistral"), tmp_path / "tools.json"
+    tools.write_text(json.dumps([WEATHER, TIME]))
+    one_call = ("--logit-bias", "258=300", "--logit-bias", "93=250", "--logit-bias", "257=200")
+    asked = ("--tools", tools, "--message", "Wetter?", "--message", "20 Grad", "--seed", 4)
+    here = run_here("chat", folder, *asked, *one_call, "--device", "cpu", LLMCLI_HOME=tmp_path)
+    with running_server(folder, *one_call) as server:
+        there = run_here("chat", "--server", server.url, *asked, LLMCLI_HOME=tmp_path, LLMCLI_API_KEY=None)
+    assert (there.returncode, there.stderr, there.stdout) == (0, "", here.stdout)
+    assert len(here.stdout.splitlines()) == 2
 
 
 def test_a_model_without_tools_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 import torch
 from storyteller import drafts, evaluate, originality, tellers
+from storyteller.by_hand import HandWish, hand_wishes, parse_hero
 from storyteller.checkers import Wish, is_right, judge_story, num_images, stumbles
 from storyteller.corpus import document_with_stories, shard_random
 from storyteller.dialogue import fact_turns
@@ -123,7 +124,8 @@ def examination():
         patch.setattr(originality, "WORD_LIST_DOCUMENTS", 300)
         patch.setattr(tellers, "CONTINUATION_TOKENS", 40)
         patch.setattr(evaluate, "OUTSIDE_REQUESTS", [("A goose named Gerda and a bucket.", Wish("Gerda", "bucket"))])
-        return examine(parse(["--stories", "2", "--questions", "2", "--workers", "1", "--prompts", "2", "--quick"]))
+        words = "--stories 2 --questions 2 --workers 1 --prompts 2 --every 100 --quick"
+        return examine(parse(words.split()))
 
 
 def test_figures_are_shares_of_the_verdicts(examination):
@@ -135,6 +137,25 @@ def test_figures_are_shares_of_the_verdicts(examination):
     assert len(examination["own_answers"]) == min(2, len(questions_about_own(stories, 1)))
     assert [len(record["text"]) > 20 for record in examination["continuations"]] == [True, True]
     assert [record["seed"] for record in stories] == [1, 2]
+    assert [record["request"] for record in examination["wishes"]] == [wish.text for wish in hand_wishes()[::100]]
+    assert figures["hero"] == 50 * sum(record["hero"] for record in examination["wishes"])
+
+
+def test_each_wish_is_judged_by_what_it_asks_for():
+    wishes = [
+        HandWish(0, "a mouse", (parse_hero("(mouse)"),)),
+        HandWish(0, "a cat and a dog", (parse_hero("(cat; old)"), parse_hero("(dog)"))),
+    ]
+    mouse = "There was a small mouse called Mia, who lived in a blorf. Mia felt glad."
+    cat = "There was an old cat called Max, who lived here. Max felt glad, and that was all."
+
+    def teller(prompts, seed):
+        assert prompts == [[{"role": "user", "content": wish.text}] for wish in wishes]
+        return [Reply(mouse, True), Reply(cat, True)]
+
+    figures, records = evaluate.examine_wishes(teller, wishes, 7, set())
+    assert figures == {"unbroken": 50.0, "hero": 100.0, "both heroes": 0.0, "looks": 100.0}
+    assert [(record["seed"], record["broken"]) for record in records] == [(7, ["blorf"]), (8, [])]
 
 
 def test_the_table_says_what_was_missed(capsys):

@@ -77,6 +77,7 @@ def examination(**figures):
         "counts": {
             "stories": 200,
             "outside": 24,
+            "wishes": 200,
             "answers": 300,
             "own answers": 900,
             "prompts": 50,

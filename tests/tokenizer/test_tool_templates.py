@@ -118,6 +118,19 @@ def test_a_template_for_tools_alone(tmp_path: Path) -> None:
     template.close()
 
 
+def test_a_template_for_tools_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """Next to chat_template.jinja, as transformers saves several."""
+    folder = write_tool_model(tmp_path / "model", "hermes")
+    (folder / "chat_template.jinja").write_text("plain {{ messages[0].content }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | tojson }} <tool_call>")
+    template, reference = load_chat_template(folder, load_tokenizer(folder)), AutoTokenizer.from_pretrained(folder)
+    for tools in (None, TOOLS):
+        told = reference.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, tokenize=False)
+        assert template.render(ASK, tools=tools) == told
+    template.close()
+
+
 def test_templates_that_take_no_tools() -> None:
     tools = Tools((TIME,), ("get_time",))
     for source, problem in (
