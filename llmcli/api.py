@@ -19,24 +19,26 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from llmcli.batch.input import integer_of, line_of, seed_of
 from llmcli.cli import lazy, shared
-from llmcli.cli.lines import Lines
+from llmcli.cli.lines import Lines, Task
 from llmcli.cli.output.notebook import text_html
 from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.settings import find_alias
 from llmcli.cli.terminal import terminal
 from llmcli.engine.request import Event, Failed, Finished, FinishReason, PromptScored, Request, Timings, Token
 from llmcli.errors import LLMCliError, TokenizerError, UsageError
-from llmcli.openai_body import text_of
+from llmcli.openai_body import message_of, text_of
 from llmcli.tokenizer.base import Tokenizer, decode
 
-Prompt = str | list[dict[str, str]]  # a text, or messages with `role` and `content` in each
+Asked = tuple[Request, Task]
+Prompt = str | list[dict[str, Any]]  # a text, or messages with `role` and `content` in each
 
 
 class Options(TypedDict, total=False):
     """What a call may ask, as a line of a batch; None or nothing is the default of `llmcli generate`.
 
-    `schema` is a JSON Schema, `grammar` one in Lark or GBNF. Without a `seed` each call draws one. `logprobs` is true,
-    for a batch false; without log-probabilities texts come faster.
+    `schema` is a JSON Schema, `grammar` one in Lark or GBNF. `chat_template_kwargs` are variables of the chat template,
+    for messages, such as `{"enable_thinking": False}`; `tools` and the two keys after it are OpenAI's. Without a `seed`
+    each call draws one. `logprobs` is true, for a batch false; without log-probabilities texts come faster.
     """
 
     logprobs: bool
@@ -48,6 +50,10 @@ class Options(TypedDict, total=False):
     regex: str | None
     choice: list[str] | None
     grammar: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    parallel_tool_calls: bool | None
     temperature: float | None
     dynatemp_range: float | None
     dynatemp_exponent: float | None
@@ -99,8 +105,9 @@ class GeneratedText(Text):
 
     `token_ids` end with the end-of-text token or those of a stop string, which `text` leaves out. `sample` is its
     index among the samples of `seed`. With a schema `is_complete` says whether it allows the text to end here; else it
-    is None. In a batch a text may fail while it runs: then `finish_reason` is "failed", `error` says why, `text` has
-    what came before, and `timings` are zeros. Units: `timings` seconds
+    is None. `message` is the answer in OpenAI's form, to be appended to the messages: with `reasoning_content` and
+    `tool_calls`, if it has any. In a batch a text may fail while it runs: then `finish_reason` is "failed", `error`
+    says why, `text` has what came before, and `timings` are zeros. Units: `timings` seconds
     """
 
     seed: int
@@ -108,7 +115,13 @@ class GeneratedText(Text):
     finish_reason: FinishReason | Literal["failed"]
     is_complete: bool | None
     timings: Timings = field(compare=False)
+    message: dict[str, Any]
     error: LLMCliError | None = field(default=None, compare=False)
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls of the answer, [] if there are none."""
+        return list(self.message.get("tool_calls", ()))
 
 
 @dataclass(frozen=True)
@@ -177,8 +190,8 @@ def _quiet(quiet: bool) -> Iterator[None]:
 class Model:
     """A loaded model, from `load`. For one thread; streams may be read in turn.
 
-    `close`, or the end of a `with`, frees the memory of the card. Tool calls do not exist yet, so `chat` has no
-    `tools`. Every method raises UsageError for what cannot be, and other subclasses of LLMCliError.
+    `close`, or the end of a `with`, frees the memory of the card. Every method raises UsageError for what cannot be,
+    and other subclasses of LLMCliError.
 
     Attributes: name; tokenizer; context: the most tokens of prompt and new text together; description: device and
     precision
@@ -237,11 +250,10 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
         """The text of `generate`, or for messages that of `chat`, in pieces as it comes; leave the loop to stop."""
-        request = self._request(prompt, 1, _take_seed(options), options)
-        return self._stream(request)
+        return self._stream(self._asked(prompt, 1, _take_seed(options), options))
 
-    def _stream(self, request: Request) -> Iterator[Piece]:
-        for _, piece in self._pieces([request]):
+    def _stream(self, asked: Asked) -> Iterator[Piece]:
+        for _, piece in self._pieces([asked]):
             if piece.result is not None and piece.result.error is not None:
                 raise piece.result.error
             yield piece
@@ -256,15 +268,15 @@ class Model:
         """
         if isinstance(prompts, str):
             raise UsageError("prompts is one text, expected a list of prompts")
-        seed, requests = _take_seed(options), []
+        seed, asked = _take_seed(options), []
         options.setdefault("logprobs", False)
         for number, prompt in enumerate(prompts, start=1):
             try:
-                requests.append(self._request(prompt, number, seed, options))
+                asked.append(self._asked(prompt, number, seed, options))
             except (UsageError, TokenizerError) as error:
                 raise UsageError(f"prompt {number}: {error}") from error
         with loaded_objects_set_aside():
-            results = self._texts(requests, keeps_failed=True)
+            results = self._texts(asked, keeps_failed=True)
         failed = [(number, result.error) for number, result in enumerate(results, start=1) if result.error]
         if failed:
             first, why = failed[0]
@@ -274,7 +286,7 @@ class Model:
 
     def logprobs(self, text: str) -> Text:
         """The model's log-probability of each token of a text that is given, after its first, such as BOS."""
-        request = self._request(text_of("text", text), 1, 0, {})
+        request, _ = self._asked(text_of("text", text), 1, 0, {})
         token_ids = request.prompt_token_ids
         if len(token_ids) < 2:
             raise UsageError("the text has a single token, expected 2 or more: the first has no probability")
@@ -290,45 +302,47 @@ class Model:
         return Text(scored, token_ids[1:], logprobs, token_ids[:1], self.tokenizer)
 
     def _samples(self, prompt: Prompt, n: int | None, options: Options) -> GeneratedText | list[GeneratedText]:
-        request = self._request(prompt, 1, _take_seed(options), options)
+        request, task = self._asked(prompt, 1, _take_seed(options), options)
         if n is None:
-            return self._texts([request])[0]
-        return self._texts([replace(request, samples=tuple(range(integer_of("n", n, 1, 10_000))))])
+            return self._texts([(request, task)])[0]
+        return self._texts([(replace(request, samples=tuple(range(integer_of("n", n, 1, 10_000)))), task)])
 
-    def _request(self, prompt: Prompt, number: int, seed: int, options: Options) -> Request:
+    def _asked(self, prompt: Prompt, number: int, seed: int, options: Options) -> Asked:
         keys = {key: value for key, value in options.items() if key != "logprobs"}
         line = line_of({**keys, "prompt" if isinstance(prompt, str) else "messages": prompt}, number)
-        request = self._lines.request_of(self._lines.task(line), seed)
-        return replace(request, num_alternatives=0 if options.get("logprobs", True) else None)
+        task = self._lines.task(line)
+        request = self._lines.request_of(task, seed)
+        return replace(request, num_alternatives=0 if options.get("logprobs", True) else None), task
 
-    def _texts(self, requests: Sequence[Request], *, keeps_failed: bool = False) -> list[GeneratedText]:
+    def _texts(self, asked: Sequence[Asked], *, keeps_failed: bool = False) -> list[GeneratedText]:
         """The texts of each request's samples, in order. With `keeps_failed` an error of one text is its result."""
         ended = []
-        for index, piece in self._pieces(requests):
+        for index, piece in self._pieces(asked):
             if piece.result is not None:
                 if piece.result.error is not None and not keeps_failed:
                     raise piece.result.error
                 ended.append((index, piece.result))
         return [result for _, result in sorted(ended, key=lambda one: (one[0], one[1].sample))]
 
-    def _pieces(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
+    def _pieces(self, asked: Sequence[Asked]) -> Iterator[tuple[int, Piece]]:
         """Each piece with the index of its request; a text that failed ends with a result, too."""
         tokens: defaultdict[tuple[int, int], list[Token]] = defaultdict(list)
-        for index, event in self._events(requests):
+        for index, event in self._events([request for request, _ in asked]):
             if isinstance(event, Token):
                 tokens[index, event.sample].append(event)
                 yield index, Piece(event.text, event.token_id, _logprob(event))
             elif isinstance(event, Finished | Failed):
-                request, said = requests[index], tokens.pop((index, event.sample), [])
+                (request, task), said = asked[index], tokens.pop((index, event.sample), [])
                 logprobs = tuple(logprob for token in said if (logprob := _logprob(token)) is not None)
                 rest = logprobs, request.prompt_token_ids, self.tokenizer, request.sampler.seed, event.sample
                 if isinstance(event, Failed):
                     text, ids = "".join(token.text for token in said), tuple(token.token_id for token in said)
-                    nothing = Timings(0, 0.0, 0.0, 0, 0.0)
-                    yield index, Piece("", result=GeneratedText(text, ids, *rest, "failed", None, nothing, event.error))
+                    end = None, Timings(0, 0.0, 0.0, 0, 0.0), message_of(text, None), event.error
+                    yield index, Piece("", result=GeneratedText(text, ids, *rest, "failed", *end))
                 else:
-                    end = event.finish_reason, event.is_complete, event.timings
-                    yield index, Piece(event.tail, result=GeneratedText(event.text, event.token_ids, *rest, *end))
+                    message = task.message(event, request.sampler.seed)
+                    told = event.finish_reason, event.is_complete, event.timings, message
+                    yield index, Piece(event.tail, result=GeneratedText(event.text, event.token_ids, *rest, *told))
 
     def _events(self, requests: Sequence[Request]) -> Iterator[tuple[int, Event]]:
         """Each event with the index of its request, to the end of all. Leaving early cancels what is left."""

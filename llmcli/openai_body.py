@@ -3,17 +3,17 @@
 Requests for anything unsupported are refused by name, in one short sentence.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
+from llmcli.reading import parse_json
 
-# OpenAI's words for why a text ends.
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
-ROLES = ("system", "developer", "user", "assistant")
+_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MOST_COMPARED = 40  # characters of an unknown key that may be a typing error
 _PARTS = '{"type": "text", "text": "Hi"}'
@@ -74,9 +74,9 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
     "verbosity": _of(str, "a string"),
     # Tools
     "tools": _key(f"an empty list, {_NO_TOOLS}", []),
-    "functions": _key(f"an empty list, {_NO_TOOLS}", []),
+    "functions": _key("an empty list; tools has OpenAI's newer form", []),
     "tool_choice": _key(f"'none' or 'auto', {_NO_TOOLS}", "none", "auto"),
-    "function_call": _key(f"'none' or 'auto', {_NO_TOOLS}", "none", "auto"),
+    "function_call": _key("'none' or 'auto'; tool_choice is OpenAI's newer form", "none", "auto"),
     "parallel_tool_calls": _of(bool, "true or false"),
     "web_search_options": _key("nothing, as nothing is searched here"),
     # Other kinds of answers
@@ -92,7 +92,9 @@ IDLE_KEYS: Mapping[str, IdleKey] = {
 }
 
 
-def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+def drop_idle(
+    body: Mapping[str, Any], known: Collection[str], where: str = "", idle_keys: Mapping[str, IdleKey] = IDLE_KEYS
+) -> dict[str, Any]:
     """A body's `known` keys. A null counts as a key that is not given.
 
     A top_p of 0 becomes a temperature of 0, as both leave only the likeliest token.
@@ -104,9 +106,9 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
             if value is not None:
                 asked[key] = value
             continue
-        idle = IDLE_KEYS.get(key)
+        idle = idle_keys.get(key)
         if idle is None:
-            raise unknown_key(key, [*known, *IDLE_KEYS], where)
+            raise unknown_key(key, [*known, *idle_keys], where)
         number = body.get("n")
         if value is not None and not idle.is_idle(value, 1 if number is None else number):
             raise BodyError(f"{where}{key} is {shown(value)}, expected {idle.expected}", where + key)
@@ -116,21 +118,36 @@ def drop_idle(body: Mapping[str, Any], known: Collection[str], where: str = "") 
     return asked
 
 
+def finish_reason_of(reason: str, num_calls: int) -> str | None:
+    """OpenAI's word for why a text with so many tool calls ends; None if something broke it off."""
+    word = _FINISH_REASONS.get(reason)
+    return "tool_calls" if num_calls and word == "stop" else word
+
+
+def message_of(content: str, reasoning: str | None, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The message of an answer, with the reasoning before it and the tool calls after it, if any."""
+    message: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
+    return message | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+
+
 # Keys of a message besides role and content. Answers that are sent back have nearly all of them.
 _MESSAGE_KEYS: Mapping[str, IdleKey] = {
     "refusal": _key("null"),
     "audio": _key("null"),
-    "function_call": _key(f"null, {_NO_TOOLS}"),
-    "tool_calls": _key(f"an empty list, {_NO_TOOLS}", []),
+    "function_call": _key("null; tool_calls has OpenAI's newer form"),
     "annotations": _key("an empty list", []),
+    "parsed": IdleKey("anything", lambda value, n: True),  # what OpenAI's client makes of the content
 }
-_KNOWN_MESSAGE_KEYS = ("role", "content", "name")
+_OPTIONAL = ("name", "reasoning_content", "tool_call_id")
+_KNOWN_MESSAGE_KEYS = ("role", "content", *_OPTIONAL, "tool_calls")
+_CALL = '{"id": "a1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
 
 
-def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, str], ...]:
-    """A conversation for chat templates: messages with `role`, `content`, and `name` if given.
+def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -> tuple[dict[str, Any], ...]:
+    """A conversation for chat templates: messages with `role`, `content`, and what they have of `_OPTIONAL`.
 
-    A content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
+    A message with `tool_calls` may lack a content. Their arguments become the objects that templates expect. A
+    content may be a list of parts, which must be texts. The role `developer` is OpenAI's newer word for `system`.
     Without `roles` the chat template decides which roles exist.
     Raises: BodyError for anything else
     """
@@ -139,15 +156,20 @@ def read_messages(key: str, value: Any, roles: Collection[str] | None = ROLES) -
     return tuple(_message(f"{key}[{index}]", message, roles) for index, message in enumerate(value))
 
 
-def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[str, str]:
+def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise BodyError(f"{where} is {shown(message)}, expected an object with role and content", where)
-    for name in ("role", "content"):
+    calls = read_calls(f"{where}.tool_calls", message.get("tool_calls"))
+    for name in ("role",) if calls else ("role", "content"):
         if name not in message:
             raise BodyError(f"{where} has no {name}, expected role and content", f"{where}.{name}")
     role = text_of(f"{where}.role", message["role"])
     if roles is not None and role not in roles:
         raise BodyError(f"{where}.role is {shown(role)}, expected {' or '.join(roles)}", f"{where}.role")
+    for name, expected in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if roles is not None and message.get(name) and role != expected:
+            key = f"{where}.{name}"
+            raise BodyError(f"{key} is {shown(message[name])}, expected it in messages of {expected} alone", key)
     asked = {name: item for name, item in message.items() if name not in _MESSAGE_KEYS}
     for name, idle in _MESSAGE_KEYS.items():
         if (item := message.get(name)) is not None and not idle.is_idle(item, 1):
@@ -155,11 +177,47 @@ def _message(where: str, message: Any, roles: Collection[str] | None) -> dict[st
     for name in asked:
         if name not in _KNOWN_MESSAGE_KEYS:
             raise unknown_key(name, (*_KNOWN_MESSAGE_KEYS, *_MESSAGE_KEYS), f"{where}.")
-    read = {
-        "role": "system" if role == "developer" else role,
-        "content": _content(f"{where}.content", message["content"]),
-    }
-    return read if message.get("name") is None else {**read, "name": text_of(f"{where}.name", message["name"])}
+    content = "" if calls and message.get("content") is None else _content(f"{where}.content", message["content"])
+    read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
+    optional = [name for name in _OPTIONAL if message.get(name) is not None]
+    read |= {name: text_of(f"{where}.{name}", message[name]) for name in optional}
+    return {**read, "tool_calls": calls} if calls else read
+
+
+def read_calls(key: str, value: Any) -> list[dict[str, Any]]:
+    """Tool calls with arguments as objects, for chat templates. Raises: BodyError for anything else"""
+    if value is not None and not isinstance(value, list):
+        raise BodyError(f"{key} is {shown(value)}, expected a list such as [{_CALL}]", key)
+    return [_call(f"{key}[{index}]", call) for index, call in enumerate(value or ())]
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    """A call with its arguments as an object.
+
+    `index`, of a stream's pieces, and `parsed_arguments`, of OpenAI's client, are left out.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise BodyError(f"{where} is {shown(call)}, expected a call such as {_CALL}", where)
+    for given, known, place in (
+        (call, ("id", "type", "function", "index"), f"{where}."),
+        (function, ("name", "arguments", "parsed_arguments"), f"{where}.function."),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            raise unknown_key(unknown[0], known, place)
+    key, arguments = f"{where}.function.arguments", function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = parse_json(arguments or "{}")
+        except ValueError as error:
+            raise BodyError(
+                f"{key} is {shown(function['arguments'])}, which is not valid JSON: {error}", key
+            ) from error
+    if not isinstance(arguments, dict):
+        raise BodyError(f"{key} is {shown(arguments)}, expected a JSON object in a string", key)
+    named = {"name": text_of(f"{where}.function.name", function.get("name")), "arguments": arguments}
+    id_ = {} if call.get("id") is None else {"id": text_of(f"{where}.id", call["id"])}
+    return {**id_, "type": "function", "function": named}
 
 
 def _content(key: str, value: Any) -> str:
@@ -175,6 +233,13 @@ def _part(where: str, part: Any) -> str:
         if name not in ("type", "text", "prompt_cache_breakpoint"):
             raise unknown_key(name, ("type", "text"), f"{where}.")
     return text_of(f"{where}.text", part["text"])
+
+
+def read_template_kwargs(key: str, value: Any) -> dict[str, Any]:
+    """Variables for the chat template, such as `enable_thinking`. Raises: BodyError unless they are an object"""
+    if not isinstance(value, dict):
+        raise BodyError(f'{key} is {shown(value)}, expected an object such as {{"enable_thinking": false}}', key)
+    return value
 
 
 def text_of(key: str, value: Any, expected: str = "a string") -> str:

@@ -203,6 +203,7 @@ EXPORT_JOURNAL = SmallFile("an export's journal", 64 * _MIB, CheckpointError, "r
 EXPORT_LOCK = SmallFile("an export's lock", _MIB, CheckpointError, "remove it")
 BATCH_RECORD = SmallFile("the record of a batch", 16 * _MIB, UsageError, "name another output")
 SCHEMA = SmallFile("a schema", 16 * _MIB, UsageError, "give a JSON Schema")
+TOOLS = SmallFile("a list of tools", 16 * _MIB, UsageError, "give a JSON list in OpenAI's form")
 GRAMMAR = SmallFile("a grammar", 16 * _MIB, UsageError, "give a grammar in Lark's syntax")
 RECEIPT = SmallFile("a receipt", 256 * _MIB, UsageError, "give the file that generate --receipt wrote")
 API_KEY = SmallFile("an API key", _MIB, UsageError, "write the key alone into the file")

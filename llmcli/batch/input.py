@@ -13,10 +13,11 @@ from typing import Any, BinaryIO, Literal
 
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
-from llmcli.openai_body import drop_idle, read_messages, text_of
+from llmcli.openai_body import drop_idle, read_messages, read_template_kwargs, text_of
 from llmcli.reading import LoneSurrogateError, object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
+from llmcli.tools import TOOL_KEYS, Tools, read_tools
 
 # Reads JSON Lines as a stream of bounded lines, so that a file of gigabytes takes the memory of one line.
 #
@@ -95,6 +96,8 @@ class Line:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     form: Form = "native"
     constraint: Constraint | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools | None = None
 
 
 def integer_of(key: str, value: Any, minimum: int, maximum: int | None = None) -> int:
@@ -123,6 +126,7 @@ def stop_of(key: str, value: Any) -> tuple[str, ...]:
 
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 OPENAI_KEYS = ("custom_id", "method", "url", "body")
+TEMPLATE_KWARGS = "chat_template_kwargs"
 BODY_KEYS = ("model", "max_tokens", "max_completion_tokens", "seed", "stop", "logit_bias", "n", "response_format")
 
 
@@ -143,7 +147,8 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
     if not isinstance(values["body"], dict):
         raise UsageError(f"body is {shown(values['body'])}, expected an object")
     prompt_key = "messages" if form == "chat" else "prompt"
-    asked = drop_idle(values["body"], (prompt_key, *BODY_KEYS, *SPECS), "body.")
+    of_chat = ("messages", TEMPLATE_KWARGS, *TOOL_KEYS) if form == "chat" else ("prompt",)
+    asked = drop_idle(values["body"], (*of_chat, *BODY_KEYS, *SPECS), "body.")
     body = {f"body.{key}": value for key, value in asked.items()}
     if f"body.{prompt_key}" not in body:
         raise UsageError(f"body.{prompt_key} is missing, and {values['url']} needs it")
@@ -159,6 +164,8 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
         text_of("custom_id", values["custom_id"]),
         prompt=text_of("body.prompt", body["body.prompt"]) if form == "completion" else None,
         messages=read_messages("body.messages", body["body.messages"]) if form == "chat" else None,
+        template_kwargs=read_template_kwargs(f"body.{TEMPLATE_KWARGS}", body.get(f"body.{TEMPLATE_KWARGS}", {})),
+        tools=read_tools(asked, "body.") if form == "chat" else None,
         seed=seed_of("body.seed", body["body.seed"]) if "body.seed" in body else None,
         max_new_tokens=_max_new_tokens(body),
         stop=stop_of("body.stop", body["body.stop"]) if body.get("body.stop", []) != [] else (),
@@ -183,7 +190,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise UsageError(f"body.logit_bias is {error}") from None
 
 
-KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *CONSTRAINT_KEYS, *SPECS)
+_MESSAGE_KEYS = (TEMPLATE_KWARGS, *TOOL_KEYS)  # beside messages
+KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *_MESSAGE_KEYS, *CONSTRAINT_KEYS, *SPECS)
 NUM_SHOWN_PROBLEMS = 10
 
 
@@ -261,11 +269,15 @@ def line_of(keys: Mapping[str, Any], number: int) -> Line:
     if ("prompt" in values) == ("messages" in values):
         given = "prompt and messages are both given" if "prompt" in values else "prompt and messages are both missing"
         raise UsageError(f"{given}, expected one of them")
+    if "messages" not in values and (lost := [key for key in _MESSAGE_KEYS if key in values]):
+        raise UsageError(f"{lost[0]} needs messages")
     return Line(
         number,
         _id_of(values.get("id", number)),
         prompt=text_of("prompt", values["prompt"]) if "prompt" in values else None,
         messages=read_messages("messages", values["messages"], roles=None) if "messages" in values else None,
+        template_kwargs=read_template_kwargs(TEMPLATE_KWARGS, values.get(TEMPLATE_KWARGS, {})),
+        tools=read_tools(values),
         seed=seed_of("seed", values["seed"]) if "seed" in values else None,
         max_new_tokens=integer_of("max_new_tokens", values["max_new_tokens"], 1)
         if "max_new_tokens" in values

@@ -21,7 +21,7 @@ from typing import Any
 
 import typer
 
-from llmcli.batch.input import Line, LineId
+from llmcli.batch.input import LineId
 from llmcli.batch.output import InOrder, Journal, holds_something
 from llmcli.batch.run import BatchScheduler, BatchUsage, Progress, RowsOverTime, estimate_seconds, run_batch
 from llmcli.batch.shards import find_shards, load_record, merge_shards, record_path, refuse_other_settings, save_record
@@ -39,7 +39,7 @@ from llmcli.cli.terminal import fact_lines, json_line, terminal
 from llmcli.cli.units import counted, estimated_duration, size
 from llmcli.engine.request import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError, UsageError
-from llmcli.openai_body import FINISH_REASONS
+from llmcli.openai_body import finish_reason_of
 from llmcli.resources import install_command
 
 # Where a batch runs: in this process, or on the workers of a Ray cluster; and what such a worker opens.
@@ -206,31 +206,34 @@ def model_files(folder: Path) -> dict[str, str]:
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-def result_json(
-    line: Line, event: Finished | Failed, prompt_token_ids: Sequence[int], seed: int, model: str, load_seconds: float
-) -> dict[str, Any]:
+def result_json(task: Task, event: Finished | Failed, seed: int, model: str, load_seconds: float) -> dict[str, Any]:
     """The object of one prompt."""
+    line = task.line
     if line.form != "native":
-        return _openai_json(line, event, len(prompt_token_ids), model)
+        return _openai_json(task, event, seed, model)
     if isinstance(event, Failed):
         return {"id": line.id, "error": {"message": str(event.error)}}
-    facts = {"prompt_token_ids": list(prompt_token_ids), "seed": seed, "model": model}
-    return {"id": line.id, **sample_json(event, load_seconds), **facts}
+    facts = {"prompt_token_ids": list(task.token_ids), "seed": seed, "model": model}
+    calls = {key: value for key, value in task.message(event, seed).items() if key == "tool_calls"}
+    return {"id": line.id, **sample_json(event, load_seconds), **calls, **facts}
 
 
-def _openai_json(line: Line, event: Finished | Failed, num_prompt_tokens: int, model: str) -> dict[str, Any]:
+def _openai_json(task: Task, event: Finished | Failed, seed: int, model: str) -> dict[str, Any]:
+    line, num_prompt_tokens = task.line, len(task.token_ids)
     common = {"id": f"batch_req_{line.number}", "custom_id": line.id}
     if isinstance(event, Failed):
         return {**common, "response": None, "error": {"code": "failed", "message": str(event.error)}}
     is_chat = line.form == "chat"
-    content = {"message": {"role": "assistant", "content": event.text}} if is_chat else {"text": event.text}
+    message = task.message(event, seed)
+    content: dict[str, Any] = {"message": message} if is_chat else {"text": event.text}
+    reason = finish_reason_of(event.finish_reason, len(message.get("tool_calls", ())))
     num_new_tokens = len(event.token_ids)
     body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.number}",
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": FINISH_REASONS[event.finish_reason]}],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
         "usage": {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_new_tokens,
@@ -338,7 +341,7 @@ def _run(job: BatchJob, open_engine: Open, progress: Progress, completeness: Com
 
         def take(task: Task, event: Finished | Failed) -> None:
             seed = run.seed if task.line.seed is None else task.line.seed
-            value = result_json(task.line, event, task.token_ids, seed, run.model, engine.load_seconds)
+            value = result_json(task, event, seed, run.model, engine.load_seconds)
             sink.put(task.line.id, json_line(value))
             if isinstance(event, Finished):
                 completeness.count(event)

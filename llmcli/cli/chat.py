@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -22,12 +23,13 @@ from llmcli.cli.completion import complete_chat
 from llmcli.cli.constrained_texts import SchemaOptions, Schemas
 from llmcli.cli.prompt import chosen_word, parse_template_variables, refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
-from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.settings import running
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import counted
 from llmcli.engine.conversation import Conversation, SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
+from llmcli.reading import TOOLS, object_of_unique_keys, parse_json
 from llmcli.resources import chat_folder
 
 conversation_option = partial(option, rich_help_panel="Conversation")
@@ -35,7 +37,7 @@ conversation_option = partial(option, rich_help_panel="Conversation")
 # The options that a chat with a server takes; the others are for a model that runs here.
 WITH_SERVER = frozenset(
     {"--server", "--api-key", "--system", "--message", "--resume", "--continue", "--max-new-tokens", "--stop", "--seed"}
-    | {"--markdown", "--thinking"}
+    | {"--markdown", "--thinking", "--tools"}
 )
 
 
@@ -119,6 +121,18 @@ class AnswerOptions:
     )
     stop: list[str] | None = shared.stop_option()
     schema: SchemaOptions = SchemaOptions()
+    tools: Path | None = conversation_option(None, "Offer these tools; you type the results of calls.")
+
+    def read_tools(self) -> lazy.tools.Tools | None:
+        """The tools in the file. Raises: UsageError for what are no tools, and beside a schema"""
+        if self.tools is None:
+            return None
+        if given_options(self.schema):
+            raise UsageError(f"--tools and {given_options(self.schema)[0]} cannot be combined")
+        try:
+            return lazy.tools.read_tools({"tools": parse_json(TOOLS.read_text(self.tools), object_of_unique_keys)})
+        except ValueError as error:
+            raise UsageError(f"{self.tools} is not valid JSON: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,7 @@ def chat(
         show_list(chat_folder(), as_json=view.json_)
         return
     refuse_without_terminal(conversation, as_json=view.json_)
+    tools = answers.read_tools()
     if conversation.server is None:
         grammar = answers.schema.read()
         request = check_run(options, numbers, sampler, answers.stop)
@@ -176,7 +191,7 @@ def chat(
                 name = saved.model if name is None else name
                 request = _with_adapters_of(saved, request, name)
             name = shared.model_or_default(name)
-            state = _open_state(request, name, saved, conversation, answers, view, grammar)
+            state = _open_state(request, name, saved, conversation, answers, view, grammar, tools)
             _talk(state, keeper, conversation, view, require_complete=answers.schema.require_complete)
         return
     if argument is not None:
@@ -186,7 +201,13 @@ def chat(
         closing(lazy.server_client.ServerClient(conversation.server, conversation.api_key)) as client,
         closing(Keeper(chat_folder())) as keeper,
     ):
-        asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
+        asked: dict[str, Any] = {
+            **numbers,
+            "seed": sampler.seed,
+            "max_tokens": answers.max_new_tokens,
+            "stop": answers.stop,
+        }
+        asked["tools"] = list(tools.tools) if tools else None
         talk = _open_remote(client, _saved(conversation, keeper), conversation, view, asked)
         _talk(talk, keeper, conversation, view)
 
@@ -196,7 +217,7 @@ def _open_remote(
     saved: SavedConversation | None,
     options: ConversationOptions,
     view: ViewOptions,
-    asked: dict[str, float | int | list[str] | None],
+    asked: dict[str, Any],
 ) -> RemoteTalk:
     """A conversation with a server; the server decides what is None in `asked`."""
     model = client.model()
@@ -279,6 +300,7 @@ def _open_state(
     answers: AnswerOptions,
     view: ViewOptions,
     grammar: lazy.grammar.Grammar | None,
+    tools: lazy.tools.Tools | None,
 ) -> ChatSession:
     """Load the model, and the earlier turns."""
     run = open_run(request, name)
@@ -288,11 +310,12 @@ def _open_state(
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
     schemas = Schemas(session)
     schemas.prepare(grammar, sampler)
+    offered = None if tools is None else _offer(tools, template, session, schemas, sampler)
     num_rows = shared.parse_rows(options.rows)
     loaded = run.load(num_rows, host_rows=num_rows or 1)
     overflow = chosen_word("--overflow", options.overflow, OVERFLOW)
     schema = None if grammar is None else schemas.schema(grammar, sampler)
-    settings = lazy.chat.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema)
+    settings = lazy.chat.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema, offered)
     return ChatSession(
         session=session,
         chat=lazy.chat.Chat(
@@ -309,6 +332,30 @@ def _open_state(
         load_seconds=loaded.load_seconds,
         files=options.files(saved),
     )
+
+
+def _offer(
+    tools: lazy.tools.Tools,
+    template: lazy.chat_encoding.ChatTemplate,
+    session: Session,
+    schemas: Schemas,
+    sampler: lazy.params.Sampler,
+) -> lazy.chat.ChatTools:
+    """The tools, in the template from now on. Raises: UsageError for a template without a form of tool calls"""
+    offer = lazy.tool_offer.Offer.of(tools, template)
+    template.variables["tools"] = list(tools.tools)
+    token_ids = offer.token_ids(session.tokenizer)
+
+    @cache
+    def grammar_after(start: lazy.chat_events.Start) -> lazy.grammar.Grammar:
+        value = {**offer.constraint_value(), "start": start}
+        return lazy.grammar.grammar_of(lazy.constraint.Constraint("tools", "tools", value))
+
+    usual = grammar_after("undecided")
+    for note in usual.notes:
+        terminal.info(note)
+    schemas.prepare(usual, sampler)
+    return lazy.chat.ChatTools(offer, token_ids, lambda start: schemas.schema(grammar_after(start), sampler, token_ids))
 
 
 def open_writer(state: Talk) -> Writer:

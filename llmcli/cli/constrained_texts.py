@@ -116,6 +116,7 @@ class Schemas:
         self._tree = session.token_tree
         self._made = lru_cache(KEPT_SCHEMAS)(self._make)
         self._vocabulary = lru_cache(KEPT_SCHEMAS)(self._make_vocabulary)
+        self._tokens = lru_cache(KEPT_SCHEMAS)(self._make_tokens)
 
     def prepare(self, grammar: lazy.grammar.Grammar | None, sampler: lazy.params.Sampler) -> None:
         """Start building the tree, if there is a grammar.
@@ -135,22 +136,40 @@ class Schemas:
             self._tree = TokenTree(self._session.model.checkpoint.folder, self._session.model.config.vocab_size)
         self._tree.start(self._session.tokenizer)
 
-    def schema(self, grammar: lazy.grammar.Grammar, sampler: lazy.params.Sampler) -> lazy.schema.Schema:
-        """Wait for the tree. Raises: UsageError, as `prepare` too"""
+    def schema(
+        self,
+        grammar: lazy.grammar.Grammar,
+        sampler: lazy.params.Sampler,
+        shown_token_ids: frozenset[int] = frozenset(),
+    ) -> lazy.schema.Schema:
+        """Wait for the tree. The strings of these special tokens count as text.
+
+        Raises: UsageError, as `prepare` too
+        """
         self.prepare(grammar, sampler)
-        return self._made(grammar, sampler.eos_token_ids)
+        return self._made(grammar, sampler.eos_token_ids, shown_token_ids)
 
     def hold(self, request: lazy.request.Request, grammar: lazy.grammar.Grammar | None) -> lazy.request.Request:
         """The request with the grammar, if there is one. Raises: as `schema`"""
-        return request if grammar is None else replace(request, schema=self.schema(grammar, request.sampler))
+        if grammar is None:
+            return request
+        return replace(request, schema=self.schema(grammar, request.sampler, request.shown_token_ids))
 
-    def _make(self, grammar: lazy.grammar.Grammar, eos_token_ids: frozenset[int]) -> lazy.schema.Schema:
-        return lazy.schema.Schema(grammar, self._vocabulary(eos_token_ids))
+    def _make(
+        self, grammar: lazy.grammar.Grammar, eos_token_ids: frozenset[int], shown: frozenset[int]
+    ) -> lazy.schema.Schema:
+        return lazy.schema.Schema(grammar, self._vocabulary(eos_token_ids, shown))
 
-    def _make_vocabulary(self, eos_token_ids: frozenset[int]) -> lazy.schema.Vocabulary:
+    def _make_vocabulary(self, eos_token_ids: frozenset[int], shown: frozenset[int]) -> lazy.schema.Vocabulary:
+        vocab_size, tokenizer = self._session.model.config.vocab_size, self._session.tokenizer
+        return lazy.schema.Vocabulary(tokenizer, eos_token_ids, vocab_size, self._tokens(shown))
+
+    def _make_tokens(self, shown: frozenset[int]) -> lazy.library.Tokens:
         assert self._tree is not None
-        vocab_size = self._session.model.config.vocab_size
-        return lazy.schema.Vocabulary(self._session.tokenizer, eos_token_ids, vocab_size, self._tree.tokens())
+        tokens, special_text = self._tree.tokens(), self._session.tokenizer.special_text
+        if not shown:
+            return tokens
+        return lazy.library.Tokens(tokens.pieces.with_pieces({one: special_text(one).encode() for one in shown}))
 
 
 class CompletenessNotice(Output):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcli import differences
+    from llmcli import differences, tool_calls, tools
     from llmcli.batch import on_ray
     from llmcli.checkpoint import (
         adapter,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session import kept_chats, key_echo, line_editor, markdown
     from llmcli.cli.output import page_diff
     from llmcli.config import fields, llama, presets
-    from llmcli.engine import chat, draft_sources, drafts, request, roads, scheduler
+    from llmcli.engine import chat, chat_events, draft_sources, drafts, request, roads, scheduler
     from llmcli.engine.remote import worker
     from llmcli.kernels import device
     from llmcli.lab import compare, nsight, own_kernel, profile, roofline, study, walk
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from llmcli.schema import constraint, grammar, library, schema
     from llmcli.serve import app, bodies, front, server, service
     from llmcli.tokenizer import base as tokenizer
-    from llmcli.tokenizer import chat_encoding, pieces
+    from llmcli.tokenizer import chat_encoding, pieces, tool_offer
     from llmcli.tokenizer import load as tokenizer_load
 else:
 

@@ -19,6 +19,7 @@ from llmcli.cli.constrained_texts import Schemas
 from llmcli.cli.prompt import SamplerFlags
 from llmcli.cli.run import Run, RunRequest
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.schema.constraint import Constraint
 
@@ -32,6 +33,11 @@ class Task:
     prompt: EncodedPrompt  # without text and ids
     max_new_tokens: int | None
     grammar: lazy.grammar.Grammar | None = None
+
+    def message(self, event: lazy.request.Finished, seed: int) -> dict[str, Any]:
+        """The text as a message of an answer: what it reasons, says and calls."""
+        origin = tuple(self.token_ids), seed, event.sample
+        return self.prompt.message(event.text, is_held=self.grammar is not None, origin=origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +59,7 @@ class Lines:
         return Schemas(self.run.session)
 
     @cached_property
-    def encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+    def encode_messages(self) -> Callable[..., EncodedPrompt]:
         """The encoder of conversations. Raises: as `Session.open_template`"""
         session = self.run.session
         return session.message_encoder(*session.open_template(self.chat_template, self.template_variables))
@@ -81,14 +87,17 @@ class Lines:
         """Check and encode a line. Raises: UsageError, TokenizerError"""
         requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
         if line.messages is not None:
-            prompt = self.encode_messages(self._with_system(line.messages))
+            prompt = self.encode_messages(self._with_system(line.messages), line.template_kwargs, line.tools)
         else:
             assert line.prompt is not None
             prompt = self.run.session.encode_prompt(line.prompt)
         limit = self.run.limit_new_tokens(requested, prompt)
         packed = array("I", prompt.token_ids)
-        grammar = self.grammar if line.constraint is None else self._grammar(line.constraint)
-        line = replace(line, prompt=None, messages=None, constraint=None)
+        constraint = prompt.held_to(line.constraint)
+        if line.tools is not None and line.constraint is None and self.grammar is not None:
+            raise UsageError(f"tools and {self.grammar.name} cannot be combined")
+        grammar = self.grammar if constraint is None else self._grammar(constraint)
+        line = replace(line, prompt=None, messages=None, template_kwargs={}, tools=None, constraint=None)
         task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
         if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
             request = self.request_of(replace(task, grammar=None), 0)
@@ -99,7 +108,9 @@ class Lines:
         """A line's grammar; equal ones are read once. Raises: UsageError"""
         key = constraint.kind, json.dumps(constraint.value)
         if key not in self._grammars:
-            self._grammars[key] = lazy.grammar.grammar_of(constraint)
+            self._grammars[key] = grammar = lazy.grammar.grammar_of(constraint)
+            for note in grammar.notes if constraint.kind == "tools" else ():
+                terminal.info(note)
         return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:

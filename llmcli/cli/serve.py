@@ -130,7 +130,7 @@ class ServeOptions:
         return listener, is_local
 
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,15 @@ class SessionModel:
         """The model's tokenizer."""
         return self.run.session.tokenizer
 
-    def answer(self, body: lazy.bodies.ChatBody) -> lazy.request.Request:
+    def answer(self, body: lazy.bodies.ChatBody) -> lazy.service.Asked:
         """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
-        prompt = self._encode_messages(body.messages)
-        return self._request(body, "messages", prompt)
+        prompt = self._encode_messages(body.messages, body.chat_template_kwargs, body.offered)
+        start = prompt.answer_start(is_held=body.constraint is not None)
+        try:
+            constraint = prompt.held_to(body.constraint)
+        except UsageError as error:
+            raise Refusal(400, str(error), param="tools") from error
+        return lazy.service.Asked(self._request(body, "messages", prompt), constraint, start, prompt.offer)
 
     def completion(self, body: lazy.bodies.CompletionBody, prompt: str | Sequence[int]) -> lazy.request.Request:
         """Texts that continue a prompt. Raises: UsageError, Refusal"""
@@ -199,17 +204,28 @@ class SessionModel:
         return self.run.session.encode_prompt(prompt)
 
     @cached_property
-    def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
+    def _encode_messages(self) -> Callable[..., EncodedPrompt]:
         template, ends = self.run.session.open_template(self.chat_template, self.template_variables)
         encode_messages = self.run.session.message_encoder(template, ends)
 
-        def encode(messages: Messages) -> EncodedPrompt:
-            self._check_length("messages", [text for message in messages for text in message.values()])
+        def encode(
+            messages: Messages, variables: Mapping[str, Any] | None = None, tools: lazy.tools.Tools | None = None
+        ) -> EncodedPrompt:
+            texts = [text for message in messages for text in message.values()]
+            self._check_length("messages", [text if isinstance(text, str) else json.dumps(text) for text in texts])
+            key = "chat_template_kwargs"
+            self._check_length(key, [json.dumps(variables)])
+            self._check_length("tools", [json.dumps(tools.tools)] if tools else [])
             try:
-                return encode_messages(messages)
-            except TokenizerError as error:  # clients need not know where the template lies
+                template.refuse_unknown(variables or (), key)
+                key = "tools"
+                if tools is not None:
+                    lazy.tool_offer.Offer.of(tools, template)
+                key = "messages"
+                return encode_messages(messages, variables, tools)
+            except (UsageError, TokenizerError) as error:  # clients need not know where the template lies
                 message = str(error).replace(template.origin, "the chat template")
-                raise Refusal(400, message, param="messages") from error
+                raise Refusal(400, message, param=key) from error
 
         return encode
 

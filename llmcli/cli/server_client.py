@@ -13,12 +13,16 @@ import httpx2
 
 from llmcli import __version__
 from llmcli.differences import shown
+from llmcli.engine.chat_events import CLOSING, OPENING
 from llmcli.errors import LLMCliError, ServerError, UsageError
 from llmcli.reading import parse_json
+from llmcli.tool_calls import named_form
 
 CONNECT_SECONDS = 10.0
 MODEL_SECONDS = 30.0  # for requests that need not wait for their turn
 _NOT_NOW = (408, 429)  # statuses below 500 that are not the request's fault
+CALL_FORM = named_form("hermes")
+_CALL_END = "}</tool_call>"
 _MAX_BYTES = 16 * 1024**2  # of an answer, or of a line of a stream
 
 
@@ -69,7 +73,12 @@ class ServerClient:
         return name
 
     def pieces(self, body: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """The texts of an answer as they come, the last with the finish reason; close the iterator to drop the rest."""
+        """The texts of an answer as they come, the last with the finish reason; close the iterator to drop the rest.
+
+        What the server keeps apart comes as a model writes it: reasoning between tags, tool calls in the form
+        `CALL_FORM`.
+        """
+        is_inside, end = False, ""  # of a call that has begun
         with self._asked("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
             for line in self._lines(response):
                 content = line.removeprefix(b"data:").strip()
@@ -80,7 +89,19 @@ class ServerClient:
                 piece = self._json(content)
                 if piece.get("error"):
                     raise ServerError(f"{self.address}: {_message(piece) or 'the answer failed'}")
-                yield from self._texts(piece)
+                for reasoning, text, calls, reason in self._texts(piece):
+                    said = ""
+                    if reasoning:
+                        said, is_inside = f"{'' if is_inside else OPENING}{reasoning}", True
+                    if text or calls:
+                        said, is_inside = f"{said}{CLOSING if is_inside else ''}{text}", False
+                    for name, arguments in calls:
+                        if name:  # it comes with a call's first piece alone
+                            said += f'{end}<tool_call>{{"name": {json.dumps(name)}, "arguments": '
+                            end = f"{{}}{_CALL_END}"
+                        if arguments:
+                            said, end = said + arguments, _CALL_END
+                    yield said + (end if reason else ""), reason
             raise self._odd("the answer ended early")
 
     @contextmanager
@@ -133,16 +154,25 @@ class ServerClient:
             raise self._odd("it answers with something other than an object")
         return value
 
-    def _texts(self, piece: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    def _texts(self, piece: Mapping[str, Any]) -> Iterator[tuple[str, str, list[tuple[str, str]], str | None]]:
+        """Reasoning, text, the names and arguments of calls, and the finish reason."""
         choices = piece.get("choices", [])
         for choice in choices if isinstance(choices, list) else [choices]:
             delta = choice.get("delta", {}) if isinstance(choice, dict) else None
             if not isinstance(delta, dict):
                 raise self._odd("a piece of its answer has no text")
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")  # servers use either name
             text, reason = delta.get("content"), choice.get("finish_reason")
-            if not isinstance(text, str | None) or not isinstance(reason, str | None):
+            if not all(isinstance(one, str | None) for one in (reasoning, text, reason)):
                 raise self._odd("a piece of its answer has no text")
-            yield text or "", reason
+            yield reasoning or "", text or "", [self._call(call) for call in delta.get("tool_calls") or ()], reason
+
+    def _call(self, call: Any) -> tuple[str, str]:
+        function = call.get("function") if isinstance(call, dict) else None
+        told = [function.get(key) or "" for key in ("name", "arguments")] if isinstance(function, dict) else []
+        if not told or not all(isinstance(text, str) for text in told):
+            raise self._odd("a tool call of its answer has no function")
+        return told[0], told[1]
 
     def _refused(self, path: str, status: int, content: bytes) -> LLMCliError:
         try:

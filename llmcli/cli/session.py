@@ -29,6 +29,7 @@ from llmcli.cli.spelling import near_names
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.units import first_of
 from llmcli.errors import CheckpointError, TokenizerError, UsageError
+from llmcli.openai_body import message_of
 from llmcli.resources import (
     BUILT_IN_MODELS,
     STORYTELLER,
@@ -103,6 +104,41 @@ class EncodedPrompt:
     at_start: bool  # the answer is a text of its own, without its leading space
     turn_end_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    start: lazy.chat_events.Start = "answer"  # else reasoning may come first, as the chat template knows it
+    offer: lazy.tool_offer.Offer | None = None  # the tools that the answer may call
+    shown_token_ids: frozenset[int] = frozenset()  # special tokens of such calls
+
+    def answer_start(self, *, is_held: bool) -> lazy.chat_events.Start:
+        """What the answer begins with. One that is held to a schema has no reasoning, even if the template opens it.
+
+        What holds tool calls lets reasoning come before them.
+        """
+        return "undecided" if is_held and self.offer is None and self.start == "reasoning" else self.start
+
+    def message(self, text: str, *, is_held: bool, origin: tuple[object, ...]) -> dict[str, Any]:
+        """The message of an answer: what it reasons, says, and calls. `origin` decides the ids of calls."""
+        reasoning, said = lazy.chat_events.split_reasoning(text, self.answer_start(is_held=is_held))
+        if self.offer is None:
+            return message_of(said, reasoning)
+        content, calls = lazy.tool_calls.split_calls(self.offer.reader(), said)
+        numbered = enumerate(calls)
+        return message_of(
+            content, reasoning, [lazy.tool_calls.openai_call(call, (*origin, number)) for number, call in numbered]
+        )
+
+    def held_to(self, asked: lazy.constraint.Constraint | None) -> lazy.constraint.Constraint | None:
+        """What the answer is held to: with tools their schemas in calls, and what is `asked` in a text without calls.
+
+        Raises: UsageError for tools, and anything asked besides a JSON Schema
+        """
+        if self.offer is None:
+            return asked
+        if asked is not None and asked.kind != "schema":
+            raise UsageError(f"tools and {asked.key} cannot be combined")
+        value = {**self.offer.constraint_value(), "start": self.start}
+        return lazy.constraint.Constraint(
+            "tools", "tools", value if asked is None else {**value, "text": (asked.key, asked.value)}
+        )
 
 
 @dataclass(frozen=True)
@@ -174,22 +210,41 @@ class Session:
 
     def message_encoder(
         self, template: lazy.chat_encoding.ChatTemplate, ends: frozenset[int]
-    ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+    ) -> Callable[..., EncodedPrompt]:
         """An encoder of conversations with the template from `open_template`.
 
-        The result raises TokenizerError if the template refuses a conversation, or leaves a message out.
+        The result takes messages, variables of the template for them alone, as `chat_template_kwargs`, and tools. It
+        raises UsageError for a variable or tools that the template does not look up, TokenizerError if the template
+        refuses a conversation, or leaves a message out.
         """
 
-        def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
-            token_ids = lazy.chat_encoding.encode_chat(self.tokenizer, template, messages)
+        def encode(
+            messages: Sequence[Mapping[str, Any]],
+            variables: Mapping[str, Any] | None = None,
+            tools: lazy.tools.Tools | None = None,
+        ) -> EncodedPrompt:
+            variables = variables or {}
+            template.refuse_unknown(variables, "chat_template_kwargs")
+            offer = None if tools is None else lazy.tool_offer.Offer.of(tools, template)
+            if tools is not None:
+                variables = {**variables, "tools": tools.tools}
+            token_ids = lazy.chat_encoding.encode_chat(self.tokenizer, template, messages, **variables)
             if not token_ids:
                 raise TokenizerError(
                     f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
                 )
-            template.refuse_dropped(messages)
-            text, checked = template.render(messages), self._checked(token_ids)
+            template.refuse_dropped(messages, tools.tools if tools else ())
+            text, checked = template.render(messages, **variables), self._checked(token_ids)
+            knows_reasoning = lazy.chat_events.CLOSING in template.source
             return EncodedPrompt(
-                text, checked, at_start=True, turn_end_token_ids=ends, stop_strings=template.stop_strings
+                text,
+                checked,
+                at_start=True,
+                turn_end_token_ids=ends,
+                stop_strings=template.stop_strings,
+                start=lazy.chat_events.start_after(text) if knows_reasoning else "answer",
+                offer=offer,
+                shown_token_ids=frozenset() if offer is None else offer.token_ids(self.tokenizer),
             )
 
         return encode
@@ -364,6 +419,7 @@ class Session:
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
             keeps_pages=keeps_pages,
+            shown_token_ids=prompt.shown_token_ids,
         )
 
 

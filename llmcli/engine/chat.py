@@ -2,9 +2,9 @@
 
 import codecs
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.differences import first_difference
 from llmcli.engine import chat_events as events
@@ -20,6 +20,8 @@ from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
 from llmcli.sampling.params import Sampler
 from llmcli.tokenizer.base import Tokenizer, decode
 from llmcli.tokenizer.chat_encoding import ChatPrompt, ChatTemplate, Generated, encode_history, num_agreeing_tokens
+from llmcli.tokenizer.tool_offer import Offer
+from llmcli.tool_calls import openai_call, split_calls
 
 if TYPE_CHECKING:
     from llmcli.schema.schema import Schema
@@ -41,6 +43,11 @@ class FittedPrompt:
     prompt: ChatPrompt
     token_ids: tuple[int, ...]  # the prompt's, and those of an answer to continue
     conversation: Conversation
+
+    @property
+    def start(self) -> events.Start:
+        """How the answer begins."""
+        return events.start_after(self.prompt.text)
 
 
 def build_prompt(tokenizer: Tokenizer, template: ChatTemplate, conversation: Conversation) -> ChatPrompt:
@@ -84,8 +91,7 @@ def fit_prompt(
     may_drop = overflow == "drop-oldest" or conversation.last.answer is not None
     if may_drop and len(fitted.token_ids) + needed > context:
         free = min(wanted, _part(context, FREE_AFTER_DROP))
-        counts = range(conversation.num_dropped + 1, len(conversation.turns))  # the last turn stays
-        if counts:
+        if counts := conversation.droppable:
             # Bisect: each try renders and encodes a whole prompt, and fewer turns make a shorter one.
             index = bisect_left(counts[:-1], True, key=lambda num: len(fit_without(num).token_ids) + free <= context)
             fitted = fit_without(counts[index])
@@ -117,11 +123,20 @@ def _join(prompt: ChatPrompt, conversation: Conversation) -> FittedPrompt:
 class RunningAnswer:
     """An answer under way: what was there at the start, and what has come since."""
 
-    def __init__(self, tokenizer: Tokenizer, generation: Generation, begun: Answer, starts_inside: bool):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        generation: Generation,
+        begun: Answer,
+        fitted: FittedPrompt,
+        settings: "ChatSettings",
+    ):
         self.generation = generation
         self.begun = begun
-        self.starts_inside = starts_inside
-        self.splitter = events.ReasoningSplitter(starts_inside)
+        self.offer = settings.tools.offer if settings.tools else None
+        self.start = fitted.start
+        self.origin = fitted.prompt.token_ids, settings.sampler.seed, begun.sample
+        self.splitter = events.AnswerSplitter(fitted.start, self.offer.reader() if self.offer else None)
         self.splitter.push(begun.text)
         self.token_ids: list[int] = []
         self.new_text = ""
@@ -156,8 +171,12 @@ class RunningAnswer:
             space = " " if self._tokenizer.strips_leading_space else ""
             count = max(num_agreeing_tokens(self._tokenizer, all_ids, start + text) for start in ("", space))
             all_ids = all_ids[:count]
-        reasoning, content = events.split_reasoning(text, self.starts_inside)
-        return Answer(text, content, reasoning, all_ids, reason, self.begun.sample)
+        reasoning, content = events.split_reasoning(text, self.start)
+        calls: list[dict[str, Any]] = []
+        if self.offer is not None and reason not in UNFINISHED:
+            content, found = split_calls(self.offer.reader(), content)
+            calls = [openai_call(call, (*self.origin, number)) for number, call in enumerate(found)]
+        return Answer(text, content, reasoning, all_ids, reason, self.begun.sample, tuple(calls))
 
 
 class SeveralAnswers:
@@ -188,11 +207,6 @@ class SeveralAnswers:
         return tuple(self.answers[sample] for sample in self._running if sample in self.answers)
 
 
-def starts_inside(fitted: FittedPrompt) -> bool:
-    """Whether the template has opened the reasoning already."""
-    return fitted.prompt.text.rstrip().endswith(events.OPENING)
-
-
 def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Drop the last tokens if they begin a character that does not end."""
     for num_left in range(len(token_ids), max(len(token_ids) - 4, -1), -1):
@@ -213,11 +227,21 @@ NUM_SAMPLES = 2**32  # the range of the counter of the draws
 
 
 @dataclass(frozen=True)
+class ChatTools:
+    """The tools of a conversation, the special tokens of their calls, and what holds an answer with such a start."""
+
+    offer: Offer
+    token_ids: frozenset[int]
+    schema_of: Callable[[events.Start], "Schema"]
+
+
+@dataclass(frozen=True)
 class ChatSettings:
     """Settings of the answers from now on.
 
     `sampler` has the parameters, the seed, and the tokens that end a turn; prompt length and sample index are set for
     each answer. Without `max_new_tokens` an answer may fill the context. With `schema` every answer must match it.
+    Answers may call the `tools`.
     """
 
     sampler: Sampler
@@ -225,6 +249,7 @@ class ChatSettings:
     stop_strings: tuple[str, ...] = ()
     overflow: Overflow = "drop-oldest"
     schema: "Schema | None" = None
+    tools: ChatTools | None = None
 
 
 class Chat:
@@ -291,7 +316,14 @@ class Chat:
 
     def edit(self, message: str) -> Iterator[events.ChatEvent]:
         """Replace the last message and answer the new one. Raises: UsageError if there is no message, and as `send`."""
-        return self._answer(self._conversation.without_last().ask(message), sample=0)
+        results, before = self._conversation.last.results, self._conversation.without_last()
+        if len(results) > 1:
+            raise UsageError("the last message is several results; /undo removes them")
+        return self._answer(before.report([message]) if results else before.ask(message), sample=0)
+
+    def report(self, results: Sequence[str]) -> Iterator[events.ChatEvent]:
+        """Answer the results of the last answer's calls. Raises: UsageError for another number of them; as `send`"""
+        return self._answer(self._conversation.report(results), sample=0)
 
     def edit_answer(self, content: str) -> None:
         """Replace the last answer, as if the model had said this text and been stopped there.
@@ -301,6 +333,8 @@ class Chat:
         last = self._conversation.last.answer
         if last is None:
             raise UsageError("there is no answer yet")
+        if last.calls:
+            raise UsageError("the last answer calls tools; /regen gives another one")
         if not content:
             raise UsageError("the answer is empty; /regen gives another one")
         before = last.text.removesuffix(last.content)
@@ -333,7 +367,7 @@ class Chat:
         request = replace(self._request(fitted, begun[0]), samples=samples, kept_row=None)
         generation = Generation(self.runner, self._tokenizer, request, self._drafting)
         running = {
-            answer.sample: RunningAnswer(self._tokenizer, generation, answer, starts_inside(fitted)) for answer in begun
+            answer.sample: RunningAnswer(self._tokenizer, generation, answer, fitted, self.settings) for answer in begun
         }
         self._several = several = SeveralAnswers(generation, fitted.conversation, running)
         yield self._started(fitted, conversation)
@@ -427,7 +461,7 @@ class Chat:
         generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun), self._drafting)
         started = self._started(fitted, conversation)
         self.conversation = fitted.conversation
-        self._running = running = RunningAnswer(self._tokenizer, generation, begun, starts_inside(fitted))
+        self._running = running = RunningAnswer(self._tokenizer, generation, begun, fitted, self.settings)
         yield started
         for event in generation.events():
             yield from self._take(running, event)
@@ -443,7 +477,8 @@ class Chat:
             overflow=settings.overflow,
         )
         self._check_ids(fitted.prompt.token_ids, fitted.token_ids)
-        self.template.refuse_dropped(fitted.conversation.with_answer(None).messages())
+        tools = self.settings.tools.offer.tools.tools if self.settings.tools else ()
+        self.template.refuse_dropped(fitted.conversation.with_answer(None).messages(), tools)
         return fitted
 
     def _check_ids(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> None:
@@ -485,13 +520,16 @@ class Chat:
             at_start=not begun.token_ids,
             kept_row=self._row,
             schema=self._schema(fitted, begun),
+            shown_token_ids=settings.tools.token_ids if settings.tools else frozenset(),
         )
 
     def _schema(self, fitted: FittedPrompt, begun: Answer) -> "Schema | None":
-        schema = self.settings.schema
+        schema, tools = self.settings.schema, self.settings.tools
+        if tools is not None:
+            schema = tools.schema_of(fitted.start)
         if schema is None:
             return None
-        if starts_inside(fitted):
+        if tools is None and fitted.start == "reasoning":
             raise UsageError(
                 f"{self.template.origin} opens the reasoning, and {schema.grammar.name} holds all of the answer; "
                 "turn reasoning off, as with --template-var enable_thinking=false"

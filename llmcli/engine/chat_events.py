@@ -5,12 +5,14 @@ from typing import Literal
 
 from llmcli.engine.conversation import Answer
 from llmcli.engine.request import PrefillProgress, Timings
+from llmcli.tool_calls import CallArguments, CallBegun, CallReader, Said
 
 # Separates a model's reasoning, between `<think>` and `</think>`, from its answer.
 
 OPENING, CLOSING = "<think>", "</think>"
 
-Part = Literal["reasoning", "answer"]
+Part = Literal["reasoning", "answer", "call"]
+Start = Literal["undecided", "reasoning", "answer"]  # what a text begins with; it decides itself only if undecided
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,20 @@ class AnswerPiece:
     text: str
 
 
-def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
+def start_after(prompt: str) -> Start:
+    """How the answer to a prompt begins: with reasoning if the template has opened it at the prompt's end."""
+    return "reasoning" if prompt.rstrip().endswith(OPENING) else "undecided"
+
+
+def split_reasoning(text: str, start: Start) -> tuple[str | None, str]:
     """The reasoning, or None, and the answer, which is the end of the text: all of it if there is no reasoning.
 
-    `starts_inside` means that the prompt has already opened the reasoning, as some templates do. White space around
-    the reasoning belongs to neither.
+    White space around the reasoning belongs to neither.
     """
     rest = text.lstrip()
-    if rest.startswith(OPENING):
+    if start != "answer" and rest.startswith(OPENING):
         rest = rest.removeprefix(OPENING)
-    elif not starts_inside:
+    elif start != "reasoning":
         return None, text
     reasoning, closing, answer = rest.partition(CLOSING)
     return reasoning.strip(), answer.lstrip() if closing else ""
@@ -39,13 +45,16 @@ def split_reasoning(text: str, starts_inside: bool) -> tuple[str | None, str]:
 class ReasoningSplitter:
     """`split_reasoning` for text as it comes; holds back what could still become a tag."""
 
-    def __init__(self, starts_inside: bool):
-        self._state: Literal["undecided", "reasoning", "after", "answer"] = (
-            "reasoning" if starts_inside else "undecided"
-        )
+    def __init__(self, start: Start):
+        self._state: Start | Literal["after"] = start
         self._held = ""
         self._is_at_start = True  # of the reasoning
-        self._may_open = starts_inside  # the model may write the opening tag even if the prompt has one
+        self._may_open = start == "reasoning"  # the model may write the opening tag even if the prompt has one
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text so far ends within the reasoning."""
+        return self._state == "reasoning"
 
     def push(self, text: str) -> list[AnswerPiece]:
         """Take new text; return the pieces that are certain."""
@@ -98,6 +107,43 @@ class ReasoningSplitter:
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
         return taken
+
+
+class AnswerSplitter:
+    """A `ReasoningSplitter` that also keeps tool calls apart from the answer, as lines such as `f({"a": 1})`."""
+
+    def __init__(self, start: Start, reader: CallReader | None):
+        self._reasoning = ReasoningSplitter(start)
+        self._reader = reader
+        self._before = ""  # what comes before a call: the end of a line
+        self._is_open = False  # a call has no end yet
+
+    def push(self, text: str) -> list[AnswerPiece]:
+        """Take new text; return the pieces that are certain."""
+        return [piece for one in self._reasoning.push(text) for piece in self._pieces(one)]
+
+    def flush(self) -> list[AnswerPiece]:
+        """The pieces held back, at the end of the text."""
+        pieces = [piece for one in self._reasoning.flush() for piece in self._pieces(one)]
+        if self._reader is None:
+            return pieces
+        pieces += [piece for said in self._reader.flush() for piece in self._said(said)]
+        return [*pieces, AnswerPiece("call", ")")] if self._is_open else pieces
+
+    def _pieces(self, piece: AnswerPiece) -> list[AnswerPiece]:
+        if self._reader is None or piece.part == "reasoning":
+            return [piece]
+        return [piece for said in self._reader.push(piece.text) for piece in self._said(said)]
+
+    def _said(self, said: Said) -> list[AnswerPiece]:
+        if isinstance(said, CallArguments):
+            return [AnswerPiece("call", said.text)]
+        end, self._is_open = ")" * self._is_open, isinstance(said, CallBegun)
+        ended = [AnswerPiece("call", f"{end}{self._before}")] if end or self._is_open and self._before else []
+        self._before = "\n"
+        if isinstance(said, CallBegun):
+            return [*ended, AnswerPiece("call", f"{said.name}(")]
+        return [*ended, AnswerPiece("answer", said.text)]
 
 
 @dataclass(frozen=True)

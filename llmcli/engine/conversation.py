@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from llmcli.engine.request import FinishReason
 from llmcli.errors import UsageError
+from llmcli.openai_body import read_calls
 from llmcli.reading import CONVERSATION
 from llmcli.writing import OutputFile
 
@@ -32,19 +34,31 @@ class Answer:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     sample: int
+    calls: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_unfinished(self) -> bool:
         """Whether it may continue."""
         return self.finish_reason in UNFINISHED
 
+    @property
+    def shown(self) -> str:
+        """The answer for people, with a line for each call."""
+        functions = [call["function"] for call in self.calls]
+        calls = [f"{function['name']}({function['arguments']})" for function in functions]
+        return "\n".join([self.content, *calls] if self.content else calls)
+
 
 @dataclass(frozen=True)
 class Turn:
-    """A message of the user and its answer, None if there is none yet."""
+    """A message of the user and its answer, None if there is none yet.
+
+    With `results` the message is the results of the calls in the answer before.
+    """
 
     user: str
     answer: Answer | None = None
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,18 @@ class Conversation:
         return self.turns[self.num_dropped :]
 
     @property
+    def waiting_calls(self) -> tuple[dict[str, Any], ...]:
+        """The calls of the last answer, whose results come next."""
+        answer = self.turns[-1].answer if self.turns else None
+        return () if answer is None else answer.calls
+
+    @property
+    def droppable(self) -> range:
+        """How many turns may be dropped: the last message stays, and results stay with the calls before them."""
+        starts = [number for number, turn in enumerate(self.turns) if not turn.results]
+        return range(self.num_dropped + 1, starts[-1] + 1 if starts else 0)
+
+    @property
     def last(self) -> Turn:
         """The last turn. Raises: UsageError if there is none."""
         if not self.turns:
@@ -70,6 +96,12 @@ class Conversation:
     def ask(self, message: str) -> "Conversation":
         """Add a message without an answer."""
         return replace(self, turns=(*self.turns, Turn(message)))
+
+    def report(self, results: Sequence[str]) -> "Conversation":
+        """Add the results of the waiting calls, without an answer. Raises: UsageError for another number of them"""
+        if len(results) != len(self.waiting_calls):
+            raise UsageError(f"there are {len(self.waiting_calls)} calls, and {len(results)} results")
+        return replace(self, turns=(*self.turns, Turn("\n".join(results), results=tuple(results))))
 
     def with_answer(self, answer: Answer | None) -> "Conversation":
         """Replace the answer to the last message, or remove it. Raises: UsageError if there is no turn."""
@@ -87,12 +119,19 @@ class Conversation:
         messages: list[dict[str, Any]] = []
         if self.system is not None:
             messages.append({"role": "system", "content": self.system})
+        calls: tuple[dict[str, Any], ...] = ()
         for turn in self.seen_turns:
-            messages.append({"role": "user", "content": turn.user})
+            if turn.results:
+                told = zip(calls, turn.results, strict=True)
+                messages += [{"role": "tool", "tool_call_id": call["id"], "content": result} for call, result in told]
+            else:
+                messages.append({"role": "user", "content": turn.user})
             if turn.answer is not None:
-                message = {"role": "assistant", "content": turn.answer.content}
+                message: dict[str, Any] = {"role": "assistant", "content": turn.answer.content}
                 if turn.answer.reasoning is not None:
                     message["reasoning_content"] = turn.answer.reasoning
+                if calls := turn.answer.calls:
+                    message["tool_calls"] = read_calls("calls", list(calls))
                 messages.append(message)
         return messages
 
@@ -135,7 +174,9 @@ def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) ->
     conversation = saved.conversation
     content |= {"system": conversation.system, "num_dropped": conversation.num_dropped}
     content["turns"] = [
-        {"user": turn.user, "answer": None if turn.answer is None else _answer_json(turn.answer)}
+        {"user": turn.user}
+        | ({"results": list(turn.results)} if turn.results else {})
+        | {"answer": None if turn.answer is None else _answer_json(turn.answer)}
         for turn in conversation.turns
     ]
     text = json.dumps(content, ensure_ascii=False, indent=2)
@@ -157,7 +198,7 @@ def save_markdown(path: Path, saved: SavedConversation, *, replace: bool) -> Non
     for turn in conversation.turns:
         parts += ["## User", turn.user]
         if turn.answer is not None:
-            parts += ["## Assistant", turn.answer.content]
+            parts += ["## Assistant", turn.answer.shown]
     text = "\n\n".join(part.strip() for part in parts)
     _MARKDOWN_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
 
@@ -195,7 +236,11 @@ class _MalformedError(Exception):
 def _answer_json(answer: Answer) -> dict[str, Any]:
     values: dict[str, Any] = {"content": answer.content}
     if answer.reasoning is not None:
-        values |= {"reasoning": answer.reasoning, "text": answer.text}
+        values["reasoning"] = answer.reasoning
+    if answer.calls:
+        values["calls"] = list(answer.calls)
+    if answer.text != answer.content:
+        values["text"] = answer.text
     return values | {
         "finish_reason": answer.finish_reason,
         "sample": answer.sample,
@@ -206,6 +251,10 @@ def _answer_json(answer: Answer) -> dict[str, Any]:
 def _conversation(content: dict[str, Any]) -> Conversation:
     system = None if content.get("system") is None else _take(content, "system", str)
     turns = tuple(_turn(turn, number) for number, turn in enumerate(_take(content, "turns", list), start=1))
+    for number, (before, turn) in enumerate(zip((Turn(""), *turns), turns, strict=False), start=1):
+        num_calls = len(before.answer.calls) if before.answer else 0
+        if turn.results and len(turn.results) != num_calls:
+            raise _MalformedError(f"turn {number}: {len(turn.results)} results, expected those of {num_calls} calls")
     num_dropped = _take(content, "num_dropped", int)
     if not 0 <= num_dropped <= len(turns):
         raise _MalformedError(f"num_dropped is {num_dropped}, expected 0 to {len(turns)}")
@@ -219,13 +268,17 @@ def _turn(turn: Any, number: int) -> Turn:
     answer = turn.get("answer")
     if answer is not None and not isinstance(answer, dict):
         raise _MalformedError(f"{where}answer is not an object")
-    return Turn(_take(turn, "user", str, where), None if answer is None else _answer(answer, where))
+    results = _take(turn, "results", list, where) if "results" in turn else []
+    if not all(isinstance(result, str) for result in results):
+        raise _MalformedError(f"{where}results holds something other than texts")
+    return Turn(_take(turn, "user", str, where), None if answer is None else _answer(answer, where), tuple(results))
 
 
 def _answer(values: dict[str, Any], where: str) -> Answer:
     content = _take(values, "content", str, where)
     reasoning = None if values.get("reasoning") is None else _take(values, "reasoning", str, where)
-    text = content if reasoning is None else _take(values, "text", str, where)
+    text = _take(values, "text", str, where) if "text" in values or reasoning is not None else content
+    calls = _calls(values, where)
     token_ids = _take(values, "token_ids", list, where)
     finish_reason = _take(values, "finish_reason", str, where)
     sample = _take(values, "sample", int, where)
@@ -235,11 +288,22 @@ def _answer(values: dict[str, Any], where: str) -> Answer:
         raise _MalformedError(
             f"{where}finish_reason is {finish_reason!r:.60}, expected one of {', '.join(get_args(FinishReason))}"
         )
-    if not text.endswith(content):
+    if not (calls or text.endswith(content)):
         raise _MalformedError(f"{where}text does not end with content")
     if not 0 <= sample < 2**32:
         raise _MalformedError(f"{where}sample is {sample}, expected 0 to 2^32 - 1")
-    return Answer(text, content, reasoning, tuple(token_ids), finish_reason, sample)
+    return Answer(text, content, reasoning, tuple(token_ids), finish_reason, sample, calls)
+
+
+def _calls(values: dict[str, Any], where: str) -> tuple[dict[str, Any], ...]:
+    """The calls of an answer, as `Answer` has them."""
+    try:
+        read = read_calls("calls", values.get("calls"))
+        if not all("id" in call for call in read):
+            raise UsageError("calls holds one without an id")
+    except UsageError as error:
+        raise _MalformedError(f"{where}{error}") from error
+    return tuple(values.get("calls") or ())
 
 
 def _take(values: dict[str, Any], key: str, kind: type, where: str = "") -> Any:

@@ -139,6 +139,7 @@ class Request:
       prompt, whose `said` begins like such a text, then does not run these tokens again.
     - `kept_row` is the row in which a lone sample runs; it stays open afterwards.
     - With `schema` each text must match it. The runner must take masks.
+    - `shown_token_ids` are special tokens whose strings belong to the text, as those that begin a tool call.
     - `client` is who asks. Rows are shared out between clients; see `FairOrder`.
     """
 
@@ -154,6 +155,7 @@ class Request:
     said: tuple[int, ...] = ()
     keeps_pages: bool = False
     schema: "Schema | None" = None
+    shown_token_ids: frozenset[int] = frozenset()
     client: Hashable = None
 
     @property

@@ -116,7 +116,7 @@ class Sample:
         self._first_token_time = 0.0
         self._last_token_time = 0.0
         self._tokenizer = tokenizer
-        self._decoder = StreamDecoder(tokenizer, at_start=request.at_start)
+        self._decoder = StreamDecoder(tokenizer, at_start=request.at_start, shown=request.shown_token_ids)
         self._stop_strings = StopStrings(request.stop_strings)
         for token_id in request.said:
             self.push(token_id, None)

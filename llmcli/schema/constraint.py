@@ -10,7 +10,7 @@ from typing import Any, Literal
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
 
-ConstraintKind = Literal["schema", "json_output", "regex", "choice", "grammar"]
+ConstraintKind = Literal["schema", "json_output", "regex", "choice", "grammar", "tools"]
 
 # Our keys, named as the options, and the type of each.
 _EXPECTED: Mapping[ConstraintKind, str] = {
@@ -25,7 +25,10 @@ CONSTRAINT_KEYS = tuple(_EXPECTED)
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """The kind, and the `value` in the form of that kind's option, given under the key `key`."""
+    """The kind, and the `value` in the form of that kind's option, given under the key `key`.
+
+    `tools` is no option: its value is that of `Offer.constraint_value`.
+    """
 
     kind: ConstraintKind
     key: str

@@ -6,7 +6,7 @@ Refuses what llguidance cannot follow exactly, and what no text matches, in the 
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -20,8 +20,18 @@ from llmcli.reading import object_of_unique_keys, parse_json
 from llmcli.schema.constraint import Constraint
 from llmcli.schema.json_schema import CheckedSchema, check_regex
 from llmcli.schema.library import MaskLimits, Matcher, Tokens, byte_tokens
+from llmcli.schema.tool_lark import (
+    Start,
+    ToolRules,
+    can_be_keyword,
+    closed_parameters,
+    is_plain_object,
+    python_value,
+    tools_lark,
+)
 from llmcli.tokenizer.bounded_process import BoundedProcess
 from llmcli.tokenizer.pieces import TokenPieces
+from llmcli.tool_calls import named_form
 
 # Converts llama.cpp's GBNF to Lark's syntax, by llguidance; what llguidance converts wrongly is refused.
 
@@ -238,8 +248,19 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False, is_str
         raise UsageError(f"{name} has the lone surrogate U+{code:04X}, half of a character; leave it out") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
-    checked = CheckedSchema(name, schema, is_strict=is_strict)
+    checked = _held_schema(name, schema, any_space=any_space, is_strict=is_strict)
     lark = _json_lark(checked.document(), any_space)
+    return Grammar(name, lark, checked.notes)
+
+
+def any_json_grammar(name: str, *, any_space: bool = False) -> Grammar:
+    """Any JSON value."""
+    return Grammar(name, _json_lark({}, any_space))
+
+
+def _held_schema(name: str, schema: Any, *, any_space: bool = False, is_strict: bool = False) -> CheckedSchema:
+    """Raises: UsageError if it is not a schema, cannot be followed exactly, or fits no value"""
+    checked = CheckedSchema(name, schema, is_strict=is_strict)
 
     def fault(part: dict[str, Any]) -> str:
         return _fault(_json_lark(part, any_space)) or ""
@@ -247,12 +268,7 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False, is_str
     if found := checked.find_fault(lambda part: fault(part) != "", lambda part: fault(part).startswith(_COMPLEX)):
         place, part = found
         raise UsageError(f"{name}: {place} cannot be held: {checked.in_users_words(fault(part))}")
-    return Grammar(name, lark, checked.notes)
-
-
-def any_json_grammar(name: str, *, any_space: bool = False) -> Grammar:
-    """Any JSON value."""
-    return Grammar(name, _json_lark({}, any_space))
+    return checked
 
 
 def regex_grammar(name: str, regex: str) -> Grammar:
@@ -284,6 +300,71 @@ def lark_grammar(name: str, text: str) -> Grammar:
     return _checked(name, text + _NO_FORCING)
 
 
+def tools_grammar(
+    name: str,
+    form: str,
+    tools: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    *,
+    must_call: bool,
+    is_single: bool,
+    start: Start,
+    text: tuple[str, Any] | None = None,
+) -> Grammar:
+    """Answers that may call these of the tools, which are functions as OpenAI describes them, given under `name`.
+
+    Arguments fit the schema of their tool. Where it cannot be held, they are any object, and a note says so.
+    `text` is the key and the JSON Schema of a text without calls.
+
+    Raises: UsageError for a tool that is `strict` and cannot be held, and for a `text` that cannot
+    """
+    rules, notes = list[ToolRules](), list[str]()
+    for index, tool in enumerate(tools):
+        if tool["name"] not in names:
+            continue
+        place = f"{name}[{index}].function.parameters"
+        try:
+            checked = _held_schema(place, closed_parameters(tool.get("parameters")))
+        except UsageError as error:
+            if tool.get("strict"):
+                raise
+            notes.append(f"{error}; the arguments of {tool['name']} are any object")
+            checked = CheckedSchema(place, {"type": "object"})
+        notes += checked.notes
+        rules.append(_tool_rules(tool["name"], checked))
+    rule = None
+    if text is not None:
+        checked = _held_schema(*text)
+        notes += checked.notes
+        rule = _json_rule(checked.document())
+    lark = tools_lark(named_form(form), rules, must_call=must_call, is_single=is_single, start=start, text=rule)
+    if (fault := _fault(lark + _NO_FORCING)) is not None:
+        raise UsageError(f"{name}: {fault}")
+    return Grammar(name, lark + _NO_FORCING, tuple(notes))
+
+
+def _tool_rules(name: str, checked: CheckedSchema) -> ToolRules:
+    root = checked.document()["$defs"]["0"]
+    values = None
+    if is_plain_object(root) and all(map(can_be_keyword, root["properties"])):
+        values = {
+            key: python_value(schema, _json_rule(checked.document(f"#/$defs/0/properties/{key}")))
+            for key, schema in root["properties"].items()
+        }
+    document = checked.document()
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, key: {"$ref": document["$ref"]}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for key in ("parameters", "arguments")
+    ]
+    json_call = _json_rule({"anyOf": calls, "$defs": document["$defs"]})
+    return ToolRules(name, _json_rule(document), json_call, values, root.get("required", ()))
+
+
 def grammar_of(constraint: Constraint) -> Grammar:
     """The grammar of a batch line or a request, named by its key. Raises: as the function of its kind"""
     name, value = constraint.key, constraint.value
@@ -295,6 +376,8 @@ def grammar_of(constraint: Constraint) -> Grammar:
         return choice_grammar(name, value)
     if constraint.kind == "grammar":
         return lark_grammar(name, value)
+    if constraint.kind == "tools":
+        return tools_grammar(name, **value)
     return any_json_grammar(name)
 
 
@@ -306,8 +389,12 @@ def first_line(message: str) -> str:
 
 
 def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
+    return f"start: {_json_rule(schema, any_space)}{_NO_FORCING}"
+
+
+def _json_rule(schema: dict[str, Any], any_space: bool = False) -> str:
     options = {**(_ANY_SPACE if any_space else _LITTLE_SPACE), "json_allowed_escapes": _ESCAPES}
-    return f"start: %json {json.dumps({**schema, 'x-guidance': options})}{_NO_FORCING}"
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def _checked(name: str, lark: str) -> Grammar:
@@ -335,7 +422,8 @@ def _fault(lark: str) -> str | None:
 # A few keywords, such as several `multipleOf`, can make an automaton of millions of states. So a child process reads it
 # first.
 
-LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s
+LIMIT_SECONDS = 5.0  # a schema of a thousand properties takes 0.4 s, 128 tools take 2 s
+_MOST_AT_ONCE = 32  # tools in that time
 
 
 class GrammarProcess:
@@ -348,7 +436,8 @@ class GrammarProcess:
 
     def grammar(self, constraint: Constraint) -> Grammar:
         """Read the grammar. Raises: as `grammar_of`; TokenizerError if it takes too much time or memory"""
-        answer = self._process.ask(asdict(constraint), LIMIT_SECONDS)
+        num_tools = len(constraint.value["tools"]) if constraint.kind == "tools" else 0
+        answer = self._process.ask(asdict(constraint), LIMIT_SECONDS * (1 + num_tools // _MOST_AT_ONCE))
         if isinstance(answer, str):
             raise UsageError(answer)
         return Grammar(answer["name"], answer["lark"], tuple(answer["notes"]))

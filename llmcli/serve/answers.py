@@ -14,13 +14,16 @@ from uuid import uuid4
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmcli.engine.chat_events import ReasoningSplitter, Start
 from llmcli.engine.request import Event, Finished, PromptScored, Request, Token
 from llmcli.errors import DeviceError, UsageError
-from llmcli.openai_body import FINISH_REASONS
+from llmcli.openai_body import finish_reason_of, message_of
 from llmcli.sampling.inspect import Inspection, TokenLogprob
 from llmcli.serve.refusal import Refusal, as_refusal, json_response, large_json_response, stopped, to_json
 from llmcli.serve.service import Service, Texts, until_gone
 from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.tool_offer import Offer
+from llmcli.tool_calls import Call, CallBegun, CallReader, Content, Said, openai_call
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -36,20 +39,44 @@ class Choice:
     """One text: what has not been sent yet, all of it so far, and its end once that has come."""
 
     text: str = ""
+    reasoning: str = ""  # not sent yet; it comes before the text
     parts: list[str] = field(default_factory=list)
     num_tokens: int = 0
+    num_reasoning_tokens: int = 0  # with those of its tags
     tokens: list[Token] = field(default_factory=list)
     num_told: int = 0  # characters
     has_begun: bool = False
     end: Finished | None = None
     is_over: bool = False  # its end has been sent
-    frame: tuple[bytes, bytes] | None = None  # a usual piece's JSON before and after its text, once known
+    splitter: ReasoningSplitter = field(default_factory=lambda: ReasoningSplitter("answer"))
+    reader: CallReader | None = None  # of what comes after the reasoning, if it may call tools
+    calls: dict[int, Object] = field(default_factory=dict)  # by number; what has not been sent yet of each
+    num_calls: int = 0
+    origin: tuple[object, ...] = ()  # what decides the text
+    frames: dict[bool, tuple[bytes, bytes]] = field(default_factory=dict)  # a usual piece's JSON around its text
 
     def tell(self) -> None:
         """Mark everything so far as sent."""
         self.num_told += len(self.text)
-        self.text, self.tokens = "", []
+        self.text, self.reasoning, self.tokens, self.calls = "", "", [], {}
         self.has_begun, self.is_over = True, self.end is not None
+
+    def say(self, pieces: Sequence[Said]) -> None:
+        """Take content and calls."""
+        for piece in pieces:
+            if isinstance(piece, Content):
+                self.text += piece.text
+            elif isinstance(piece, CallBegun):
+                self.calls[self.num_calls] = openai_call(Call(piece.name), (*self.origin, self.num_calls))
+                self.num_calls += 1
+            else:
+                more: Object = {"function": {"arguments": ""}}
+                self.calls.setdefault(self.num_calls - 1, more)["function"]["arguments"] += piece.text
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a stream has anything to send."""
+        return bool(self.text or self.reasoning or self.calls or self.tokens or self.end is not None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,7 @@ class Answer(ABC):
     prefix: str
     whole_kind: str
     piece_kind: str
+    stream_end = b"data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -79,8 +107,13 @@ class Answer(ABC):
         includes_usage: bool = False,
         counts_in_pieces: bool = False,
         echoes: Sequence[Echo] = (),
+        start: Start = "answer",
+        offer: Offer | None = None,
     ):
-        """With `counts_in_pieces` each piece of a stream has the numbers of tokens so far. `echoes` by request."""
+        """With `counts_in_pieces` each piece of a stream has the numbers of tokens so far. `echoes` by request.
+
+        `start` is what each text begins with, `offer` the tools that it may call.
+        """
         self.includes_usage = includes_usage
         self._counts_in_pieces = counts_in_pieces
         self._echoes = echoes
@@ -95,7 +128,15 @@ class Answer(ABC):
             "seed": requests[0].sampler.seed,
         }
         self._samples = len(requests[0].samples)
-        self._choices = [Choice() for _ in range(self._samples * len(requests))]
+        self._choices = [
+            Choice(
+                splitter=ReasoningSplitter(start),
+                reader=None if offer is None else offer.reader(),
+                origin=(request.prompt_token_ids, request.sampler.seed, sample),
+            )
+            for request in requests
+            for sample in request.samples
+        ]
         self._computed: dict[int, int] = {}  # prompt tokens that were run, by request
 
     def take(self, request: int, event: Token | Finished | PromptScored) -> None:
@@ -107,17 +148,34 @@ class Answer(ABC):
         if self._echoes and not choice.parts:
             self._echo(choice, request)
         if isinstance(event, Token):
-            choice.text += event.text
-            choice.parts.append(event.text)
             choice.num_tokens += 1
+            choice.parts.append(event.text)
+            self._add(choice, event.text)
             is_end = event.token_id in self._requests[request].sampler.eos_token_ids
             if self._has_logprobs and (self._echoes or not is_end):  # scores of a prompt include the last token
                 choice.tokens.append(event)
         else:
-            choice.text += event.tail
             choice.parts.append(event.tail)
             choice.end = event
+            self._add(choice, event.tail)
             self._computed[request] = event.timings.prefill_tokens
+
+    def _add(self, choice: Choice, text: str) -> None:
+        """Take the next part of a text; it is the last one if the text has its end."""
+        splitter = choice.splitter
+        was_inside = splitter.is_inside
+        pieces = splitter.push(text)
+        if was_inside or splitter.is_inside or any(piece.part == "reasoning" for piece in pieces):
+            choice.num_reasoning_tokens = choice.num_tokens
+        for piece in pieces if choice.end is None else [*pieces, *splitter.flush()]:
+            if piece.part == "reasoning":
+                choice.reasoning += piece.text
+            elif choice.reader is None:
+                choice.text += piece.text
+            else:
+                choice.say(choice.reader.push(piece.text))
+        if choice.reader is not None and choice.end is not None:
+            choice.say(choice.reader.flush())
 
     def _echo(self, choice: Choice, request: int) -> None:
         """Begin a text with its prompt, once all its views have come."""
@@ -164,13 +222,29 @@ class Answer(ABC):
         return {**self._head, "object": self.whole_kind, "choices": choices, "usage": self._usage()}
 
     def pieces(self) -> list[bytes]:
-        """The news since the last call as JSON, one piece for each text that has any."""
+        """The news since the last call as JSON, one piece for each text that has any.
+
+        The end of a text comes after the last call, in a piece of its own: OpenAI's client ends the call at it.
+        """
         pieces = []
         for index, choice in enumerate(self._choices):
-            if not choice.is_over and (choice.text or choice.tokens or choice.end is not None):
+            if choice.calls and choice.end is not None and not choice.is_over:
+                end, choice.end = choice.end, None
+                pieces.append(self._new_piece(index, choice))
+                choice.tell()
+                choice.end = end
+            if not choice.is_over and choice.has_news:
                 pieces.append(self._new_piece(index, choice))
                 choice.tell()
         return pieces
+
+    def frame(self, piece: bytes) -> bytes:
+        """A piece as a server-sent event."""
+        return b"data: %b\n\n" % piece
+
+    def failure(self, refusal: Refusal) -> bytes:
+        """The last piece of a stream that fails."""
+        return to_json(refusal.as_json())
 
     def usage_piece(self) -> bytes:
         """The last piece of a stream that includes usage."""
@@ -178,15 +252,17 @@ class Answer(ABC):
 
     def _new_piece(self, index: int, choice: Choice) -> bytes:
         """The new part of a text. Most pieces differ only in the text, so the rest is encoded once."""
-        if self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None:
+        is_special = self._has_logprobs or self._counts_in_pieces or not choice.has_begun or choice.end is not None
+        if is_special or choice.calls or (choice.text and choice.reasoning):
             return to_json(self._piece([self._described(index, choice, self._new_content(choice))]))
-        if choice.frame is None:
-            usual = Choice(_MARK, has_begun=True)
+        is_reasoning = bool(choice.reasoning)
+        if is_reasoning not in choice.frames:
+            usual = Choice("", _MARK, has_begun=True) if is_reasoning else Choice(_MARK, has_begun=True)
             piece = to_json(self._piece([self._described(index, usual, self._new_content(usual))]))
             before, _, behind = piece.rpartition(to_json(_MARK))
-            choice.frame = before, behind
-        before, behind = choice.frame
-        return before + to_json(choice.text) + behind
+            choice.frames[is_reasoning] = before, behind
+        before, behind = choice.frames[is_reasoning]
+        return before + to_json(choice.reasoning or choice.text) + behind
 
     def _piece(self, choices: list[Object], usage: Object | None = None) -> Object:
         if usage is None and self._counts_in_pieces:
@@ -205,7 +281,7 @@ class Answer(ABC):
         }
 
     def _described(self, index: int, choice: Choice, content: Object) -> Object:
-        reason = None if choice.end is None else FINISH_REASONS.get(choice.end.finish_reason)
+        reason = None if choice.end is None else finish_reason_of(choice.end.finish_reason, choice.num_calls)
         logprobs = self._logprobs(choice) if self._has_logprobs else None
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
@@ -238,11 +314,19 @@ class ChatAnswer(Answer):
     piece_kind = "chat.completion.chunk"
 
     def _content(self, choice: Choice) -> Object:
-        return {"message": {"role": "assistant", "content": choice.text}}
+        return {"message": message_of(choice.text, choice.reasoning, [*choice.calls.values()])}
 
     def _new_content(self, choice: Choice) -> Object:
         delta: Object = {} if choice.has_begun else {"role": "assistant", "content": ""}
+        if choice.reasoning:
+            delta["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in choice.calls.items()]
         return {"delta": {**delta, "content": choice.text} if choice.text else delta}
+
+    def _usage(self) -> Object:
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        return {**super()._usage(), "completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
     def _logprobs(self, choice: Choice) -> Object:
         content = []
@@ -385,7 +469,7 @@ class TextsResponse:
             return
         if self.answer.includes_usage:
             await self._send_pieces([self.answer.usage_piece()], send)
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        await send({"type": "http.response.body", "body": self.answer.stream_end, "more_body": False})
 
     async def _whole(self, scope: Scope) -> Response:
         """The answer in one piece; a large one is made in a thread."""
@@ -409,13 +493,13 @@ class TextsResponse:
         if not self._has_begun:
             self._has_begun = True
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        body = b"".join([b"data: %b\n\n" % piece for piece in pieces])
+        body = b"".join(map(self.answer.frame, pieces))
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _end_stream(self, refusal: Refusal, state: dict[str, Any], send: Send) -> None:
         """Report the end in the stream's last piece, since the status has been sent already."""
         state["status"] = refusal.status
-        body = b"data: " + to_json(refusal.as_json()) + b"\n\n"
+        body = self.answer.frame(self.answer.failure(refusal))
         message = {"type": "http.response.body", "body": body, "more_body": False}
         try:
             await asyncio.wait_for(send(message), _LAST_WORD_SECONDS)

@@ -25,13 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcli.engine.request import Request
 from llmcli.errors import LLMCliError
+from llmcli.schema.constraint import Constraint
 from llmcli.serve.answers import CLIENT_LEFT, Answer, ChatAnswer, CompletionAnswer, Echo, TextsResponse
 from llmcli.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TextsBody, TokenizeBody
 from llmcli.serve.refusal import Refusal, as_refusal, json_response, large_json_response, stopped
+from llmcli.serve.responses import OWN_NAMES, ResponsesAnswer, ResponsesBody
 from llmcli.serve.service import Metrics, Service, client_of, unless_gone
 from llmcli.tokenizer.base import StreamDecoder
 
-# /v1/chat/completions and /v1/completions.
+# /v1/chat/completions, /v1/responses and /v1/completions.
 
 Kind = TypeVar("Kind", bound=TextsBody)
 
@@ -41,11 +43,23 @@ def texts_routes(service: Service) -> list[Route]:
 
     async def chat(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(ChatBody, http), service)
+        return await converse(http, body, ChatAnswer)
+
+    async def answer_in_items(http: HttpRequest) -> TextsResponse:
+        body = _with_seed(await service.read(ResponsesBody, http), service)
+        try:
+            return await converse(http, body, partial(ResponsesAnswer, body=body))
+        except Refusal as refusal:
+            refusal.param = OWN_NAMES.get(refusal.param or "", refusal.param)
+            raise
+
+    async def converse(http: HttpRequest, body: ChatBody, kind: Callable[..., Answer]) -> TextsResponse:
         _log(service, body.messages)
         with service.desk.waiting(body.n, "n"):
             async with service.limits.timed() as deadline:
-                requests = [await service.encode(http, lambda: service.model.answer(body))]
-                return await respond(http, body, requests, ChatAnswer, deadline)
+                asked = await service.encode(http, lambda: service.model.answer(body))
+                kind = partial(kind, start=asked.start, offer=asked.offer)
+                return await respond(http, body, [asked.request], asked.constraint, kind, deadline)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
@@ -56,19 +70,20 @@ def texts_routes(service: Service) -> list[Route]:
                 encode = [partial(service.model.completion, body, prompt) for prompt in prompts]
                 requests = [await service.encode(http, work) for work in encode]  # one by one: others get their turn
                 echoes = await service.encode(http, lambda: _echoes(service, body, requests)) if body.echo else ()
-                return await respond(http, body, requests, CompletionAnswer, deadline, echoes)
+                return await respond(http, body, requests, body.constraint, CompletionAnswer, deadline, echoes)
 
     async def respond(
         http: HttpRequest,
         body: TextsBody,
         requests: Sequence[Request],
-        kind: type[Answer],
+        constraint: Constraint | None,
+        kind: Callable[..., Answer],
         deadline: float | None,
         echoes: Sequence[Echo] = (),
     ) -> TextsResponse:
         grammar = None
-        if body.constraint is not None:
-            grammar = await unless_gone(service.read_schema(client_of(http), body.constraint), http.receive)
+        if constraint is not None:
+            grammar = await unless_gone(service.read_schema(client_of(http), constraint), http.receive)
         model = service.model
         requests = [replace(request, client=client_of(http)) for request in requests]
         answer = kind(
@@ -83,6 +98,7 @@ def texts_routes(service: Service) -> list[Route]:
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", answer_in_items, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
     ]
 

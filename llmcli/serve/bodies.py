@@ -17,12 +17,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, 
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
-from llmcli.openai_body import BodyError, drop_idle, read_messages, unknown_key
+from llmcli.openai_body import BodyError, drop_idle, read_messages, read_template_kwargs, unknown_key
 from llmcli.patterns import child_program
 from llmcli.reading import LoneSurrogateError, parse_json
 from llmcli.sampling.params import SPECS, check_param, read_logit_bias
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint, constraint_of, constraint_of_format
 from llmcli.serve.refusal import Refusal
+from llmcli.tools import TOOL_KEYS, Tools, read_tools
 
 MAX_SAMPLES = 128
 _MAX_SEED = 2**64 - 1
@@ -51,7 +52,7 @@ def _as_list(value: Any) -> Any:
 
 
 @contextmanager
-def _refused(param: str) -> Iterator[None]:
+def refused(param: str) -> Iterator[None]:
     """Turn an error of the engine's rooms into a refusal of the key `param`."""
     try:
         yield
@@ -62,7 +63,7 @@ def _refused(param: str) -> Iterator[None]:
 
 
 def _read_messages(value: Any) -> Any:
-    with _refused("messages"):
+    with refused("messages"):
         return read_messages("messages", value)
 
 
@@ -85,7 +86,7 @@ class StreamOptions(Body):
 
 def _sampling_parameter(name: str) -> Any:
     def check(value: Any) -> Any:
-        with _refused(name):
+        with refused(name):
             return check_param(name, value)
 
     return Annotated[Any, BeforeValidator(check)], None
@@ -123,8 +124,8 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     @pydantic.model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        with _refused(""):
-            return drop_idle(value, _names(cls)) if isinstance(value, dict) else value
+        with refused(""):
+            return drop_idle(value, key_names(cls)) if isinstance(value, dict) else value
 
     @property
     def sampling(self) -> dict[str, int | float]:
@@ -144,14 +145,19 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         given: dict[str, Any] = {
             key: value for key in CONSTRAINT_KEYS if (value := getattr(self, _FIELDS.get(key, key))) is not None
         }
-        with _refused("response_format"):
-            by_format = constraint_of_format("response_format", self.response_format)
-        with _refused(next(iter(given), "")):
+        by_format = self.format_constraint
+        with refused(next(iter(given), "")):
             by_key = constraint_of(given)
         if by_format is not None and by_key is not None:
-            message = f"response_format and {by_key.key} cannot be combined"
-            raise Refusal(400, message, param="response_format")
+            key = by_format.key.partition(".")[0]
+            raise Refusal(400, f"{key} and {by_key.key} cannot be combined", param=key)
         return by_key or by_format
+
+    @property
+    def format_constraint(self) -> Constraint | None:
+        """What OpenAI's own key holds the texts to. Raises: Refusal for a bad one"""
+        with refused("response_format"):
+            return constraint_of_format("response_format", self.response_format)
 
     @property
     def includes_usage(self) -> bool:
@@ -174,10 +180,19 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         return None
 
 
+def _read_template_kwargs(value: Any) -> Any:
+    with refused("chat_template_kwargs"):
+        return read_template_kwargs("chat_template_kwargs", value)
+
+
 class ChatBody(TextsBody):
     """A body of /v1/chat/completions."""
 
     messages: Messages
+    chat_template_kwargs: Annotated[Any, BeforeValidator(_read_template_kwargs)] = {}
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -189,7 +204,14 @@ class ChatBody(TextsBody):
             raise Refusal(400, message, param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        _ = self.offered
         return self
+
+    @property
+    def offered(self) -> Tools | None:
+        """The tools that the answer may call. Raises: Refusal for keys that are not in OpenAI's form"""
+        with refused("tools"):
+            return read_tools({key: getattr(self, key) for key in TOOL_KEYS})
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -292,7 +314,7 @@ def parse_body(kind: type[Kind], content: bytes) -> Kind:
         raise _refusal(kind, error) from error
 
 
-def _names(kind: type[Body]) -> list[str]:
+def key_names(kind: type[Body]) -> list[str]:
     """The keys of a body."""
     return [field.alias or name for name, field in kind.model_fields.items()]
 
@@ -312,7 +334,7 @@ def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
     problem = error.errors(include_url=False)[0]
     key = _path(problem["loc"]) or "the body"
     if problem["type"] == "extra_forbidden":
-        known = _names(kind) if len(problem["loc"]) == 1 else _names(StreamOptions)
+        known = key_names(kind) if len(problem["loc"]) == 1 else key_names(StreamOptions)
         unknown = unknown_key(str(problem["loc"][-1]), known, "stream_options." * (len(problem["loc"]) - 1))
         return Refusal(400, str(unknown), param=key, code=_UNKNOWN)
     if problem["type"] == "missing":

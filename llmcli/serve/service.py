@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
+from llmcli.engine.chat_events import Start
 from llmcli.engine.remote.link import EngineState, FrontEnd
 from llmcli.engine.request import Event, Failed, Finished, Request, Token
 from llmcli.errors import TokenizerError, UsageError
@@ -25,6 +26,7 @@ from llmcli.schema.constraint import Constraint
 from llmcli.serve.bodies import BodyReader, ChatBody, CompletionBody, Kind, parse_body
 from llmcli.serve.refusal import Refusal
 from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.tool_offer import Offer
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -184,7 +186,19 @@ class Desk:
 
 # `ServedModel`: what the server needs to know of a model. The command line makes it from its session.
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Asked(NamedTuple):
+    """Texts that answer a conversation.
+
+    `constraint` is what they are held to, `start` what they begin with, and `offer` the tools that they may call.
+    """
+
+    request: Request
+    constraint: Constraint | None
+    start: Start
+    offer: Offer | None
 
 
 class ServedModel(Protocol):
@@ -209,7 +223,7 @@ class ServedModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
 
-    def answer(self, body: ChatBody) -> Request:
+    def answer(self, body: ChatBody) -> Asked:
         """Texts that answer a conversation."""
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:

@@ -7,7 +7,7 @@ import codecs
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -398,17 +398,20 @@ class StreamDecoder:
     """Turns token ids into text as they come. All `push` results and one `flush` together equal `decode`.
 
     `at_start` means that nothing visible comes before these tokens, so a tokenizer that strips the leading space
-    strips it here; False when the text continues a prompt.
+    strips it here; False when the text continues a prompt. `shown` are special tokens that the text names.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, at_start: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, at_start: bool, shown: Collection[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._is_within_character = False
         self._strips_next_space = at_start and tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" if its bytes end within a character."""
+        if token_id in self._shown:
+            return self.flush() + self._strip(self._tokenizer.special_text(token_id))
         text = None if self._is_within_character else self._tokenizer.token_text(token_id)
         if text is None:
             text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
@@ -417,6 +420,7 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """The rest, at the end of the tokens: a replacement character if a character was left incomplete."""
+        self._is_within_character = False
         return self._strip(self._utf8.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:

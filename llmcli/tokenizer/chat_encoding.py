@@ -58,7 +58,7 @@ class ChatTemplate:
 
     `origin` says where it comes from, for messages. `special_tokens` are variables of every rendering, such as
     `bos_token`. `variables` are further ones, JSON values such as `enable_thinking`. `stop_strings` end an answer if no
-    special token does: the template `plain` has one.
+    special token does: the template `plain` has one. `tool_source` is another template, for conversations with tools.
     """
 
     def __init__(
@@ -68,18 +68,21 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         stop_strings: tuple[str, ...] = (),
         variables: Mapping[str, Any] | None = None,
+        tool_source: str | None = None,
     ) -> None:
         self.source = source
+        self.tool_source = source if tool_source is None else tool_source
         self.origin = origin
         self.special_tokens = dict(special_tokens)
         self.stop_strings = stop_strings
         self.variables = dict(variables or {})
         self._whole_roles: set[tuple[str, ...]] = set()  # of conversations written in full
+        self._names: list[str] | None = None
         remedy = "choose another one with --chat-template FILE"
         self._process = BoundedProcess("llmcli.tokenizer.chat_sandbox", "jinja2", origin, remedy)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The prompt of a conversation, as transformers' `apply_chat_template` gives it with `tokenize=False`.
 
@@ -97,23 +100,27 @@ class ChatTemplate:
             raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, at most {most} MB fit; shorten them")
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
-        request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}
+        named = self.special_tokens | prompt | self.variables | variables
+        request = {"source": self.tool_source if named["tools"] else self.source, "variables": named}
         return str(self._process.ask(request, TIME_LIMIT_SECONDS))
 
-    def refuse_dropped(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def refuse_dropped(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Refuse a conversation if the template leaves a message out, as many do with unknown roles.
 
-        Renders the template with a different character in place of each content: a missing one means that its message
-        was not written. The result depends on the roles, so the same roles are checked once.
+        Renders the template with a different character in place of each content, or of the arguments of its tool calls:
+        a missing one means that its message was not written. The result depends on the roles, so the same roles are
+        checked once.
 
         Raises: TokenizerError with the message's role, and as `render`.
         """
-        roles = tuple(str(message["role"]) for message in messages)
+        kinds = tuple(f"{message['role']}{' with calls' * ('tool_calls' in message)}" for message in messages)
+        roles = (*kinds, "with tools" if tools else "without tools")
         if roles in self._whole_roles:
             return
         marks = [chr(_FIRST_MARK + index % _NUM_MARKS) for index in range(len(messages))]
-        pairs = zip(messages, marks, strict=True)
-        text = self.render([{**message, "content": mark * _MARK_LENGTH} for message, mark in pairs])
+        marked = [_marked(message, mark * _MARK_LENGTH) for message, mark in zip(messages, marks, strict=True)]
+        variables: dict[str, Any] = {"tools": tools} if tools else {}
+        text = self.render(marked, **variables)
         for index, mark in enumerate(marks):
             if mark not in text:
                 raise TokenizerError(
@@ -124,13 +131,27 @@ class ChatTemplate:
             self._whole_roles.clear()
         self._whole_roles.add(roles)
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it has a place for tools."""
+        return re.search(r"\btools\b", self.tool_source) is not None
+
     def variable_names(self) -> list[str]:
         """The names that the template looks up, besides the conversation and the special tokens.
 
         Raises: TokenizerError if it is broken.
         """
-        names: list[str] = self._process.ask({"source": self.source}, TIME_LIMIT_SECONDS)
-        return [name for name in names if name not in (*CONVERSATION_VARIABLES, *self.special_tokens)]
+        if self._names is None:
+            names: list[str] = self._process.ask({"source": self.source}, TIME_LIMIT_SECONDS)
+            self._names = [name for name in names if name not in (*CONVERSATION_VARIABLES, *self.special_tokens)]
+        return self._names
+
+    def refuse_unknown(self, variables: Iterable[str], where: str) -> None:
+        """Raises: UsageError for a variable that the template does not look up; TokenizerError if it is broken."""
+        for name in variables:
+            if name not in (names := self.variable_names()):
+                known = f"it has {', '.join(names)}" if names else "it has none"
+                raise UsageError(f"{where} {name[:80]}: {self.origin} has no such variable; {known}")
 
     def close(self) -> None:
         """End the child process; the next rendering starts another. Without this it ends with the program."""
@@ -143,18 +164,14 @@ def load_chat_template(
     """The template of a model folder with that tokenizer, or the one chosen: a Jinja file, or the word `plain`.
 
     In a folder, chat_template.jinja wins over `chat_template` in tokenizer_config.json, which is a template or a list
-    of named ones, from which `default` is taken. additional_chat_templates/ is ignored.
+    of named ones, from which `default` is taken, and `tool_use` for conversations with tools. Of the folder
+    additional_chat_templates only tool_use.jinja is read.
 
     Raises: UsageError if there is none, the chosen file cannot be read, or the template does not look up one of the
     `variables`; TokenizerError if the folder's is malformed.
     """
     template = _load(folder, tokenizer, choice, variables)
-    if variables:
-        names = template.variable_names()
-        for name in variables:
-            if name not in names:
-                known = f"it has {', '.join(names)}" if names else "it has none"
-                raise UsageError(f"--template-var {name}: {template.origin} has no such variable; {known}")
+    template.refuse_unknown(variables or (), "--template-var")
     return template
 
 
@@ -166,13 +183,14 @@ def _load(folder: Path, tokenizer: Tokenizer, choice: str | None, variables: Map
         return ChatTemplate(
             PLAIN_SOURCE, "the built-in chat template `plain`", special_tokens, (PLAIN_STOP_STRING,), variables
         )
+    tool_source = None
     if choice is not None:
         source, origin = _read_chosen(Path(choice)), f"the chat template {choice}"
     else:
-        source, origin = _find_in(folder)
+        source, origin, tool_source = _find_in(folder)
     if not source.strip():
         raise TokenizerError(f"{origin} is empty; choose another one with --chat-template FILE")
-    return ChatTemplate(source, origin, special_tokens, variables=variables)
+    return ChatTemplate(source, origin, special_tokens, variables=variables, tool_source=tool_source)
 
 
 def _read_chosen(path: Path) -> str:
@@ -182,10 +200,12 @@ def _read_chosen(path: Path) -> str:
         raise UsageError(f"{error}; expected a file that holds a Jinja template, or `{PLAIN}`") from error
 
 
-def _find_in(folder: Path) -> tuple[str, str]:
-    path = folder / "chat_template.jinja"
+def _find_in(folder: Path) -> tuple[str, str, str | None]:
+    """The template, where it is from, and the one for tools, None if it is the same."""
+    path, for_tools = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if os.path.lexists(path):
-        return CHAT_TEMPLATE.read_text(path), f"the chat template {path}"
+        tool_source = CHAT_TEMPLATE.read_text(for_tools) if os.path.lexists(for_tools) else None
+        return CHAT_TEMPLATE.read_text(path), f"the chat template {path}", tool_source
 
     path = folder / "tokenizer_config.json"
     source = read_optional_object(path).get("chat_template")
@@ -195,7 +215,7 @@ def _find_in(folder: Path) -> tuple[str, str]:
             f"tokenizer_config.json; give one with --chat-template FILE, or use --chat-template {PLAIN} for a "
             f"conversation in lines of `User:` and `Assistant:`"
         )
-    origin = f"chat_template in {path}"
+    origin, tool_source = f"chat_template in {path}", None
     if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
         named = {str(entry.get("name")): entry.get("template") for entry in source}
         if "default" not in named:
@@ -203,10 +223,10 @@ def _find_in(folder: Path) -> tuple[str, str]:
             raise TokenizerError(
                 f"{origin} has no template named default, only {names}; choose one with --chat-template FILE"
             )
-        source = named["default"]
-    if not isinstance(source, str):
+        source, tool_source = named["default"], named.get("tool_use")
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise TokenizerError(f"{origin} is {json.dumps(source)[:100]}, expected a template or a list of named ones")
-    return source, f"the {origin}"
+    return source, f"the {origin}", tool_source
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
@@ -220,6 +240,14 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     if len(tokenizer.eos_token_ids) == 1:  # if there are more, the folder names the one that ends a text
         tokens["eos_token"] = tokenizer.piece(min(tokenizer.eos_token_ids))
     return tokens | tokenizer.named_tokens
+
+
+def _marked(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """The message with a mark in place of its content, or of the arguments of its tool calls."""
+    if "tool_calls" not in message:
+        return {**message, "content": mark}
+    calls = [{**call, "function": {**call["function"], "arguments": {PROBE: mark}}} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,6 +276,7 @@ def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
+    /,
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> list[int]:
@@ -372,6 +401,9 @@ def _finder(tokens: Iterable[str], text: str) -> re.Pattern[str]:
 def _hide(value: Any, special_tokens: frozenset[str], stand_in_of: Mapping[str, str]) -> Any:
     """The JSON value with a stand-in for the first character of each special token in its strings."""
     if isinstance(value, Mapping):
+        for key in value:
+            if found := _finder(special_tokens, key).search(key):
+                raise UsageError(f"the key {key[:80]!r} holds the special token {found[0]}; name it in another way")
         return {key: _hide(item, special_tokens, stand_in_of) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_hide(item, special_tokens, stand_in_of) for item in value]
@@ -459,7 +491,11 @@ def encode_history(
     hidden = disguise.hide(messages)
     variables = disguise.hide(template.variables)
     text = template.render(hidden, **variables)
-    answers = [index for index, message in enumerate(hidden) if message["role"] == "assistant" and message["content"]]
+    answers = [  # templates may leave out the content beside a call
+        index
+        for index, message in enumerate(hidden)
+        if message["role"] == "assistant" and message["content"] and "tool_calls" not in message
+    ]
     marked = [message | {"content": MARKER} if index in answers else message for index, message in enumerate(hidden)]
     pieces = template.render(marked, **variables).split(MARKER) if answers else [text]
     spans = _spans(text, pieces, [hidden[index]["content"] for index in answers])

@@ -5,6 +5,7 @@ Its name is a digest of the tokenizer's files, and it holds a digest of its own 
 """
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,10 @@ class TokenPieces:
         if count >= len(self):
             return self
         return TokenPieces(self.content[: self._ends[count - 1] if count else 0], self.lengths[:count])
+
+    def with_pieces(self, pieces: Mapping[int, bytes]) -> "TokenPieces":
+        """The same, with other pieces for some tokens."""
+        return TokenPieces.from_list([pieces.get(token_id, self[token_id]) for token_id in range(len(self))])
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:

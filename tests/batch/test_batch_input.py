@@ -14,6 +14,7 @@ from llmcli.batch.input import KEYS, Line, LineReader, Problems, parse_line, rea
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS
 from llmcli.schema.constraint import CONSTRAINT_KEYS, Constraint
+from llmcli.tools import TOOL_KEYS
 
 
 def parse(value: Any, number: int = 1) -> Line | None:
@@ -29,7 +30,7 @@ def test_every_key_is_taken() -> None:
         "stop": ["x", "y"],
         **{name: spec.default for name, spec in SPECS.items()},
     }
-    assert {*values, "messages", *CONSTRAINT_KEYS} == set(KEYS)
+    assert {*values, "messages", "chat_template_kwargs", *TOOL_KEYS, *CONSTRAINT_KEYS} == set(KEYS)
     sampling = {name: spec.default for name, spec in SPECS.items()}
     assert parse(values) == Line(1, "a", "Grüße\0\x1b\u2028", None, 2**64 - 1, 3, ("x", "y"), sampling)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_chat import ChatModel, ScriptedChat, ScriptedChatRunner, finished, started, text_of
 
-from llmcli.engine.chat_events import ReasoningSplitter, split_reasoning
+from llmcli.engine.chat_events import ReasoningSplitter, Start, split_reasoning
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.tokenizer.chat_encoding import ChatTemplate
@@ -285,31 +285,32 @@ def test_a_tokenizer_of_another_model_is_refused(chat_model: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "starts_inside", "expected"),
+    ("text", "start", "expected"),
     [
-        ("Hello", False, (None, "Hello")),
-        ("\n Hello <think>no</think>", False, (None, "\n Hello <think>no</think>")),
-        ("<think>\na\n\nb\n</think>\n\nHello\n", False, ("a\n\nb", "Hello\n")),
-        ("<think>\n\n</think>\n\nHello", False, ("", "Hello")),
-        ("<think>still", False, ("still", "")),
-        ("a < b</think>Hello", True, ("a < b", "Hello")),
-        ("<think>\na</think>Hello", True, ("a", "Hello")),
-        ("<thin", False, (None, "<thin")),
-        ("", False, (None, "")),
+        ("Hello", "undecided", (None, "Hello")),
+        ("\n Hello <think>no</think>", "undecided", (None, "\n Hello <think>no</think>")),
+        ("<think>\na\n\nb\n</think>\n\nHello\n", "undecided", ("a\n\nb", "Hello\n")),
+        ("<think>\n\n</think>\n\nHello", "undecided", ("", "Hello")),
+        ("<think>still", "undecided", ("still", "")),
+        ("a < b</think>Hello", "reasoning", ("a < b", "Hello")),
+        ("<think>\na</think>Hello", "reasoning", ("a", "Hello")),
+        ("<thin", "undecided", (None, "<thin")),
+        ("", "undecided", (None, "")),
+        ("<think>\na</think>Hello", "answer", (None, "<think>\na</think>Hello")),
     ],
 )
-def test_reasoning_and_answer(text: str, starts_inside: bool, expected: tuple[str | None, str]) -> None:
-    assert split_reasoning(text, starts_inside) == expected
+def test_reasoning_and_answer(text: str, start: Start, expected: tuple[str | None, str]) -> None:
+    assert split_reasoning(text, start) == expected
 
 
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "b", "<", "/", "</thi", "nk>"]), max_size=12),
-    st.booleans(),
+    st.sampled_from(["undecided", "reasoning", "answer"]),
     st.randoms(use_true_random=False),
 )
-def test_streaming_gives_the_same(parts: list[str], starts_inside: bool, random) -> None:
+def test_streaming_gives_the_same(parts: list[str], start: Start, random) -> None:
     text = "".join(parts)
-    splitter = ReasoningSplitter(starts_inside)
+    splitter = ReasoningSplitter(start)
     pieces = []
     position = 0
     while position < len(text):
@@ -317,7 +318,7 @@ def test_streaming_gives_the_same(parts: list[str], starts_inside: bool, random)
         pieces += splitter.push(text[position:end])
         position = end
     pieces += splitter.flush()
-    reasoning, answer = split_reasoning(text, starts_inside)
+    reasoning, answer = split_reasoning(text, start)
     assert "".join(piece.text for piece in pieces if piece.part == "answer") == answer
     assert "".join(piece.text for piece in pieces if piece.part == "reasoning").strip() == (reasoning or "")
 

@@ -30,6 +30,8 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.timeline": set(),
     "llmcli.differences": set(),
     "llmcli.openai_body": set(),
+    "llmcli.tool_calls": set(),
+    "llmcli.tools": set(),
     "llmcli.config": set(),
     "llmcli.checkpoint": {"llmcli.config", "llmcli.quantization"},
     "llmcli.quantization": set(),
@@ -170,6 +172,8 @@ COMMON = {
     "llmcli.timeline",
     "llmcli.differences",
     "llmcli.openai_body",
+    "llmcli.tool_calls",
+    "llmcli.tools",
 }
 EXCLUSIVE = {
     "torch": {"llmcli.runners.torch"},

@@ -374,6 +374,26 @@ def test_a_text_ends_before_its_stop_string(browser: Browser) -> None:
     assert drawn(browser, parts, "One t") == ["One t", ["One", "t"]]
 
 
+def test_reasoning_is_put_aside(browser: Browser, tmp_path: Path) -> None:
+    """The rest is the answer, and the next turn has it alone."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for one in messages %}{{ one.content }}{% endfor %}{# </think> #}")
+    with running_server("--chat-template", template, "--seed", 1) as server:
+        browser.call("Page.navigate", url=f"{server.url}/")
+        browser.wait_for("document.readyState === 'complete' && document.title === 'storyteller'")
+        browser.run("first = asked; asked = () => JSON.stringify({...JSON.parse(first()), regex: pattern}); 1")
+        patterns = {r"<think>\nWell\.\n</think>\n\nHi you\.": "Hi you.", r"<think>\n\n</think>Yes": "Yes"}
+        for pattern, text in patterns.items():
+            browser.run(f"pattern = {json.dumps(pattern)}; 1")
+            ask(browser, ASKED)
+            wait_for_end(browser)
+            assert browser.run("messages.at(-1).content") == text
+            shown = f"[...{TEXT}.childNodes].filter((one) => one.tagName !== 'DETAILS').map((one) => one.textContent)"
+            assert "".join(browser.run(shown)) == text
+        assert "Well." in browser.run("document.querySelector('.text details').textContent")
+        assert not browser.run("document.querySelector('.text details').open")
+
+
 def test_a_character_of_several_tokens_is_one_word(browser: Browser) -> None:
     parts = (b"\x20\xf0", b"\x9f\xa6", b"\x8a", b"\x21")
     assert drawn(browser, parts, "\U0001f98a!") == ["\U0001f98a!", ["\U0001f98a", "!"]]

@@ -16,6 +16,7 @@ import pexpect
 import pytest
 from here import run_here
 from server import ROOT, ServerProcess, running_server
+from tool_models import tool
 
 from llmcli.cli import server_client
 from llmcli.cli.server_client import ServerClient
@@ -189,6 +190,12 @@ PIECE = b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n'
         (200, b'data: {"choices": [{"delta": null}]}\n\n', "a piece of its answer has no text"),
         (200, b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', "a piece of its answer has no text"),
         (200, b'data: {"choices": [{"delta": {}, "finish_reason": {}}]}\n\n', "a piece of its answer has no text"),
+        (200, b'data: {"choices": [{"delta": {"tool_calls": [3]}}]}\n\n', "a tool call of its answer has no function"),
+        (
+            200,
+            b'data: {"choices": [{"delta": {"tool_calls": [{"function": {"name": 3}}]}}]}\n\n',
+            "a tool call of its answer has no function",
+        ),
         (429, b'{"error": {"message": "too many texts"}}', ": too many texts$"),
         (500, b"x" * 5000, "its answer is too long"),
         (404, b'{"error": "no such model"}', ": no such model"),
@@ -239,6 +246,49 @@ def test_the_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, "Hi\n", "")
     (body,) = map(json.loads, asked)
     assert body == {"model": "snail", "messages": [{"role": "user", "content": "Tell."}], "stream": True}
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_reasoning_under_a_key_of_its_own(tmp_path: Path, key: str) -> None:
+    """Its pieces come apart from the answer's, or with them, and nothing else is in the answer."""
+    deltas = [{key: "A "}, {key: "snail?", "content": None}, {key: " Yes.", "content": "Hi"}, {"content": " you"}]
+    answer = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
+    with odd_server(200, f"{answer}data: [DONE]\n\n".encode()) as address:
+        told = run_chat(tmp_path, "--server", address, "--message", "Tell.", "--thinking", "show")
+    assert (told.returncode, told.stdout) == (0, "Hi you\n")
+    assert told.stderr.strip() == "A snail? Yes."
+
+
+def test_calls_of_a_server(tmp_path: Path) -> None:
+    """Their pieces, as servers cut them; the result goes back with the call's id, its arguments as a text."""
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([tool("f"), tool("g")]))
+    deltas = [
+        {"content": "Wait."},
+        {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": "}'}}]},
+        {"tool_calls": [{"index": 0, "function": {"name": None, "arguments": '</tool_call>"}'}}]},
+        {"tool_calls": [{"index": 1, "id": "y", "function": {"name": "g", "arguments": None}}]},
+    ]
+    pieces = [*({"delta": delta} for delta in deltas), {"delta": {}, "finish_reason": "tool_calls"}]
+    answer = "".join(f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces)
+    asked: list[bytes] = []
+    with odd_server(200, f"{answer}data: [DONE]\n\n".encode(), asked=asked) as address:
+        messages = ("--message", "Tell.", "--message", "1", "--message", "2")
+        told = run_chat(tmp_path, "--server", address, "--tools", tools, *messages)
+    shown = 'Wait.\nf({"a": "}</tool_call>"})\ng({})\n'
+    assert (told.returncode, told.stdout, told.stderr) == (0, 2 * shown, "")
+    first, second = map(json.loads, asked)
+    assert first["tools"] == second["tools"] == [tool("f"), tool("g")]
+    _, called, *results = second["messages"]
+    assert called["content"] == "Wait."
+    assert [call["function"] for call in called["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a": "}</tool_call>"}'},
+        {"name": "g", "arguments": "{}"},
+    ]
+    assert [(one["role"], one["tool_call_id"], one["content"]) for one in results] == [
+        ("tool", call["id"], result) for call, result in zip(called["tool_calls"], "12", strict=True)
+    ]
 
 
 def test_no_answer_is_an_error(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from llmcli.serve.refusal import Refusal
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 # By key: values that are served, and values that are refused. A null is always served.
 SHARED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -57,7 +58,7 @@ CHAT: dict[str, tuple[list[Any], list[Any]]] = {
     "store": ([False], [True, 0]),
     "stream_options": ([], [{"include_usage": True}, {"x": 1}, 5]),
     "tool_choice": (["none", "auto"], ["required", {"type": "function", "function": {"name": "f"}}]),
-    "tools": ([[]], [[TOOL], {}]),
+    "tools": ([[], [TOOL]], [[TOOL, TOOL], [{"type": "custom", "custom": {"name": "f"}}], {}]),
     "verbosity": (["low", "medium", "high"], [1]),
     "web_search_options": ([], [{}, {"search_context_size": "low"}]),
 }
@@ -140,7 +141,16 @@ def test_the_keys_of_messages() -> None:
         "function_call": [None],
         "tool_calls": [None, []],
         "annotations": [None, []],
+        "reasoning_content": ["Hm.", None],
+        "parsed": [None, {"a": 1}],
     }
+    for message in (
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [{**CALL, "index": 0}]},
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "a", "tool_call_id": "a"},
+    ):
+        parse_body(ChatBody, json.dumps({"messages": [message]}).encode())
     asking: dict[str, Any] = {
         "role": "function",
         "content": [{"type": "image_url", "image_url": {"url": "data:"}}],
@@ -151,8 +161,10 @@ def test_the_keys_of_messages() -> None:
         "tool_calls": [TOOL],
         "annotations": [{}],
         "tool_call_id": "a",
+        "reasoning_content": 5,
     }
-    assert set(asking) == _keys_of(chat.ChatCompletionMessageParam) | set(chat.ChatCompletionMessage.model_fields)
+    of_openai = _keys_of(chat.ChatCompletionMessageParam) | set(chat.ChatCompletionMessage.model_fields)
+    assert set(asking) == of_openai | {"reasoning_content"}
     for key, values in idle.items():
         for value in values:
             parse_body(ChatBody, json.dumps({"messages": [{**MESSAGES[0], key: value}]}).encode())

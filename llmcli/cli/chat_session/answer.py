@@ -81,7 +81,7 @@ class View:
             self._show_status(f"reading {event.num_computed} of {self._num_to_compute} tokens")
 
     def _show_piece(self, piece: AnswerPiece) -> None:
-        if piece.part == "answer":
+        if piece.part != "reasoning":
             self._end_thinking()
             self.clear_status()
             self._writer.write(piece.text)

@@ -238,7 +238,7 @@ def history(state: Talk, argument: str) -> None:
         unseen = ", no longer seen by the model" if number <= conversation.num_dropped else ""
         terminal.show(f"[{number}{unseen}]\n{turn.user}\n\n", wraps=True)
         if turn.answer is not None:
-            terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n", wraps=True)
+            terminal.show(f"[answer {number}]\n{turn.answer.shown}\n\n", wraps=True)
     if not conversation.turns:
         terminal.show("no messages yet\n")
 
@@ -248,7 +248,7 @@ def show_end(conversation: Conversation) -> None:
     for turn in conversation.turns[-SHOWN_TURNS:]:
         terminal.info(f"> {first_line(turn.user)}")
         if turn.answer is not None:
-            text = turn.answer.content.strip()
+            text = turn.answer.shown.strip()
             start = "... " if len(text) > SHOWN_CHARACTERS else ""
             terminal.info(f"{start}{text[-SHOWN_CHARACTERS:]}\n")
 

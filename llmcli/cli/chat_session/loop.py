@@ -16,6 +16,7 @@ from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block,
 from llmcli.cli.chat_session.state import ChatSession, Outcome, Talk, TurnRecord
 from llmcli.cli.constrained_texts import remedy_of
 from llmcli.cli.terminal import terminal
+from llmcli.engine.chat_events import ChatEvent
 from llmcli.errors import LLMCliError, UnfinishedTextError, UsageError, foreign_errors_explained
 
 TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would show in the text
@@ -59,11 +60,41 @@ def open_prompt_line(history_path: Path, state: Talk) -> PromptLine:
     return lazy.line_editor.LineEditor({command.name: command.help for command in commands_of(state)}, history_path)
 
 
+class Results:
+    """Takes what is typed after an answer with tool calls as their results, one after the other."""
+
+    def __init__(self, state: Talk):
+        self._state = state
+        self._calls: tuple[dict[str, Any], ...] = ()
+        self._typed: list[str] = []
+
+    def ask(self) -> None:
+        """Say whose result is typed next, if calls wait."""
+        if call := self._next():
+            function = call["function"]
+            terminal.info(f"type the result of {function['name']}({function['arguments']})")
+
+    def take(self, text: str) -> Iterator[ChatEvent] | None:
+        """Answer a message, or the results once the last one is there; None before."""
+        if self._next() is None:
+            return self._state.chat.send(text)
+        self._typed.append(text)
+        return self._state.chat.report(self._typed) if self._next() is None else None
+
+    def _next(self) -> dict[str, Any] | None:
+        calls = self._state.chat.conversation.waiting_calls
+        if calls is not self._calls:
+            self._calls, self._typed = calls, []
+        return calls[len(self._typed)] if len(self._typed) < len(calls) else None
+
+
 def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer]) -> None:
     """Talk until Ctrl-D, /quit, or Ctrl-C twice at an empty prompt. An error ends an answer, not the conversation."""
     draft = ""
     is_leaving = False
+    results = Results(state)
     while True:
+        results.ask()
         try:
             text = editor.read(draft, f" {state.facts()}  /help")
         except EOFError:
@@ -84,7 +115,7 @@ def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer])
         try:
             # Whatever the system or a library cannot do ends this answer, as our own errors do.
             with foreign_errors_explained("cannot answer", UsageError):
-                outcome = run_command(state, text) if is_command(text) else Outcome(state.chat.send(unwrap(text)))
+                outcome = run_command(state, text) if is_command(text) else Outcome(results.take(unwrap(text)))
                 if outcome.is_over:
                     return
                 draft = outcome.draft or ""
@@ -145,10 +176,13 @@ def answer_all(state: Talk, messages: Iterable[str], *, as_json: bool, require_c
     """
     records: list[TurnRecord] = []
     is_complete = True
+    results = Results(state)
     try:
         for message in messages:
+            if (events := results.take(message)) is None:
+                continue
             view = View(NoWriter() if as_json else TextWriter(), state.thinking)
-            record = run_answer(state, state.chat.send(message), view)
+            record = run_answer(state, events, view)
             if record is not None:
                 records.append(record)
                 if reason := reason_of_end(record):
@@ -186,6 +220,7 @@ def _turn_json(record: TurnRecord) -> dict[str, Any]:
         "message": record.message,
         "answer": finished.answer.content,
         "reasoning": finished.answer.reasoning,
+        **({"tool_calls": list(finished.answer.calls)} if finished.answer.calls else {}),
         "prompt_token_ids": list(started.prompt_token_ids),
         "token_ids": list(finished.token_ids),
         "finish_reason": finished.answer.finish_reason,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmcli.cli import lazy
 from llmcli.cli.chat_session.state import Talk
-from llmcli.engine.chat_events import ChatEvent, ReasoningSplitter, TurnFinished, TurnStarted, split_reasoning
-from llmcli.engine.conversation import Answer, Conversation
+from llmcli.engine.chat_events import AnswerSplitter, ChatEvent, TurnFinished, TurnStarted, split_reasoning
+from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.request import FinishReason, Timings
 from llmcli.errors import ServerError, UsageError
+from llmcli.tool_calls import CallReader, openai_call, split_calls
 
 _REASONS: Mapping[Any, FinishReason] = {"stop": "eos", "length": "length"}
 _NO_TIMES = Timings(0, 0.0, 0.0, 0, 0.0)
@@ -43,6 +45,10 @@ class RemoteChat:
         """Answer a new message. Raises: as `ServerClient`"""
         return self._answer(self._conversation.ask(message), sample=0)
 
+    def report(self, results: Sequence[str]) -> Iterator[ChatEvent]:
+        """As `send`. Raises: UsageError for another number of them than calls"""
+        return self._answer(self._conversation.report(results), sample=0)
+
     def edit(self, message: str) -> Iterator[ChatEvent]:
         """Replace the last message and answer it. Raises: UsageError if there is none"""
         return self._answer(self._conversation.without_last().ask(message), sample=0)
@@ -62,14 +68,15 @@ class RemoteChat:
         return running.finish("interrupted")
 
     def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
-        body = {**self.asked, "messages": conversation.messages()}
+        body = {**self.asked, "messages": [_as_sent(message) for message in conversation.messages()]}
         if "seed" in body:
             body["seed"] = (body["seed"] + sample) % 2**64
         pieces = iter(self.client.pieces(body))
         reason: FinishReason = "eos"
         for text, finish_reason in pieces:
             if self._running is None:
-                self._running = _Running(conversation, sample, pieces)
+                names = [tool["function"]["name"] for tool in self.asked.get("tools", ())]
+                self._running = _Running(conversation, sample, pieces, names)
                 yield TurnStarted((), 0, 0, 0, 0)
             reason = _REASONS.get(finish_reason, reason)
             yield from self._running.push(text)
@@ -83,12 +90,13 @@ class RemoteChat:
 class _Running:
     """An answer while it comes."""
 
-    def __init__(self, conversation: Conversation, sample: int, pieces: Any):
+    def __init__(self, conversation: Conversation, sample: int, pieces: Any, names: Sequence[str]):
         self.pieces = pieces
+        self._names = names  # of tools
         self._begun = conversation
         self._sample = sample
         self._text = ""
-        self._splitter = ReasoningSplitter(starts_inside=False)
+        self._splitter = AnswerSplitter("undecided", self._reader)
 
     def push(self, text: str) -> list[ChatEvent]:
         """Take more text; return what is final."""
@@ -104,8 +112,28 @@ class _Running:
         return [*self._splitter.flush(), TurnFinished(self._finished(reason), (), _NO_TIMES)]
 
     def _finished(self, reason: FinishReason) -> Answer:
-        reasoning, content = split_reasoning(self._text, starts_inside=False)
-        return Answer(self._text, content, reasoning, (), reason, self._sample)
+        reasoning, content = split_reasoning(self._text, "undecided")
+        calls: list[dict[str, Any]] = []
+        if (reader := self._reader) is not None and reason not in UNFINISHED:
+            origin = len(self._begun.turns), self._text, self._sample
+            content, found = split_calls(reader, content)
+            calls = [openai_call(call, (*origin, number)) for number, call in enumerate(found)]
+        return Answer(self._text, content, reasoning, (), reason, self._sample, tuple(calls))
+
+    @property
+    def _reader(self) -> CallReader | None:
+        return CallReader(lazy.server_client.CALL_FORM, self._names) if self._names else None
+
+
+def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
+    """A message for a server, where the arguments of calls are a text."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 @dataclass(kw_only=True)
@@ -120,7 +148,7 @@ class RemoteTalk(Talk):
 
     def settings(self) -> dict[str, str]:
         """The settings sent to the server; the rest is as the server was started."""
-        asked = {name: str(value) for name, value in self.chat.asked.items()}
+        asked = {name: str(value) for name, value in self.chat.asked.items() if name != "tools"}
         return {**asked, "others": "the server's"}
 
     def change(self, name: str, value: Any) -> None:

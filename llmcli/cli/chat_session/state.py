@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -72,6 +72,9 @@ class Answerer(Protocol):
 
     def send(self, message: str) -> Iterator[ChatEvent]:
         """Answer a new message."""
+
+    def report(self, results: Sequence[str]) -> Iterator[ChatEvent]:
+        """Answer the results of the last answer's calls."""
 
     def edit(self, message: str) -> Iterator[ChatEvent]:
         """Replace the last message and answer it."""
