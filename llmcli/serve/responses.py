@@ -299,17 +299,21 @@ class ResponsesAnswer(ChatAnswer):
         if not choice.has_begun:
             yield self._event("response.created", response=self._response())
             yield self._event("response.in_progress", response=self._response())
+        for call in choice.calls.values():
+            if "id" not in call:  # more of the last item, before any text
+                yield from self._say_arguments(call)
         if choice.reasoning:
             yield from self._say("reasoning", choice.reasoning)
         if choice.text:
             yield from self._say("message", choice.text)
         for call in choice.calls.values():
-            yield from self._call(call)
+            if "id" in call:
+                yield from self._call(call)
         if choice.end is not None and not choice.is_over:
             if not self._items:
                 yield from self._open("message")
-            yield from self._close()
             choice.tell()
+            yield from self._close()
             response = self._response()
             yield self._event(f"response.{response['status']}", response=response)
         choice.tell()
@@ -324,13 +328,16 @@ class ResponsesAnswer(ChatAnswer):
         yield self._part_event("delta", delta=text)
 
     def _call(self, call: Object) -> Iterator[Object]:
-        """Begin a tool call, if it has an id, or add to the last one's arguments."""
-        if "id" in call:
-            yield from self._close()
-            what: Object = {"call_id": call["id"], "name": call["function"]["name"], "arguments": ""}
-            self._items.append({"type": "function_call", "id": f"fc_{uuid4().hex}", "status": "in_progress", **what})
-            self._said = []
-            yield self._item_event("response.output_item.added", item=self._items[-1])
+        """Begin a tool call."""
+        yield from self._close()
+        what: Object = {"call_id": call["id"], "name": call["function"]["name"], "arguments": ""}
+        self._items.append({"type": "function_call", "id": f"fc_{uuid4().hex}", "status": "in_progress", **what})
+        self._said = []
+        yield self._item_event("response.output_item.added", item=self._items[-1])
+        yield from self._say_arguments(call)
+
+    def _say_arguments(self, call: Object) -> Iterator[Object]:
+        """Add to the arguments of the last item, a tool call."""
         if (text := call["function"]["arguments"]) and self._said is not None:
             self._said.append(text)
             item_id = self._items[-1]["id"]
@@ -381,7 +388,7 @@ class ResponsesAnswer(ChatAnswer):
         return self._item_event(kind, item_id=item["id"], content_index=0, **keys, **logprobs)
 
     def _status(self) -> str:
-        if self._choice.end is None:
+        if self._choice.end is None or not self._choice.is_over:
             return "in_progress"
         return "incomplete" if self._choice.end.finish_reason in ("length", "context") else "completed"
 

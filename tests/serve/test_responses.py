@@ -431,7 +431,7 @@ def test_the_items_are_the_same_however_a_text_comes() -> None:
     """A text that follows a call is an item of its own, and an empty answer is an empty message."""
     body = parse_body(ResponsesBody, b'{"input": "Hi"}')
 
-    def events_of(texts: list[str], reason: Any = "eos") -> list[dict[str, Any]]:
+    def events_of(texts: list[str], reason: Any = "eos", *, is_joined: bool = False) -> list[dict[str, Any]]:
         offer = Offer(Tools((CHAT_TOOL,), ("look_for",)), named_form("hermes"), is_single=False)
         requests: Any = [make_request([97], 7)]
         answer = ResponsesAnswer(MODEL, requests, None, body=body, start="undecided", offer=offer)
@@ -441,9 +441,12 @@ def test_the_items_are_the_same_however_a_text_comes() -> None:
             Finished(0, "", "", (), reason, Timings(1, 0.0, 0.0, 0, 0.0)),
         ]:
             answer.take(0, event)
+            if is_joined and isinstance(event, Token):
+                continue
             events += [json.loads(piece) for piece in answer.pieces()]
         assert answer.pieces() == []
         assert answer.whole()["output"] == events[-1]["response"]["output"]
+        assert [event["response"]["status"] for event in events[:2]] == ["in_progress", "in_progress"]
         return events
 
     *_, last = events_of([])
@@ -454,9 +457,12 @@ def test_the_items_are_the_same_however_a_text_comes() -> None:
     assert (item["type"], item["status"], status) == ("reasoning", "incomplete", "incomplete")
     *_, last = events_of(["<think>", "Hm", "</think>", "Yes", "."])
     assert [item["status"] for item in last["response"]["output"]] == ["completed", "completed"]
+    *_, last = events_of(["<think>", "Hm", "</think>", "Yes"], "length", is_joined=True)
+    assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
     call = '<tool_call>{"name": "look_for", "arguments": {"far": true}}</tool_call>'
-    for text in (f"<think>Hm</think>I look.{call}{call}Done.", f"{call}Done."):
-        *events, last = events_of([*text])
+    whole = f"<think>Hm</think>I look.{call}{call}Done."
+    for texts in ([*whole], [*f"{call}Done."], [call[:50], f"{call[50:]}Done."], [whole[:-20], whole[-20:]]):
+        *events, last = events_of(texts)
         items = last["response"]["output"]
         assert [item["type"] for item in items[-2:]] == ["function_call", "message"]
         assert items[-1]["content"][0]["text"] == "Done."
