@@ -56,6 +56,11 @@ class ReasoningSplitter:
         """Whether the text so far ends within the reasoning."""
         return self._state == "reasoning"
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether all further text is the answer, and none is held back."""
+        return self._state == "answer"
+
     def push(self, text: str) -> list[AnswerPiece]:
         """Take new text; return the pieces that are certain."""
         self._held += text
