@@ -79,7 +79,7 @@ def device(opened_device: Device) -> Iterator[Device]:
     """
     opened_device.activate()
     opened_device.synchronize()
-    opened_device.trace = None
+    opened_device.noted = None
     with opened_device.stream:
         yield opened_device
     opened_device.synchronize()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from launched import launched_by
 
 from llmcli.errors import DeviceError, InsufficientMemoryError, KernelCompileError
 from llmcli.kernels import device as device_module
@@ -222,12 +223,12 @@ def test_arguments_arrive(probes: Device) -> None:
     import cupy
 
     out = cupy.zeros(5, np.float64)
-    probes.trace = []
+    probes.noted = []
     arguments = (out, None, np.int32(-3), np.float32(0.5), np.uint64(2**40), np.float64(0.1))
     probes.launch("probes", "store<double>", grid=(1,), block=1, arguments=arguments)
     probes.synchronize()
     assert out.get().tolist() == [-3, 0.5, 2.0**40, 0.1, 1]
-    assert probes.trace == [("probes", "store<double>")]
+    assert launched_by(probes) == [("probes", "store<double>")]
 
 
 @pytest.mark.cuda

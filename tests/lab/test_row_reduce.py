@@ -1,6 +1,7 @@
 """row_reduce against float64: three forms, four operations, ties, NaN, infinities, rows with tails of any length."""
 
 import pytest
+from launched import launched_by
 from right import assert_right
 
 from llmcli.kernels.device import Device
@@ -15,10 +16,10 @@ LONG = [(8192, 0), (32001, 15), (50257, 0), (128256, 0)]
 
 def check(device: Device, problem: Problem, split: bool = False) -> None:
     """The problem is right, and is solved in this form."""
-    device.trace = []
+    device.noted = []
     assert_right(device, problem)
-    assert len(device.trace) == 2
-    assert all(name.startswith("row_reduce_split<") == split for _, name in device.trace)
+    assert len(launched_by(device)) == 2
+    assert all(name.startswith("row_reduce_split<") == split for _, name in launched_by(device))
 
 
 @pytest.mark.cuda

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conformance import start
+from launched import launched_by
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
@@ -78,15 +79,15 @@ def test_kernels_of_a_step_are_those_of_a_dry_run(device: Device, model: Path, n
     runner = load(open_model(model), max_seq_len=64, num_rows=num_rows, device=device, uses_graphs=False)
     rows = [start(runner, [1, 2, 3]) for _ in range(num_rows)]
     runner.queue([Span(row) for row in rows]).choices()
-    device.trace = []
+    device.noted = []
     runner.queue([Span(row) for row in rows])
     expected = [
         (one.launch.stem, one.launch.name)
         for one in DryModel(plan, device.facts).step(num_rows, 3)
         for _ in range(one.count)
     ]
-    assert sorted(device.trace) == sorted(expected)
-    device.trace = None
+    assert sorted(launched_by(device)) == sorted(expected)
+    device.noted = None
 
 
 def test_bench_of_a_runner(device: Device, model: Path) -> None:

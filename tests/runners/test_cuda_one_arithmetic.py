@@ -13,6 +13,7 @@ import pytest
 import torch
 from emulated import EmulatedDevice, HostArray, can_emulate
 from foreign_models import write_fp8
+from launched import launched_by
 from quantized import export
 from side_by_side import check_one_arithmetic
 from tiny_models import write_tiny_llama
@@ -59,12 +60,12 @@ def test_a_row_has_the_same_bits_among_any_others(
 ) -> None:
     folder, dtype = write_model(tmp_path, form, sizes), "float16" if form == "float16" else "auto"
     runner = load_on_card(folder, dtype=dtype, num_rows=258, max_seq_len=160, uses_graphs=False)
-    card.trace = []
+    card.noted = []
     try:
         check_one_arithmetic(runner, (1, 2, 8, 9, 64, 65, 256))
-        launched = {stem for stem, _ in card.trace}
+        launched = {stem for stem, _ in launched_by(card)}
     finally:
-        card.trace = None
+        card.noted = None
     wide = {"gemm_narrow", "gemm_wide"}
     assert launched & wide == (wide if card.can_wgmma else set())
     assert {"gemv", "stage_wide", "attention_decode", "attention_rows"} <= launched

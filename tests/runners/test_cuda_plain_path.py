@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+from launched import launched_by
 from row_steps import run_prompt, single_steps
 
 from llmcli.checkpoint.model import open_model
@@ -92,9 +93,9 @@ def test_the_fast_path_tells_what_the_plain_one_does(
             monkeypatch.setattr(card, "_can_overlap", False)
         model = open_model(FOLDER)
         runner = load(model, device=card, dtype=dtype, max_seq_len=CONTEXT, uses_graphs=way is fast)
-        card.trace = []
+        card.noted = []
         told.append(tell(runner, way, params, NUM_TOKENS))
-        launched.append([stem for stem, _ in card.trace])
+        launched.append([stem for stem, _ in launched_by(card)])
     assert told[0] == told[1]
     stories = told[0]
     assert sum(len(story) for story, _ in stories) == NUM_TOKENS

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conformance import RunnerConformance
 from families import VARIANTS
+from launched import launched_by
 from prompt_cuts import CHUNK, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from rounded_torch import load_rounded
@@ -169,20 +170,20 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
     formats.append((export(source, tmp_path / "skips", skips), {"dtype": "float32"}))
     launched = set()
     for folder, options in formats:
-        card.trace = []
+        card.noted = []
         try:
             runner = load_on_card(folder, uses_graphs=False, **options)
             runner.close(start(runner, PROMPT[:200]))
             row = start(runner, PROMPT[200:212])
-            prefilled = {stem for stem, _ in card.trace}
-            card.trace.clear()
+            prefilled = {stem for stem, _ in launched_by(card)}
+            card.noted.clear()
             go_on(runner, row, 3)
-            decoded = {stem for stem, _ in card.trace}
-            card.trace.clear()
+            decoded = {stem for stem, _ in launched_by(card)}
+            card.noted.clear()
             runner.queue([Span(row, tuple(PROMPT[:5]), "none")])
-            spanned = {stem for stem, _ in card.trace}
+            spanned = {stem for stem, _ in launched_by(card)}
         finally:
-            card.trace = None
+            card.noted = None
         assert {"attention_prefill", "append_tokens", "embedding"} <= prefilled, (folder, options)
         is_float, has_codes = options.get("dtype") == "float32", folder != source
         products = {"gemv", "gemv_float"} if is_float and has_codes else {"gemv_float" if is_float else "gemv"}
@@ -193,10 +194,10 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
         launched |= prefilled | decoded | spanned
     runner = load_on_card(tmp_path / "int8-groups-of-128", uses_graphs=False, num_rows=40)
     rows = [start(runner, PROMPT[row : row + 5]) for row in range(40)]
-    card.trace = []
+    card.noted = []
     runner.queue([Span(row) for row in rows]).choices()
-    launched |= {stem for stem, _ in card.trace}
-    card.trace = None
+    launched |= {stem for stem, _ in launched_by(card)}
+    card.noted = None
     of_other_cards = {"gemm_mma"} if card.can_wgmma else {"gemm_narrow", "gemm_wide"}
     assert launched == KERNELS.keys() - NOT_IN_RUNS - of_other_cards
 
