@@ -43,12 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 16,
         "rope_scaling": LLAMA3,
     },
-    "seed_oss": {
-        "model_type": "seed_oss",
-        "architectures": ["SeedOssForCausalLM"],
-        "head_dim": 24,
-        "attention_out_bias": False,
-    },
+    "seed_oss": {"model_type": "seed_oss", "architectures": ["SeedOssForCausalLM"], "head_dim": 24},
     "internlm3": {
         "model_type": "internlm3",
         "architectures": ["InternLM3ForCausalLM"],
