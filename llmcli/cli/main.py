@@ -59,7 +59,12 @@ COMMANDS = (
     CommandEntry("serve", "serve", "serve", "Serve a model to other programs over OpenAI's protocol."),
     CommandEntry("replay", "replay", "replay", "Generate the text of a receipt again and show what differs."),
     CommandEntry("quantize", "quantize", "quantize", "Quantize a model to int8 or int4; transformers can load it too."),
-    CommandEntry("convert", "quantize", "convert", "Write an AWQ, GPTQ or w8a8 model as compressed-tensors."),
+    CommandEntry(
+        "convert",
+        "quantize",
+        "convert",
+        "Write a GGUF file, or an AWQ, GPTQ or w8a8 model, as a folder of compressed-tensors.",
+    ),
     CommandEntry("eval", "evaluate", "evaluate", "Measure a model's perplexity on a text, or compare two models."),
     CommandEntry("diff", "evaluate", "diff", "Show where model B differs from model A's text, token by token."),
     CommandEntry("plan", "plan", "plan", "Predict memory and speed of a model without reading its weights."),

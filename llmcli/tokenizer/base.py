@@ -26,7 +26,7 @@ TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", 
 # Source: transformers 5.23, `LlamaTokenizer.__init__`.
 LLAMA_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # Types that this program runs, for which transformers' AutoTokenizer uses another class nevertheless.
-OTHER_CLASS_TYPES = ("mistral", "qwen2")
+OTHER_CLASS_TYPES = ("internlm3", "ministral", "mistral", "qwen2")
 MAX_TOKEN_ID = 2**22  # four times the largest vocabulary known; loops over all ids must end
 
 

@@ -30,7 +30,9 @@ def test_commands_say_what_the_exact_weights_say(llmcli: Llmcli, wide: Path, tmp
     text.write_text("Once upon a time there was a model that others had packed.")
     measured = llmcli("eval", foreign, "--against", same, "--file", text)
     assert measured.exit_code == 0
-    assert re.search(r"mean KL divergence 0(\.0000\S*)? nats per token, top-1 agreement 100\.00%", measured.stdout)
+    assert re.search(
+        r"mean KL divergence 0(\.0000\S*)?( \(.*?\))? nats per token, top-1 agreement 100\.00%", measured.stdout
+    )
     compared = llmcli("diff", foreign, same, "Once upon a time", "--max-new-tokens", 12)
     assert compared.exit_code == 0
     assert "writes the same text, all 12 tokens" in compared.stdout + compared.stderr

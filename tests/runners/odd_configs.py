@@ -87,7 +87,7 @@ def _draw_values(rng: Random) -> dict[str, Any]:
         ],
         "rope_theta": [MISSING, 10000.0, 10000, 500.0, 1e6, 0.5, 1.0],
         "partial_rotary_factor": [MISSING] * 100 + [None, 1.0, 1, 0.5],
-        "original_max_position_embeddings": [MISSING] * 20 + [None] + [8, 16, 24] * 2,
+        "original_max_position_embeddings": [MISSING] * 40 + [None] + [8, 16, 24] * 4,
         "is_causal": [MISSING] * 100 + [True, False, None],
         "per_layer_config": [MISSING] * 100 + [None, {"0": {"head_dim": 4}}],
         "sliding_window": [MISSING, None, 1, 3, 8, 16, 64],

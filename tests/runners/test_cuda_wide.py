@@ -52,10 +52,10 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
         note(module, "add_parts")
     append = attention.append_tokens
 
-    def append_tokens(device: Any, lanes: LaneInputs, parts: Any = None) -> None:
+    def append_tokens(device: Any, lanes: LaneInputs, parts: Any = None, **queries: bool) -> None:
         if isinstance(device, SimulatedDevice) and parts is not None:
             noted.append("append parts")
-        append(device, lanes, parts=parts)
+        append(device, lanes, parts=parts, **queries)
 
     monkeypatch.setattr(attention, "append_tokens", append_tokens)
     for stem in ("gather_columns", "gather_image"):
