@@ -85,7 +85,7 @@ def _draw_values(rng: Random) -> dict[str, Any]:
             None,
             [transformers.AutoModelForCausalLM._model_mapping[_config_class(family)].__name__],
         ],
-        "rope_theta": [MISSING, 10000.0, 10000, 500.0, 1e6, 0.5, 1.0],
+        "rope_theta": [MISSING, 10000.0, 10000, 500.0, 1e6, 0.5] * 2 + [1.0],
         "partial_rotary_factor": [MISSING] * 100 + [None, 1.0, 1, 0.5],
         "original_max_position_embeddings": [MISSING] * 40 + [None] + [8, 16, 24] * 4,
         "is_causal": [MISSING] * 100 + [True, False, None],
