@@ -157,6 +157,7 @@ _IRREGULAR = {
     "goose": "geese",
     "wolf": "wolves",
     "child": "children",
+    "grandchild": "grandchildren",
     "calf": "calves",
     "sheep": "sheep",
     "deer": "deer",

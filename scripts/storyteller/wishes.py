@@ -20,7 +20,7 @@ _JOINED_SHARE = 0.55
 # Of the wishes about a child, about somebody else with a name, and about `my son`: they begin with who that is.
 _CHILD_SELF_SHARE, _SELF_SHARE, _OURS_SHARE = 0.35, 0.1, 0.3
 # Of the wishes in one sentence: nothing stands around those whom they are about.
-_BARE_SHARE = 0.1
+_BARE_SHARE = 0.14
 # Of the children whom a wish is about: it is they who ask.
 _ME_SHARE = 0.12
 # Of the wishes for two: somebody who helps in the story is asked for, too.
