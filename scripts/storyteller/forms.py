@@ -97,23 +97,23 @@ def phrase_form(random: Random, asked: Asked, values: Values) -> str:
     if rand() < 0.15:
         random.shuffle(entries)
     roll = rand()
-    is_keyed = roll < 0.3
+    is_keyed = roll < 0.27
     texts = _with_keys(random, entries) if is_keyed else [text for _, text in entries]
     if not is_keyed and rand() < 0.1:
         texts.append(random.choice(random.choice(_EXTRA_LISTS)[1]))
     if not is_keyed and rand() < 0.2:
         texts = list(map(capitalise, texts))
     between = "\n"
-    if roll >= 0.75:
+    if roll >= 0.79:
         between = random.choice(_BETWEEN)
         quote = random.choice(("",) * 12 + ('"', "'", "#", "*"))
         texts = [f"{quote}{text}{'' if quote == '#' else quote}" for text in texts] if quote else texts
     elif is_keyed:
         between = "\n" if rand() < 0.65 else random.choice((", ", "; ", ". ", "  ", " - ", "\n\n"))
-    elif roll < 0.6:
+    elif roll < 0.65:
         number, bullet = random.choice(_NUMBERS), random.choice(_BULLETS)
         first = "a" if rand() < 0.1 else "1"
-        is_numbered = rand() < 0.5
+        is_numbered = rand() < 0.55
         marks = [number.format(chr(ord(first) + at)) if is_numbered else bullet for at in range(len(texts))]
         texts = [mark + text for mark, text in zip(marks, texts, strict=True)]
         between = "\n" if rand() < 0.85 else " "

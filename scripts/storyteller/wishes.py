@@ -14,7 +14,7 @@ from .relations import join_heroes
 from .story import Story
 
 # Of the wishes: lists and keywords.
-_FORM_SHARE = 0.2
+_FORM_SHARE = 0.25
 # Of the wishes for two: those that join them by more than a word such as `and`.
 _JOINED_SHARE = 0.55
 # Of the wishes about a child, about somebody else with a name, and about `my son`: they begin with who that is.

@@ -194,6 +194,14 @@ def test_grammar_helpers():
     ]
 
 
+def test_no_plot_says_another_kind_of_its_hero(stories):
+    random = Random(18)
+    for story in stories[::3]:
+        for slot, key in (("kin", "kind"), ("friendkin", "friendkind")):
+            said = story.values.fill(POOLS.parse(f"{{{slot}}}"), random.random)
+            assert said.endswith(story.values[key]), (story.shape, said)
+
+
 # Loosened wording stays English.
 
 
