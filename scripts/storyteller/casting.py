@@ -36,7 +36,7 @@ from .things import ORDINARY, choose_thing, is_compound
 # Of names and things that a request names.
 RARE_SHARE = 0.4
 # Of kinds and looks that a request names.
-RARE_KIND_SHARE = 0.25
+RARE_KIND_SHARE = 0.35
 _COMMON_FRIEND_LOOKS = 0.25
 # The kind stands with one of its looks at one of four places of such a story.
 _FOND_SHARE = 0.6

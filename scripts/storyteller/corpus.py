@@ -43,12 +43,12 @@ def _with_story(make: Callable[[Random, str], tuple[Document, Story]]) -> Callab
 
 # How a document is made, and its share of all.
 _MAKERS: tuple[tuple[Callable[[Random, str], Made], float], ...] = (
-    (_conversation, 0.62),
-    (_raw_story, 0.13),
-    (_with_story(middle_beginning), 0.08),
-    (_with_story(strange_beginning), 0.08),
-    (_with_story(page), 0.03),
-    (_small_talk, 0.03),
+    (_conversation, 0.68),
+    (_raw_story, 0.1),
+    (_with_story(middle_beginning), 0.07),
+    (_with_story(strange_beginning), 0.07),
+    (_with_story(page), 0.025),
+    (_small_talk, 0.025),
     (_with_story(name_beginning), 0.03),
 )
 _UP_TO = list(accumulate(share for _, share in _MAKERS))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from .grammar import words_of
-from .names import invent_word, odd_word
+from .names import blend, invent_word, misspell, odd_word
 from .phrases import read_text
 from .things import ORDINARY
 
@@ -70,6 +70,7 @@ _BODIES = {
 MORE_KINDS = tuple((kind, _BODIES[body]) for body, kinds in _groups("kinds.txt").items() for kind in kinds)
 _BODY_OF = dict((*MORE_KINDS, *KINDS))
 COMMON_KINDS = frozenset(_BODY_OF)
+_ONE_WORD_KINDS = tuple(kind for kind in _BODY_OF if kind.isalpha() and len(kind) > 3)
 _MORE_SHARE = 0.3
 # What somebody is to the one who asks: a son is a boy.
 ROLES = _groups("roles.txt")
@@ -156,6 +157,7 @@ _IRREGULAR = {
     "goose": "geese",
     "wolf": "wolves",
     "child": "children",
+    "grandchild": "grandchildren",
     "calf": "calves",
     "sheep": "sheep",
     "deer": "deer",
@@ -189,15 +191,29 @@ def plural_of(noun: str) -> str:
     return noun + "s"
 
 
+def _blended_kind(random: Random) -> str:
+    """A word as kinds are, and none of them: `wallanda`. It must be copied piece by piece."""
+    while True:
+        word = blend(random, _ONE_WORD_KINDS)
+        if 4 <= len(word) <= 13 and word not in COMMON_KINDS:
+            return word
+
+
 def _rare_kind(random: Random) -> str:
-    """Something that nobody has heard of, or that is seldom a hero: a spoon, a zibbet, a moss dragon."""
+    """Something that nobody has heard of, or that is seldom a hero: a spoon, a zibbet, a moss dragon, a hegdehog."""
     roll = random.random()
-    if roll < 0.3:
+    if roll < 0.2:
         return random.choice(ORDINARY)
-    if roll < 0.65:
+    if roll < 0.4:
         return odd_word(random)
-    if roll < 0.8:
+    if roll < 0.5:
         return f"{odd_word(random)} {random.choice(KINDS)[0].split()[-1]}"
+    if roll < 0.8:
+        return _blended_kind(random)
+    if roll < 0.86:
+        return f"{_blended_kind(random)} {random.choice(_ONE_WORD_KINDS)}"
+    if roll < 0.91:
+        return misspell(random, random.choice(_ONE_WORD_KINDS))
     return invent_word(random)
 
 
@@ -217,6 +233,13 @@ def choose_role(random: Random) -> tuple[str, str, Body]:
     return random.choice(ROLES[kind]), kind, _BODY_OF.get(kind, FOLK)
 
 
+def _rare_look(random: Random) -> str:
+    roll = random.random()
+    if roll < 0.6:
+        return random.choice(_LOOKS["asked"])
+    return odd_word(random) if roll < 0.88 else misspell(random, random.choice(TRAITS))
+
+
 def choose_looks(random: Random, kind: str, count: int, rare_share: float, is_asked: bool = True) -> tuple[str, ...]:
     """Choose adjectives for a kind, as one says them in a row: character, size, colour. No word comes up twice."""
     order = [*random.sample(("mind", "size", "colour"), count)] if is_asked else ["mind", "size", "colour"][:count]
@@ -226,7 +249,7 @@ def choose_looks(random: Random, kind: str, count: int, rare_share: float, is_as
     for group in order:
         while True:
             if random.random() < rare_share:
-                look = random.choice(_LOOKS["asked"]) if random.random() < 0.7 else odd_word(random)
+                look = _rare_look(random)
             else:
                 look = random.choice(TRAITS if group == "mind" else _LOOKS[group])
             if not {*look.split()} & {word for other in (*looks, kind) for word in other.split()}:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from .casting import NOTHING, RARE_SHARE, Asked
-from .grammar import Values
+from .grammar import Values, fix_articles
 from .phrases import POOLS, read_text
 from .plots import Plot, parse_question
 from .story import Story, tell, tell_ending
@@ -22,7 +22,7 @@ SYSTEM_PROMPTS = (
     "Tell stories and answer questions about them.",
 )
 # Of the requests: wishes as people write them, and not in the sentences that were made for the plots.
-WISH_SHARE = 0.65
+WISH_SHARE = 0.7
 # Sentences that are tried for one that names all that is rare, before one is added.
 _TRIES = 4
 _WORD = re.compile(r"[\w'-]+")
@@ -66,6 +66,7 @@ _T = {
         "story_request",
         "open_request",
         "lead_in",
+        "lead_in_two",
         "ending_request",
         "ending_lead",
         "sequel_request",
@@ -116,7 +117,8 @@ def story_turn(
         user = phrase_request(random, story)
     text = story.text
     if random.random() < 0.12:
-        text = story.values.fill(_T["lead_in"], random.random) + "\n\n" + text
+        lead = "lead_in_two" if story.asked.mate and random.random() < 0.7 else "lead_in"
+        text = fix_articles(story.values.fill(_T[lead], random.random)) + "\n\n" + text
     return Turn("story", user, text, story=story)
 
 

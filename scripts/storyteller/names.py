@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 
@@ -61,19 +62,31 @@ def odd_word(random: Random) -> str:
     return random.choice(everyday_words())[:4] + word
 
 
+def blend(random: Random, words: Sequence[str]) -> str:
+    """A word that begins as one of these does and ends as another, in lower case."""
+    first, second = random.choice(words).lower(), random.choice(words).lower()
+    head = first[: random.randint(2, max(2, len(first) - 1))]
+    return head + (second[random.randrange(len(second)) :] if random.random() < 0.8 else "")
+
+
 def blend_name(random: Random) -> str:
-    """A name that begins as one name does and ends as another: `Marcia` of Marcus and Alicia, in lower case.
+    """A blended name, in lower case: `Marcia` of Marcus and Alicia.
 
     A model that only knows the list completes such a name to a listed one; it must copy it to the end.
     """
     names = (*GIRLS, *BOYS, *PET_NAMES)
     while True:
-        first, second = random.choice(names).lower(), random.choice(names).lower()
-        head = first[: random.randint(2, max(2, len(first) - 1))]
-        tail = second[random.randrange(len(second)) :] if random.random() < 0.8 else ""
-        word = head + tail
+        word = blend(random, names)
         if 3 <= len(word) <= 11 and word.isalpha() and capitalise(word) not in names and word not in _FUNCTION_WORDS:
             return word
+
+
+def misspell(random: Random, word: str) -> str:
+    """A word with a letter left out, doubled, or two of them swapped."""
+    at = random.randrange(1, max(2, len(word) - 1))
+    return random.choice((
+        word[:at] + word[at + 1 :], word[: at + 1] + word[at:], word[:at] + word[at : at + 2][::-1] + word[at + 2 :],
+    ))  # fmt: skip
 
 
 def invent_word(random: Random) -> str:

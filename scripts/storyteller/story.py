@@ -71,6 +71,8 @@ _LONELY_THREADS = ("two_chairs",)
 _SHARED_THREADS = tuple(thread for thread in THREADS if thread.name not in _LONELY_THREADS)
 # So often a friend must be named for a request to ask for both.
 _LEAST_MENTIONS = 3
+# Paragraphs in which the friend comes up, with what it is.
+_EARLY = 2
 
 
 def _render(random: Random, plot: Plot, thread: Thread | None, values: Values, has_mate: bool, is_placed: bool) -> str:
@@ -110,18 +112,18 @@ def tell_ending(random: Random, story: Story) -> str:
 
 
 def _has_both(text: str, values: Values) -> bool:
-    """Tell whether the friend is named often enough, and by kind, so that a request may ask for both."""
+    """Tell whether the friend is named often enough, and early with the kind, so that a request may ask for both."""
     is_often = len(re.findall(rf"\b{re.escape(values['friend'])}\b", text)) >= _LEAST_MENTIONS
-    return is_often and values["friendkind"] in text
+    begins = "\n\n".join(text.split("\n\n", _EARLY)[:_EARLY])
+    return is_often and values["friend"] in begins and values["friendkind"] in begins
 
 
 def tell(random: Random, split: str = "train", plot: Plot | None = None, asked: Asked = NOTHING) -> Story:
     """Tell a story of the given split, of a random shape unless a plot is given, with all that will be asked for."""
-    given = plot
+    given, plots = plot, PLOTS
+    if asked.mate:
+        plots = _ALONE if asked.is_hers or random.random() < ALONG_SHARE else _SOCIABLE
     while True:
-        plots = PLOTS
-        if asked.mate:
-            plots = _ALONE if asked.is_hers or random.random() < ALONG_SHARE else _SOCIABLE
         plot = given or random.choice(plots)
         has_mate = asked.mate and plot in _ALONE
         thread = random.choice(_SHARED_THREADS if has_mate else THREADS) if random.random() < THREAD_SHARE else None

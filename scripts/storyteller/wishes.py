@@ -7,15 +7,20 @@ from random import Random
 
 from .casting import Asked, in_a_row
 from .creatures import plural_of
+from .forms import phrase_form
 from .grammar import Values, capitalise, fix_articles, with_article, words_of
 from .phrases import POOLS, read_text
+from .relations import join_heroes
 from .story import Story
 
-_LABELS = {
-    "mate": ("Friend: ", "Second character: ", "And: ", "With: ", "- ", "- ", "* ", ""),
-    "thing": ("Thing: ", "With: ", "Object: ", "- ", "- ", "* ", ""),
-    "place": ("Place: ", "Where: ", "Setting: ", "- ", "- ", "* ", ""),
-}
+# Of the wishes: lists and keywords.
+_FORM_SHARE = 0.25
+# Of the wishes for two: those that join them by more than a word such as `and`.
+_JOINED_SHARE = 0.55
+# Of the wishes about a child, about somebody else with a name, and about `my son`: they begin with who that is.
+_CHILD_SELF_SHARE, _SELF_SHARE, _OURS_SHARE = 0.35, 0.1, 0.3
+# Of the wishes in one sentence: nothing stands around those whom they are about.
+_BARE_SHARE = 0.14
 # Of the children whom a wish is about: it is they who ask.
 _ME_SHARE = 0.12
 # Of the wishes for two: somebody who helps in the story is asked for, too.
@@ -46,11 +51,11 @@ def choose_asked(random: Random, rare_share: float) -> Asked:
     has_role = roll < 0.16
     has_name = has_role or rand() < 0.55
     has_kind = not has_role and (not has_name or rand() < 0.75)
-    has_mate = rand() < 0.45
+    has_mate = rand() < 0.55
     is_pair = has_mate and rand() < 0.12
     is_hers = has_mate and not is_pair and rand() < 0.2
     return Asked(
-        name=has_name, kind=has_kind, looks=has_kind and rand() < 0.6, role=has_role, thing=rand() < 0.35,
+        name=has_name, kind=has_kind, looks=has_kind and rand() < 0.6, role=has_role, thing=rand() < 0.4,
         place=rand() < 0.25, mate=has_mate, mate_name=has_mate and (has_name if is_pair else rand() < 0.4),
         is_hers=is_hers, is_pair=is_pair, rare_share=rare_share,
     )  # fmt: skip
@@ -70,6 +75,8 @@ def mistype(random: Random, text: str) -> str:
         text = text[:1].lower() + text[1:]
     elif roll < 0.23:
         text = text.upper()
+    elif roll < 0.25:
+        text = " ".join(map(capitalise, text.split(" ")))
     if rand() < 0.15 and text[-1] in ".!":
         text = text[:-1]
     elif rand() < 0.03:
@@ -131,7 +138,9 @@ def _jumble(random: Random, fewest: int) -> str:
 
 
 def _frame(random: Random, values: Values) -> str:
-    """A sentence around those whom a wish is about; now and then it says nothing at all."""
+    """A sentence around those whom a wish is about; now and then it says nothing, or there is none."""
+    if random.random() < _BARE_SHARE:
+        return values["subj"] + random.choice(("", "", "", ".", "!", "?"))
     if random.random() >= _JUMBLED_SHARE:
         return values.fill(_pool("wish"), random.random)
     before, after = _jumble(random, 1), _jumble(random, 0)
@@ -157,7 +166,14 @@ def _sentences(random: Random, asked: Asked, values: Values) -> list[str]:
         if rand() < 0.3:
             random.shuffle(parts)
         return [fill("wish_intro"), *parts]
-    values["subj"] = fill("pair") if has_mate else values["h"]
+    roll = rand() if has_mate else 1.0
+    if roll < _JOINED_SHARE / 3 and not asked.place:
+        joined = join_heroes(random, values, "wish_relation")
+        return [joined, *(fill(f"wish_{part}") for part in rest)]
+    if roll < _JOINED_SHARE:
+        values["subj"] = join_heroes(random, values, "pair_verb" if rand() < 0.6 else "pair_joined")
+    else:
+        values["subj"] = fill("pair") if has_mate else values["h"]
     later = []
     for part in rest:
         if rand() < 0.7:
@@ -169,16 +185,19 @@ def _sentences(random: Random, asked: Asked, values: Values) -> list[str]:
     return [_frame(random, values), *later]
 
 
-def _list(random: Random, asked: Asked, values: Values) -> str:
-    """A wish as a list, one line for each part."""
-    lines = [values.fill(_pool("wish_list"), random.random)]
-    if values["m"]:
-        lines.append(random.choice(_LABELS["mate"]) + values["m"])
-    texts = {"thing": "{a_asked}", "place": "{place}"}
-    for part, text in texts.items():
-        if getattr(asked, part):
-            lines.append(random.choice(_LABELS[part]) + values.fill(POOLS.parse(text), random.random))
-    return "\n".join(lines).replace("¶", "\n")
+def _introduced(random: Random, asked: Asked, values: Values, is_me: bool) -> list[str]:
+    """A wish that begins with who somebody is: the one who asks, or `my son` of whoever asks."""
+    suffix = "mate" if values["m"] else "alone"
+    if is_me:
+        pools = ["me_intro", f"me_{suffix}"]
+    elif values["m"] and random.random() < 0.5:
+        pools = ["ours_both"]
+    else:
+        pools = ["ours", f"ours_{suffix}"]
+    parts = [join_heroes(random, values, pool, may_turn=False) for pool in pools]
+    rest = [part for part in ("thing", "place") if getattr(asked, part)]
+    teller = "me" if is_me else "wish"
+    return [*parts, *(values.fill(_pool(f"{teller}_{part}"), random.random) for part in rest)]
 
 
 def add_what_is_rare(random: Random, story: Story, wish: str) -> str:
@@ -200,16 +219,24 @@ def phrase_wish(random: Random, story: Story) -> str:
     if values["pronoun"] == "they":
         values["he"] = "the hero"
     values["chosen"] = values["looks"]
+    is_child = values["kind"] in ("boy", "girl")
+    can_be_me = asked.name and not asked.is_pair and (is_child or asked.kind)
+    is_me = can_be_me and rand() < (_CHILD_SELF_SHARE if is_child else _SELF_SHARE)
+    is_ours = asked.role and not asked.is_pair and not is_me and rand() < _OURS_SHARE
     values["h"] = _hero(random, asked, values)
+    if is_me:
+        values.update(he="I", him="me", his="my")
     values["m"] = _mate(random, asked, values, story.text) if asked.mate and not asked.is_pair else ""
-    if rand() < 0.07:
-        wish = _list(random, asked, values)
+    if not is_me and rand() < _FORM_SHARE:
+        wish = phrase_form(random, asked, values)
     else:
-        parts = [part for part in map(str.strip, _sentences(random, asked, values)) if part]
+        is_introduced = is_me or is_ours
+        sentences = _introduced(random, asked, values, is_me) if is_introduced else _sentences(random, asked, values)
+        parts = [part for part in map(str.strip, sentences) if part]
         parts = [capitalise(part) for part in parts] if rand() < 0.9 else parts
         if rand() < 0.15:
             parts.insert(0, values.fill(_pool("wish_before"), rand))
-        if rand() < 0.2:
+        if not is_me and rand() < 0.2:
             parts.append(capitalise(values.fill(_pool("wish_after"), rand)))
         wish = random.choices((" ", "\n", "\n\n"), (0.88, 0.09, 0.03))[0].join(parts)
     return mistype(random, add_what_is_rare(random, story, fix_articles(wish)))

@@ -59,8 +59,9 @@ def test_what_is_typed_comes_in_other_pieces_now_and_then(tokenizer):
 
 
 def test_rows_hold_whole_documents(tokenizer):
-    rows, num_documents = make_rows(tokenizer, 3, 0, "train", 60_000)
-    again, _ = make_rows(tokenizer, 3, 0, "train", 60_000)
+    # More than a hundred rows, of which only the last has room.
+    rows, num_documents = make_rows(tokenizer, 3, 0, "train", 150_000)
+    again, _ = make_rows(tokenizer, 3, 0, "train", 150_000)
     assert np.array_equal(rows, again)
     assert rows.shape[1] == ROW_TOKENS
     assert rows.dtype == np.uint16
