@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_in_image(unsigned char* image, int token, 
     }
 }
 
-// Every other round goes backwards, so that all blocks get about as many tokens.
+// Every other round goes backwards. So all blocks get nearly the same number of tokens.
 __device__ __forceinline__ int tile_index(int round) {
     return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
 }

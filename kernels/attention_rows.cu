@@ -12,8 +12,8 @@
 // Numerics: those of attention_decode, bit by bit, with the same max_splits: the same splits, the same tiles for each
 //           of four warps, the same sums in the same order (common/attend.cuh, common/splits.cuh)
 // Choice:   A block of attention_decode lives for one split, and waits for three round trips before its first keys
-//           arrive. Here as many blocks as the card holds share all splits evenly (common/rows_block.cuh); each takes
-//           its own one after the other. One warp copies tiles into a ring of shared memory, ahead of four that attend,
+//           arrive. Here the blocks that fit the card share all splits evenly (common/rows_block.cuh); each takes its
+//           own one after the other. One warp copies tiles into a ring of shared memory, ahead of four that attend,
 //           also across the ends of rows. Two warps prepare the next rows' queries meanwhile, and say what there is to
 //           do. A split is merged when the next one is published, so no warp waits for another's tiles. Parts of a
 //           row's splits stay in shared memory; those of a row that blocks share go through memory. Code is time here:

@@ -158,7 +158,7 @@ def load(
 ) -> Model:
     """Load a model: a folder, a hub id or an alias; without a name the built-in storyteller.
 
-    The options are those of the commands: `drafts` is --draft. `rows` texts run side by side; by default as many as
+    The options are those of the commands: `drafts` is --draft. `rows` texts run side by side; by default all that
     fit, which takes a card's free memory. Unless `quiet`, stderr gets the lines of the commands; warnings come anyway.
     Raises: LLMCliError and its subclasses in `llmcli.errors`
     """
@@ -341,8 +341,9 @@ class Model:
                     yield index, Piece("", result=GeneratedText(text, ids, *rest, "failed", *end))
                 else:
                     message = task.message(event, request.sampler.seed)
-                    told = event.finish_reason, event.is_complete, event.timings, message
-                    yield index, Piece(event.tail, result=GeneratedText(event.text, event.token_ids, *rest, *told))
+                    end_of_text = event.finish_reason, event.is_complete, event.timings, message
+                    result = GeneratedText(event.text, event.token_ids, *rest, *end_of_text)
+                    yield index, Piece(event.tail, result=result)
 
     def _events(self, requests: Sequence[Request]) -> Iterator[tuple[int, Event]]:
         """Each event with the index of its request, to the end of all. Leaving early cancels what is left."""

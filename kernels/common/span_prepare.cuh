@@ -142,8 +142,8 @@ __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& 
 }
 
 // This block merges its share of a piece's columns and dimensions; all parts are visible. A warp takes 32 dimensions of
-// a column at a time, and copies as many of their parts at once as fit its share of the ring, which is free. Mostly
-// that is all of them, so it waits for one round trip.
+// a column at a time. The ring is free now, and the warp fills its share of it with their parts. Mostly all of them
+// fit, so it waits for one round trip.
 template <typename Memory>
 __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                             const SpanPiece& piece, const SpanMergers& mergers) {

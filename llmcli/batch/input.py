@@ -190,7 +190,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise UsageError(f"body.logit_bias is {error}") from None
 
 
-_MESSAGE_KEYS = (TEMPLATE_KWARGS, *TOOL_KEYS)  # beside messages
+_MESSAGE_KEYS = (TEMPLATE_KWARGS, *TOOL_KEYS)  # only with messages
 KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *_MESSAGE_KEYS, *CONSTRAINT_KEYS, *SPECS)
 NUM_SHOWN_PROBLEMS = 10
 

@@ -19,7 +19,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
-SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
@@ -87,7 +86,7 @@ def read_gguf(path: Path) -> GgufFile:
     metadata, tensors = _read_header(path)
     count = metadata.get("split.count", 1)
     if not isinstance(count, int) or not 0 <= count <= _MAX_SPLITS:
-        raise CheckpointError(f"{path}: split.count is {printable(count)}, expected a number of files")
+        raise CheckpointError(f"{path}: split.count is {printable(count)}, expected the number of files")
     paths = [path]
     if count > 1:
         paths = _split_paths(path, count)
@@ -98,7 +97,7 @@ def read_gguf(path: Path) -> GgufFile:
                     f"{other} is not file {number + 1} of the {count} of {path.name}; download it again"
                 )
             if both := tensors.keys() & its_tensors.keys():
-                raise CheckpointError(f"{other} has {printable(min(both))}, as another file of the model does")
+                raise CheckpointError(f"{other} repeats {printable(min(both))} of another file; download both again")
             tensors |= its_tensors
     expected = metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
@@ -121,7 +120,7 @@ def _split_paths(path: Path, count: int) -> list[Path]:
     missing = [one.name for one in paths if not one.is_file()]
     if missing:
         raise CheckpointError(
-            f"{path.parent} lacks {missing[0]} and {len(missing)} of {count} files in all; download them"
+            f"{path.parent} lacks {len(missing)} of the model's {count} files, {missing[0]} first; download them"
         )
     return paths
 
@@ -129,7 +128,7 @@ def _split_paths(path: Path, count: int) -> list[Path]:
 def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         if not path.is_file():
-            raise CheckpointError(f"{path} does not exist or is not a file")
+            raise CheckpointError(f"{path} does not exist, or is not a file; give the path of a GGUF file")
         with path.open("rb") as file:
             return _Header(path, file).read()
     except OSError as error:
@@ -220,7 +219,7 @@ class _Header:
             raise self._damaged(f"{data[:20]!r} is not UTF-8") from None
 
     def _count(self, least_bytes: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """Read a count of things. Raises: CheckpointError if `least_bytes` for each are more than are left"""
         count = self._number(8)
         if count * least_bytes > self._left:
             raise self._damaged(f"it counts {count} things where {self._left} bytes are left")

@@ -33,13 +33,18 @@ class HubId:
 def find_hub_id(name: str) -> HubId | None:
     """The hub id that `name` is, or None for a path: anything that exists here or does not look like an id.
 
-    An id has one slash, and no `.`, `/`, `~` or drive letter in front; so `models/llama`, if there is no such folder,
-    folder, looks like one.
+    An id has one slash, and no `.`, `/`, `~` or drive letter in front. So `models/llama` looks like one if there is no
+    such folder; `models/llama.gguf` never does.
     """
     match = _HUB_ID.fullmatch(name)
-    if match is None or os.path.exists(name):  # Path.exists() raises for a name that is too long
+    if match is None or is_gguf(name) or os.path.exists(name):  # Path.exists() raises for a name that is too long
         return None
     return HubId(match[1], match[2])
+
+
+def is_gguf(name: str) -> bool:
+    """Whether `name` is the path of a GGUF file, which may be missing; a folder of such a name is a folder."""
+    return name.endswith(".gguf") and not os.path.isdir(name)
 
 
 # Importing it fails with a traceback if an environment variable is odd, so these are checked first: numbers and

@@ -16,6 +16,7 @@ from pathlib import Path
 import typer
 from rich.filesize import decimal
 
+from llmcli.checkpoint.hub_library import is_gguf
 from llmcli.cli import lazy, shared
 from llmcli.cli.command import argument, option
 from llmcli.cli.completion import complete_device, complete_model
@@ -177,11 +178,11 @@ def convert(
     llmcli convert ORG/NAME-GPTQ my-int4 --dry-run
     """
     open_reader: Callable[[], lazy.reader.TensorReader]
-    source, destination, is_gguf = Path(files.source), files.destination, files.source.endswith(".gguf")
-    if dequantize and not is_gguf:
+    source, destination = Path(files.source), files.destination
+    if dequantize and not is_gguf(files.source):
         raise UsageError(f"--dequantize is for GGUF files, not for {source}")
     with ExitStack() as stack, foreign_errors_explained(f"reading {source}", CheckpointError):
-        if is_gguf:
+        if is_gguf(files.source):
             folder = _checked_destination(files)
             small_files = Path(stack.enter_context(temporary_folder("gguf")))
             plan = lazy.gguf_model.plan_gguf(source, small_files, files.shard_bytes(), has_codes=not dequantize)

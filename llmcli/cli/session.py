@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.hub_library import find_hub_id
+from llmcli.checkpoint.hub_library import find_hub_id, is_gguf
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
@@ -479,16 +479,13 @@ def model_folder(name: str | None) -> Path:
     return Path(name)
 
 
-def is_gguf(name: str) -> bool:
-    """Whether a model is named by a GGUF file."""
-    return name.endswith(".gguf") and Path(name).is_file()
-
-
 def folder_of_gguf(path: Path) -> Path:
     """The model folder that was made of a GGUF file, in the cache; it is made at the file's first use.
 
     Raises: CheckpointError and its subclasses; OutputError for a disk that is too small
     """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give the path of a GGUF file")
     state = path.stat()
     key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {lazy.gguf_model.FORM}"
     folder = private_folder(gguf_cache_folder()) / f"{path.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"

@@ -29,7 +29,7 @@ def mean_interval(values: npt.NDArray[np.float64]) -> Interval | None:
 
 
 def share_interval(hits: npt.NDArray[np.bool_]) -> Interval | None:
-    """The same for the share of true values: Wilson's interval, for as many tokens as would have this error alone.
+    """The same for the share of true values: Wilson's interval. Tokens next to each other count for fewer tokens.
 
     Shapes: hits [num_tokens]
     """

@@ -57,6 +57,13 @@ def test_a_dry_run_writes_nothing(llmcli: Llmcli, tmp_path: Path, path: Path) ->
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.parametrize("name", ["none.gguf", "models/none.gguf"])
+def test_a_missing_file_is_no_hub_id(llmcli: Llmcli, name: str) -> None:
+    result = llmcli("generate", "Once", "-m", name)
+    assert result.exit_code != 0
+    assert f"{name} does not exist; give the path of a GGUF file" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["generate", "info"])
 def test_a_truncated_file_is_refused(llmcli: Llmcli, path: Path, command: str) -> None:
     path.write_bytes(path.read_bytes()[:-100])

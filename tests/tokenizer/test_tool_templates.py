@@ -72,10 +72,10 @@ def test_every_form_reaches_a_prompt(form: str, tmp_path: Path) -> None:
     template = load_chat_template(folder, tokenizer)
     messages = read_messages("messages", conversation(json.dumps(ARGUMENTS), None))
     ids = encode_chat(tokenizer, template, messages, tools=TOOLS)
-    told = reference.apply_chat_template(
+    expected = reference.apply_chat_template(
         conversation(ARGUMENTS, ""), tools=TOOLS, add_generation_prompt=True, return_dict=False
     )
-    assert ids == told
+    assert ids == expected
     offer = Offer.of(Tools(tuple(TOOLS), ("get_weather", "get_time")), template)
     assert offer.form.name == form
     expected = {"mistral": {258}, "mistral-args": {258, 259}, "llama": {260}}.get(form, set())
@@ -112,8 +112,8 @@ def test_a_template_for_tools_alone(tmp_path: Path) -> None:
     tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     template = load_chat_template(folder, tokenizer)
     for tools in (None, TOOLS):
-        told = reference.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, return_dict=False)
-        assert encode_chat(tokenizer, template, ASK, tools=tools) == told
+        expected = reference.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, return_dict=False)
+        assert encode_chat(tokenizer, template, ASK, tools=tools) == expected
     assert Offer.of(Tools(tuple(TOOLS), ("get_time",)), template).form.name == "hermes"
     template.close()
 
@@ -126,8 +126,8 @@ def test_a_template_for_tools_in_a_file_of_its_own(tmp_path: Path) -> None:
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | tojson }} <tool_call>")
     template, reference = load_chat_template(folder, load_tokenizer(folder)), AutoTokenizer.from_pretrained(folder)
     for tools in (None, TOOLS):
-        told = reference.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, tokenize=False)
-        assert template.render(ASK, tools=tools) == told
+        expected = reference.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, tokenize=False)
+        assert template.render(ASK, tools=tools) == expected
     template.close()
 
 
